@@ -8,7 +8,7 @@ PARITY := .venv-parity
 LOAD := .venv-load
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 INSTALL_HALF = $(PIP) install --progress-bar off --no-compile --no-deps --require-hashes -r $(VENV)/packages
-CHECKED := gateway backends sluicegate bulk loadtests testing tools tests
+CHECKED := gateway backends wire sluicegate bulk loadtests testing tools tests
 TYPESCRIPT := tests/clients/typescript
 CLIENTS := $(patsubst tests/clients/%/program.py,%,$(wildcard tests/clients/*/program.py))
 PEERS := litserve bentoml triton infinity bettertransformer litellm
@@ -44,7 +44,7 @@ install-dev: $(VENV)/.installed-dev ## Install what `make test` needs into .venv
 # On a machine with GPUs that models can run on, `make run` has an environment of its own: the CPU and
 # the GPU build of ONNX Runtime cannot share one, and `make test` is for the CPU.
 ifneq ($(filter run,$(MAKECMDGOALS)),)
-RUN := $(shell $(PYTHON) -m backends.gpus 2>/dev/null && echo $(GPU) || echo $(VENV))
+RUN := $(shell $(PYTHON) -m wire.gpus 2>/dev/null && echo $(GPU) || echo $(VENV))
 endif
 run: $(RUN)/.installed ## Start everything on this machine, on its GPUs if it has some; options in ARGS="--port 9090 ..."
 	@exec $(RUN)/bin/sluicegate up $(ARGS)

@@ -24,9 +24,7 @@ from backends.device_defaults import batch_rows, batch_tokens, with_device_defau
 from backends.errors import StartProblem
 from backends.executors.device_info import DeviceInfo, read_device
 from backends.executors.opening import executor_opener
-from backends.gpus import GPU_PROVIDERS, PATIENCE
 from backends.listening import empty_queue
-from backends.otlp_variables import TracingProblem, drop_unusable
 from backends.qualification.graph_trials import TryGraph, graph_trials
 from backends.qualification.qualify import Qualify, qualify
 from backends.repository.catalogue import read_catalogue
@@ -40,6 +38,8 @@ from backends.supervision import StopSignals, heartbeat, wait_for_parent_end
 from backends.telemetry.nvml import GpuReader, open_gpus
 from backends.telemetry.process import ProcessFigures
 from backends.telemetry.spans import NO_TRACING, Tracing
+from wire.gpus import GPU_PROVIDERS, PATIENCE
+from wire.otlp.variables import TracingProblem, drop_unusable
 
 _log = logging.getLogger(__name__)
 _SWITCH = 0.0005
@@ -252,7 +252,7 @@ async def _pushing(settings: BackendSettings, routes: Routes) -> AsyncIterator[N
     environ = process_environment()
     drop_unusable(environ)
     # The SDK reads the environment when it is imported.
-    from backends.otlp_metrics import open_pusher  # noqa: PLC0415
+    from wire.otlp.metrics import open_pusher  # noqa: PLC0415
 
     attributes = {
         "service.name": "sluicegate-backend",

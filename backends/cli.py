@@ -17,15 +17,12 @@ from backends.algorithms.registry import describe
 from backends.app import open_backend, serve
 from backends.errors import StartProblem
 from backends.executors.opening import executor_opener
-from backends.gpus import GPU_PROVIDERS, find_gpus
-from backends.installing import conflict_of_runtimes
 from backends.model_tools.comparing.command import compare_command
 from backends.model_tools.importing.command import import_command
 from backends.model_tools.syncing.command import push_command, sync_command
 from backends.model_tools.tuning.command import tune_command
 from backends.model_tools.tuning.optimize_command import optimize_command
 from backends.open_inference.address import servers
-from backends.protocol import ModelInfo
 from backends.repository.catalogue import Catalogue, read_catalogue
 from backends.repository.description import describe_model
 from backends.repository.model import Model
@@ -38,6 +35,9 @@ from backends.settings import (
 )
 from backends.telemetry.logs import configure_logging
 from backends.telemetry.spans import NO_TRACING
+from wire.gpus import GPU_PROVIDERS, find_gpus
+from wire.installing import conflict_of_runtimes
+from wire.protocol import ModelInfo
 
 _log = logging.getLogger(__name__)
 _CANNOT_START = 2

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from backends.cores import usable_cores
 from backends.errors import StartProblem
-from backends.otlp_variables import is_push_wanted, is_tracing_wanted
+from wire.cores import usable_cores
+from wire.otlp.variables import is_push_wanted, is_tracing_wanted
 
 _PROJECT = "SLUICEGATE_"
 PREFIX = f"{_PROJECT}BACKEND_"

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.plans import RevisionStatistics
+from wire.plans import RevisionStatistics
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]

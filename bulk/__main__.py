@@ -2,7 +2,7 @@
 
 import sys
 
-from backends.installing import install_command
+from wire.installing import install_command
 
 _OWN = ("backends", "bulk", "gateway")
 

@@ -14,9 +14,9 @@ from uuid import uuid4
 
 import msgspec
 
-from backends.cores import usable_cores
-from backends.installing import install_command
 from bulk.errors import BulkStopped
+from wire.cores import usable_cores
+from wire.installing import install_command
 
 Format = Literal["parquet", "jsonl", "csv"]
 _SUFFIXES: dict[str, Format] = {

@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 
-from backends.protocol import ModelInfo, Task
 from bulk.options import BulkOptions
 from bulk.reading import BadRow, Row
 from gateway.cache.key import CacheKey, KeyMaker, Prefix
+from wire.protocol import ModelInfo, Task
 
 _TEXT_TASKS = frozenset({Task.ZERO_SHOT, Task.RERANK, Task.ENTITIES, Task.TOKENIZE})
 _PAIR = 2

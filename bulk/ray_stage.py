@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from backends.bulk.runner import BulkRunner
-from backends.protocol import Task
 from bulk.columns import result_arrays, result_types
 from bulk.errors import BulkStopped
 from bulk.files import import_pyarrow
@@ -16,6 +15,7 @@ from bulk.ray_import import actor_options
 from bulk.reading import BadRow
 from bulk.results import StoredResult, make_result
 from gateway.cache.key import CacheKey
+from wire.protocol import Task
 
 ERROR = "error"
 """The column with the reason why a row has no result; null if it has one."""

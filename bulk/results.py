@@ -7,8 +7,8 @@ import numpy as np
 
 from backends.bulk.runner import BulkFailure, Outcome
 from backends.pipelines.ask import encode_result
-from backends.protocol import Task
 from backends.types import FloatArray
+from wire.protocol import Task
 
 
 class StoredResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

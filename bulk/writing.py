@@ -8,13 +8,13 @@ from typing import IO, Any, Protocol
 
 import orjson
 
-from backends.protocol import Task
 from bulk.columns import TRUNCATED, result_arrays, result_types
 from bulk.errors import BulkStopped
 from bulk.files import InputFile, import_pyarrow
 from bulk.options import BulkOptions
 from bulk.reading import parquet_types
 from bulk.results import StoredResult, result_json
+from wire.protocol import Task
 
 _ROW_GROUP, _ROW_GROUP_BYTES = 16_384, 128 << 20
 

@@ -8,6 +8,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY gateway/ gateway/
 COPY sluicegate/ sluicegate/
 COPY backends/ backends/
+COPY wire/ wire/
 RUN /opt/sluicegate/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
     && /opt/sluicegate/bin/pip uninstall --yes \
         editables hatchling pathspec pluggy tomlkit trove-classifiers setuptools pip
@@ -19,6 +20,7 @@ RUN python -m venv /opt/build
 COPY requirements/demo.txt requirements/
 RUN /opt/build/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements/demo.txt
 COPY backends/ backends/
+COPY wire/ wire/
 RUN /opt/build/bin/python -m backends.model_tools.demo --output /models
 
 # What every backend runs; models are mounted at /models.

@@ -9,6 +9,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY gateway/ gateway/
 COPY sluicegate/ sluicegate/
 COPY backends/ backends/
+COPY wire/ wire/
 RUN /opt/sluicegate/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
     && /opt/sluicegate/bin/pip uninstall --yes \
         editables hatchling pathspec pluggy tomlkit trove-classifiers setuptools pip

@@ -5,7 +5,6 @@ from typing import NewType, Self
 
 import msgspec
 
-from backends.protocol import ModelInfo, Task
 from gateway.errors import (
     DeadlineExceeded,
     GatewayError,
@@ -18,6 +17,7 @@ from gateway.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
+from wire.protocol import ModelInfo, Task
 
 TenantId = NewType("TenantId", str)
 KeyId = NewType("KeyId", str)

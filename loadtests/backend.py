@@ -10,7 +10,12 @@ from typing import Any  # Any: the items of all tasks
 
 import msgspec
 
-from backends.protocol import (
+from loadtests import generator
+from loadtests.generator import Outcome, Target
+from testing.loopback import get, is_answered
+from testing.ports import free_port
+from testing.waiting import wait_until
+from wire.protocol import (
     CALL_PATH,
     Call,
     CallItem,
@@ -20,11 +25,6 @@ from backends.protocol import (
     ServingState,
     Task,
 )
-from loadtests import generator
-from loadtests.generator import Outcome, Target
-from testing.loopback import get, is_answered
-from testing.ports import free_port
-from testing.waiting import wait_until
 
 _ROOT = Path(__file__).parents[1]
 _PARAMETERS = {Task.EMBED: EmbedParameters()}

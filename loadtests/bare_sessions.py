@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from backends.cores import usable_cores
+from wire.cores import usable_cores
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -17,7 +17,6 @@ from statistics import median
 import click
 
 from backends.bulk.runner import BulkRunner
-from backends.protocol import Task
 from bulk.cli import run_job
 from bulk.files import OutputFolder, find_inputs, import_pyarrow
 from bulk.items import key_prefix
@@ -33,6 +32,7 @@ from loadtests.padded import write_padded
 from loadtests.report import show, table_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
+from wire.protocol import Task
 
 _MODEL = "minilm"
 _BATCHING = Batching(rows=16, tokens=4096, together=2048)

@@ -10,7 +10,6 @@ from itertools import count
 import click
 import httpx
 
-from backends.protocol import CALL_PATH, Done, Failed, FrameReader, InferParameters, ModelInfo, Task
 from loadtests.backend import RunningBackend, backend, call, calls
 from loadtests.generator import Outcome
 from loadtests.measured import demo_models, metered
@@ -21,6 +20,7 @@ from loadtests.turns import in_turns, paired
 from loadtests.workload import sentences
 from testing.hostile_algorithms import HARM, HEAD, IMPORTS, write_algorithm
 from testing.loopback import get, no_authorities
+from wire.protocol import CALL_PATH, Done, Failed, FrameReader, InferParameters, ModelInfo, Task
 
 _MODEL = "sentiment"
 _TIME = 2.0

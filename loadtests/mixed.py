@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from backends.protocol import Done, FrameReader
 from loadtests.backend import RunningBackend, backend, calls
 from loadtests.generator import OK, Outcome, run_closed
 from loadtests.measured import demo_models, metered
@@ -19,6 +18,7 @@ from loadtests.padded import write_padded
 from loadtests.report import show, table_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
+from wire.protocol import Done, FrameReader
 
 _ENCODER = "minilm"
 _SHARE = 0.05

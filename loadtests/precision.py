@@ -12,7 +12,6 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from backends.protocol import CALL_PATH, Done, FrameReader, ModelInfo, Task
 from loadtests.backend import RunningBackend, backend, call, calls
 from loadtests.generator import Outcome, run_closed
 from loadtests.machine import busy_seconds, resident_mib
@@ -21,6 +20,7 @@ from loadtests.options import connections, rounds
 from loadtests.report import Line, Turn, show, table_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
+from wire.protocol import CALL_PATH, Done, FrameReader, ModelInfo, Task
 
 _ENCODER, _HEAD = "minilm", "sentiment"
 _RUNTIME, _EXACT, _ROUNDED = "ONNX Runtime, fp32", "OpenVINO, fp32", "OpenVINO, bf16"

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from backends.protocol import Call
 from testing.stub_backend import Reply, StubBackend, echo
+from wire.protocol import Call
 
 
 async def answer(stub: StubBackend, call: Call, reply: Reply) -> None:

@@ -1,4 +1,4 @@
-"""Speaks the protocol of `backends.protocol` without a model, and misbehaves on demand.
+"""Speaks the protocol of `wire.protocol` without a model, and misbehaves on demand.
 
 In a test's own event loop::
 
@@ -20,7 +20,7 @@ from typing import Any, Self
 import msgspec
 from typing_extensions import override
 
-from backends.protocol import (
+from wire.protocol import (
     CALL_PATH,
     STATE_PATH,
     Call,

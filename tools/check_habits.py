@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TREES = (
-    *("gateway", "backends", "sluicegate", "bulk"),
+    *("gateway", "backends", "wire", "sluicegate", "bulk"),
     *("loadtests", "testing", "tools", "training", "tests"),
 )
 # The brackets keep this line from matching.

@@ -43,7 +43,7 @@ from backends.algorithms.refused_items import RefusedItems
 from backends.algorithms.starvation import ProcessTime
 from backends.algorithms.step_marks import SLOTS, Step
 from backends.errors import AlgorithmFailed, BackendError, ItemRefused, Overloaded
-from backends.protocol import encode_frame
+from wire.protocol import encode_frame
 
 _log = logging.getLogger(__name__)
 _MOST_WAITING = 4_096

@@ -9,8 +9,8 @@ import msgspec
 from typing_extensions import override
 
 from backends.pipelines.ask import AlgorithmContext
-from backends.protocol import ModelInfo, Task
 from backends.types import FloatArray, RowInput
+from wire.protocol import ModelInfo, Task
 
 
 class Algorithm(Protocol):

@@ -5,8 +5,8 @@ from typing_extensions import override
 from backends.algorithms.classify import Labeller
 from backends.algorithms.ensemble import reorder
 from backends.pipelines.ask import AlgorithmContext
-from backends.protocol import Function
 from backends.types import FloatArray, Text
+from wire.protocol import Function
 
 
 class Cascade(Labeller):

@@ -12,8 +12,8 @@ from backends.algorithms.base import Algorithm, QueryAlgorithm
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import best_first, best_labels, label_scores, written
-from backends.protocol import ClassifyParameters, Function
 from backends.types import FloatArray, Text
+from wire.protocol import ClassifyParameters, Function
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):

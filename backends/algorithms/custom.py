@@ -10,7 +10,7 @@ from backends.algorithms.algorithm_host import AlgorithmHost
 from backends.algorithms.base import Algorithm
 from backends.algorithms.hosted_item import HostedItem, ModelsBelow
 from backends.pipelines.ask import AlgorithmContext
-from backends.protocol import InferParameters
+from wire.protocol import InferParameters
 
 _encode = msgspec.msgpack.Encoder().encode
 

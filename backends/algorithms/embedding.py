@@ -10,8 +10,8 @@ from backends.algorithms.windows import WindowedAlgorithm, Windows
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import exact, normalize
-from backends.protocol import EmbedParameters, RerankParameters
 from backends.types import FloatArray, RowInput, Text, TokenIds
+from wire.protocol import EmbedParameters, RerankParameters
 
 
 class Embed(QueryAlgorithm):

@@ -11,8 +11,8 @@ from backends.algorithms.classify import Label, Labeller
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import rounded
-from backends.protocol import Function
 from backends.types import FloatArray, Text
+from wire.protocol import Function
 
 Combination = Literal["mean", "weighted", "vote"]
 

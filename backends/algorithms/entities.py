@@ -11,8 +11,8 @@ from backends.algorithms.base import Algorithm
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import apply_function, written
 from backends.pipelines.token_work import run_token_work
-from backends.protocol import Aggregation, EntitiesParameters, Function
 from backends.types import FloatArray, TokenOffsets
+from wire.protocol import Aggregation, EntitiesParameters, Function
 
 _OUTSIDE = "O"
 

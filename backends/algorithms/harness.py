@@ -24,8 +24,8 @@ from backends.algorithms.hosts import AlgorithmHosts
 from backends.batching.coalescing import RowCaller
 from backends.pipelines.ask import AlgorithmContext, Pipeline, encode_result
 from backends.pipelines.windows import MAX_WINDOWS
-from backends.protocol import InferParameters, Task
 from backends.types import FloatArray, RowInput, TokenOffsets
+from wire.protocol import InferParameters, Task
 
 # Takes an item and returns its result, or takes a text and returns raw outputs.
 Fake = Callable[[Any], Any]

@@ -38,9 +38,9 @@ from backends.algorithms.host_messages import (
 from backends.algorithms.step_marks import StepMarks
 from backends.algorithms.user_code import UserCode, error_location, read_user_code
 from backends.errors import BackendError, ItemRefused
-from backends.protocol import MessageReader, encode_frame
 from backends.telemetry.logs import trace_of
 from backends.types import FloatArray, Text
+from wire.protocol import MessageReader, encode_frame
 
 _MOST_RESULT_BYTES = 32 * 1024 * 1024
 _MOST_CHARACTERS = 2_000

@@ -20,8 +20,8 @@ from backends.algorithms.confinement import NICENESS
 from backends.algorithms.host_messages import FromHost, HostSpec, StartReply
 from backends.algorithms.starvation import CoreDelays, ProcessTime
 from backends.algorithms.step_marks import StepMarks
-from backends.protocol import MessageReader
 from backends.settings import foreign_environment
+from wire.protocol import MessageReader
 
 # Seconds for the start of Python and its libraries. The budget's `import_time` bounds the import of
 # the algorithm's code.

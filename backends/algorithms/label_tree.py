@@ -12,8 +12,8 @@ from backends.algorithms.classify import Label, Labeller
 from backends.algorithms.questions import ZeroShotTask
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.protocol import Function, ZeroShotParameters
 from backends.types import FloatArray, Text
+from wire.protocol import Function, ZeroShotParameters
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):

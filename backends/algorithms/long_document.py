@@ -12,7 +12,8 @@ from backends.algorithms.windows import Combination, WindowedAlgorithm, Windows
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import apply_function, exact
-from backends.protocol import (
+from backends.types import FloatArray, Text
+from wire.protocol import (
     ChooseItem,
     ChooseParameters,
     EmbedParameters,
@@ -21,7 +22,6 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
-from backends.types import FloatArray, Text
 
 
 class LongClassify(Labeller):

@@ -18,14 +18,14 @@ from backends.algorithms.windows import WindowedAlgorithm, Windows
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import apply_function, exact, softmax
-from backends.protocol import (
+from backends.types import FloatArray, Text
+from wire.protocol import (
     ChooseItem,
     ChooseParameters,
     Function,
     RerankParameters,
     ZeroShotParameters,
 )
-from backends.types import FloatArray, Text
 
 _ENTAILMENT = "entail"
 

@@ -10,8 +10,8 @@ from backends.algorithms.classify import Label
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import best_first, rounded
-from backends.protocol import ZeroShotParameters
 from backends.types import FloatArray
+from wire.protocol import ZeroShotParameters
 
 MAX_LABELS = 256
 SLOT = "{}"

@@ -22,8 +22,8 @@ from backends.algorithms.reviewer import Reviewer
 from backends.algorithms.tournament import Tournament
 from backends.algorithms.windows import Combination
 from backends.algorithms.zero_shot import Choose, ZeroShot
-from backends.protocol import Task
 from backends.repository.model import Model
+from wire.protocol import Task
 
 Algorithms = dict[Task, Algorithm]
 # Raises `ValueError` if the algorithm cannot be built. The message continues a sentence that

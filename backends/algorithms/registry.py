@@ -14,7 +14,6 @@ from backends.algorithms.recipes import CUSTOM, RECIPES, Algorithms, Recipe, bui
 from backends.algorithms.split import split_tasks
 from backends.algorithms.tokens import token_algorithms
 from backends.errors import ModelProblem
-from backends.protocol import ModelInfo, Task
 from backends.repository.catalogue import Catalogue
 from backends.repository.manifest import (
     AlgorithmManifest,
@@ -26,6 +25,7 @@ from backends.repository.manifest import (
     builds_on,
 )
 from backends.repository.model import Model
+from wire.protocol import ModelInfo, Task
 
 # The version of the layers below every algorithm: tokenization, pipelines, batching, executors.
 # Increase it when a change of these layers changes results.

@@ -10,7 +10,7 @@ from backends.algorithms.classify import Label, Labeller
 from backends.algorithms.questions import ZeroShotTask
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.protocol import InferParameters, ZeroShotParameters
+from wire.protocol import InferParameters, ZeroShotParameters
 
 DEFAULT_TOPICS = ("payments", "cards", "account", "delivery", "service", "product", "price")
 _COMPLAINT = "negative"

@@ -14,8 +14,8 @@ from backends.algorithms.comparison import compare
 from backends.algorithms.split import hash_fraction
 from backends.errors import BackendError
 from backends.pipelines.ask import AlgorithmContext, encode_result
-from backends.plans import Shadow
 from backends.types import ShadowStatistics
+from wire.plans import Shadow
 
 _log = logging.getLogger(__name__)
 # Items that may be mirrored at a time, and the seconds each of them may take.

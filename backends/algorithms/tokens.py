@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
 from backends.pipelines.ask import AlgorithmContext
-from backends.protocol import DetokenizeParameters, Task, TokenizeParameters
+from wire.protocol import DetokenizeParameters, Task, TokenizeParameters
 
 
 class Tokenize(Algorithm):

@@ -10,7 +10,7 @@ from backends.algorithms.base import Algorithm, all_of
 from backends.algorithms.classify import Labeller
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from backends.protocol import InferParameters
+from wire.protocol import InferParameters
 
 MAX_DOCUMENTS = 256
 

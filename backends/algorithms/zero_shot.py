@@ -17,8 +17,8 @@ from backends.algorithms.questions import (
 from backends.algorithms.windows import WindowedAlgorithm, Windows
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import normalize, sigmoid, softmax
-from backends.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
 from backends.types import FloatArray
+from wire.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
 
 # The temperature that minimizes the log loss on the data set Banking77; see the model's page.
 TEMPERATURE = np.float32(0.05)

@@ -30,7 +30,12 @@ from backends.errors import (
     Overloaded,
     Unauthorized,
 )
-from backends.protocol import (
+from backends.serving.call_work import CallWork
+from backends.serving.core import ServingCore
+from backends.serving.items import Decoders, ItemAnswerer
+from backends.serving.queries import ITEMS_AT_ONCE, QueryCall
+from backends.telemetry.spans import Tracing
+from wire.protocol import (
     CALL_PATH,
     MEDIA_TYPE,
     TOKEN_HEADER,
@@ -42,11 +47,6 @@ from backends.protocol import (
     Refusal,
     encode_frame,
 )
-from backends.serving.call_work import CallWork
-from backends.serving.core import ServingCore
-from backends.serving.items import Decoders, ItemAnswerer
-from backends.serving.queries import ITEMS_AT_ONCE, QueryCall
-from backends.telemetry.spans import Tracing
 
 _MEDIA = MEDIA_TYPE.encode()
 _TOKEN = TOKEN_HEADER.encode()

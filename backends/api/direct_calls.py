@@ -11,11 +11,11 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from backends.algorithms.base import QueryAlgorithm
 from backends.api.asgi import Client
-from backends.protocol import MEDIA_TYPE, Frame, encode_frame
 from backends.serving.call_work import CallWork
 from backends.serving.core import ServingCore
 from backends.serving.items import ItemAnswerer
 from backends.serving.queries import ITEMS_AT_ONCE, QueryCall
+from wire.protocol import MEDIA_TYPE, Frame, encode_frame
 
 _CONTENT = b"content-type: %b\r\n" % MEDIA_TYPE.encode()
 _CHUNKED = STATUS_LINE[200] + _CONTENT + b"transfer-encoding: chunked\r\n\r\n"

@@ -26,8 +26,13 @@ from backends.errors import (
     StartProblem,
     Unauthorized,
 )
-from backends.plans import ASSIGNMENT_PATH, Assignment, PlanTrial, ServingPlans
-from backends.protocol import (
+from backends.serving.core import ServingCore
+from backends.telemetry.metrics import CONTENT_TYPE, BackendMetrics
+from backends.telemetry.nvml import GpuReader
+from backends.telemetry.process import ProcessFigures
+from backends.telemetry.spans import Tracing
+from wire.plans import ASSIGNMENT_PATH, Assignment, PlanTrial, ServingPlans
+from wire.protocol import (
     CALL_PATH,
     CHECK_PATH,
     MEDIA_TYPE,
@@ -36,11 +41,6 @@ from backends.protocol import (
     UNREADABLE,
     PlanVerdict,
 )
-from backends.serving.core import ServingCore
-from backends.telemetry.metrics import CONTENT_TYPE, BackendMetrics
-from backends.telemetry.nvml import GpuReader
-from backends.telemetry.process import ProcessFigures
-from backends.telemetry.spans import Tracing
 
 T = TypeVar("T", ServingPlans, PlanTrial, Assignment)
 

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from backends.batching.policy import Release
-from backends.durations import DurationCounts
 from backends.executors.cost import CostModel
 from backends.telemetry.catalogue import SECONDS
 from backends.types import QueueStatistics
+from wire.durations import DurationCounts
 
 # The time constant of the rates of rows and tokens, in seconds in which a batch runs.
 _MEMORY = 5.0

@@ -28,7 +28,6 @@ from backends.executors.opening import executor_opener
 from backends.open_inference.address import servers
 from backends.pipelines.ask import AlgorithmContext, encode_result
 from backends.pipelines.encoder import PreparedQuery
-from backends.protocol import ITEMS, PARAMETERS, Parameters, Task
 from backends.qualification.graph_trials import graph_trials
 from backends.qualification.qualify import qualify
 from backends.repository.catalogue import Catalogue, read_catalogue
@@ -38,6 +37,7 @@ from backends.serving.loading import LoadingTools, load_models, make_shared
 from backends.settings import BackendSettings, quiet_libraries, read_settings
 from backends.telemetry.spans import NO_TRACING
 from backends.types import Encoding, OutputKind
+from wire.protocol import ITEMS, PARAMETERS, Parameters, Task
 
 _SCOPE = "bulk"
 # The first text to run. With it, algorithms compute and cache vectors of the parameters, such as

@@ -11,7 +11,7 @@ import msgspec
 from backends.errors import ModelProblem
 from backends.executors.graph import GraphSource
 from backends.executors.provider import first_line
-from backends.installing import install_command
+from wire.installing import install_command
 
 _CPU_INFO = Path("/proc/cpuinfo")
 # Without these CPU features, bf16 in OpenVINO is slower than fp32.

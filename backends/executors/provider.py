@@ -11,8 +11,8 @@ import msgspec
 from backends.errors import ModelProblem
 from backends.executors.engine_profiles import EngineProfile, load_tensorrt
 from backends.executors.prepacked import SAVING
-from backends.gpus import cuda_library
 from backends.settings import Arena, Provider, quiet_libraries
+from wire.gpus import cuda_library
 
 NAMES: dict[Provider, str] = {
     "cpu": "CPUExecutionProvider",

@@ -28,7 +28,7 @@ from backends.open_inference.address import (
     RemoteModelServer,
     ServerMetadata,
 )
-from backends.protocol import UNREADABLE
+from wire.protocol import UNREADABLE
 
 # Timeouts in seconds for readiness and metadata, which a healthy server answers immediately.
 _READY_TIMEOUT, _STATUS_TIMEOUT = 1.0, 2.0

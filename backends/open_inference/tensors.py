@@ -8,8 +8,8 @@ import numpy as np
 
 from backends.errors import UpstreamUnavailable
 from backends.open_inference.client import Reply
-from backends.protocol import UNREADABLE
 from backends.types import FloatArray
+from wire.protocol import UNREADABLE
 
 INTEGERS: dict[str, np.dtype[Any]] = {
     "INT64": np.dtype("<i8"),

@@ -24,7 +24,6 @@ from backends.executors.cost import CostModel
 from backends.executors.graph import GraphSource
 from backends.executors.padded_batch import PaddedBatch, pad
 from backends.executors.trial_shapes import CPU_BATCH, Lengths, full_batches, text_lengths
-from backends.gpus import GPU_PROVIDERS
 from backends.qualification.fallback import check_fallback
 from backends.qualification.graph_trials import (
     TryGraph,
@@ -34,6 +33,7 @@ from backends.qualification.graph_trials import (
 )
 from backends.qualification.qualify import TOLERANCES
 from backends.qualification.records import machine_key, read_record, write_record
+from wire.gpus import GPU_PROVIDERS
 
 _log = logging.getLogger(__name__)
 RECORD = ".forms.json"

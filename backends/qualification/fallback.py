@@ -13,10 +13,10 @@ import numpy as np
 from backends.errors import BackendError, ModelProblem, StartProblem
 from backends.executors.graph import GraphSource
 from backends.executors.padded_batch import PaddedBatch, pad
-from backends.gpus import GPU_PROVIDERS
 from backends.qualification.graph_trials import TryGraph, largest_difference, run_on_cpu
 from backends.qualification.qualify import TOLERANCES
 from backends.qualification.records import machine_key, read_record, write_record
+from wire.gpus import GPU_PROVIDERS
 
 _log = logging.getLogger(__name__)
 RECORD = ".fallback.json"

@@ -26,9 +26,9 @@ from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.opening import executor_opener
 from backends.executors.padded_batch import PaddedBatch
-from backends.gpus import GPU_PROVIDERS
 from backends.settings import BackendSettings, Provider
 from backends.types import FloatArray, IntArray
+from wire.gpus import GPU_PROVIDERS
 
 # Seconds for one graph. TensorRT takes minutes to build an engine, and CUDA may have to compile its
 # kernels for a newer GPU.

@@ -13,13 +13,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from backends.cores import usable_cores
 from backends.errors import BackendError, ExecutorDied, ModelProblem, StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.pooling import PoolingExecutor
-from backends.gpus import GPU_PROVIDERS
 from backends.qualification.device_graphs import QuickestGraph, find_device_graphs
 from backends.qualification.gate import Bounds, judge
 from backends.qualification.golden_texts import GoldenSet, default_texts, read_golden
@@ -28,6 +26,8 @@ from backends.qualification.records import machine_key, read_record, write_recor
 from backends.qualification.text_runs import make_batches, run_texts
 from backends.repository.manifest import ClassifierManifest, EncoderManifest, GraphManifest
 from backends.types import Encoding, FloatArray, IntArray, OutputKind, Text
+from wire.cores import usable_cores
+from wire.gpus import GPU_PROVIDERS
 
 _log = logging.getLogger(__name__)
 RECORD = ".fp16.json"

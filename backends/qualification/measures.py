@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from backends.protocol import Task
 from backends.qualification.gate import Measure
 from backends.repository.manifest import (
     ClassifierManifest,
@@ -10,6 +9,7 @@ from backends.repository.manifest import (
     Manifest,
 )
 from backends.types import FloatArray
+from wire.protocol import Task
 
 
 def kind_of(manifest: Manifest) -> tuple[Measure, bool]:

@@ -9,7 +9,6 @@ import msgspec
 from backends.errors import ModelProblem, StartProblem
 from backends.open_inference.address import RemoteModelServer, Servers
 from backends.open_inference.client import fingerprint
-from backends.plans import Serving, Shadow, is_assigned
 from backends.repository.manifest import (
     NAME,
     GraphManifest,
@@ -21,6 +20,7 @@ from backends.repository.manifest import (
 from backends.repository.model import Model, read_model
 from backends.repository.serving import FILE, read_serving
 from backends.repository.triton import FILE as TRITON, read_triton
+from wire.plans import Serving, Shadow, is_assigned
 
 _MOST_NAMED = 10
 

@@ -10,10 +10,10 @@ import yaml
 
 from backends.errors import ModelProblem
 from backends.open_inference.address import RemoteModelServer
-from backends.protocol import Function, Task
 from backends.repository.manifest_defaults import infer
 from backends.repository.sentence_modules import Files
 from backends.types import Pooling
+from wire.protocol import Function, Task
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}$")]

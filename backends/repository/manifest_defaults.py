@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from backends.errors import ModelProblem
-from backends.protocol import Task
 from backends.repository.config_defaults import complete_config, padding_position
 from backends.repository.graph_file import GraphFile, GraphValue, read_graph_file
 from backends.repository.sentence_modules import (
@@ -30,6 +29,7 @@ from backends.repository.tokenizer_class import find_class, sends_types
 from backends.repository.tokenizer_files import CONFIG as TOKENIZER_CONFIG, check_tokenizer
 from backends.repository.triton import FILE as TRITON
 from backends.types import Pooling
+from wire.protocol import Task
 
 _GRAPH, _TOKENIZER, _CONFIG = "model.onnx", "tokenizer.json", "config.json"
 _TOKENS = ("tokens", "last_hidden_state", "token_embeddings")

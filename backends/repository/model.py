@@ -8,9 +8,9 @@ import msgspec
 
 from backends.errors import ModelProblem
 from backends.open_inference.address import RemoteModelServer
-from backends.plans import Serving, Shadow
 from backends.repository.manifest import Manifest, read_manifest
 from backends.repository.triton import TritonConfig
+from wire.plans import Serving, Shadow
 
 _DIGITS = 12
 

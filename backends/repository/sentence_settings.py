@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from backends.errors import ModelProblem
-from backends.protocol import Function
 from backends.repository.sentence_modules import Files, read_object
+from wire.protocol import Function
 
 # Older versions of sentence transformers put the model's family into the file name.
 LIMIT_FILES = tuple(

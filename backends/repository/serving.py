@@ -6,7 +6,7 @@ import msgspec
 import yaml
 
 from backends.errors import ModelProblem
-from backends.plans import Serving
+from wire.plans import Serving
 
 FILE = "serving.yaml"
 

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from backends.errors import ModelProblem
-from backends.plans import Serving
 from backends.repository.text_proto import Message, read_text_proto
+from wire.plans import Serving
 
 FILE = "config.pbtxt"
 _GRAPH = "model.onnx"

@@ -7,8 +7,8 @@ from backends.batching.batcher import Batcher
 from backends.batching.coalescing import HostedItems
 from backends.batching.fair_queue import BULK
 from backends.errors import Overloaded
-from backends.protocol import TOKEN_TASKS, Call, CallItem, ModelInfo
 from backends.serving.work_estimates import WorkEstimates, kinds_of, predict_work
+from wire.protocol import TOKEN_TASKS, Call, CallItem, ModelInfo
 
 
 class CallWork:

@@ -17,13 +17,13 @@ from backends.errors import ModelNotFound, NotReady, RevisionMismatch
 from backends.open_inference.address import RemoteModelServer
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head
-from backends.plans import NO_MODEL, Assignment
-from backends.protocol import Call, GpuState, ModelInfo, Report, ServingState, encode_frame
 from backends.serving.call_work import CallWork
 from backends.serving.item_memory import open_memory
 from backends.serving.revision_counts import RevisionCounts
 from backends.serving.work_estimates import WorkEstimates
 from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
+from wire.plans import NO_MODEL, Assignment
+from wire.protocol import Call, GpuState, ModelInfo, Report, ServingState, encode_frame
 
 # The maximum age of a load report in seconds. A batch takes longer, so a newer report would hardly
 # differ.

@@ -12,7 +12,12 @@ from backends.batching.coalescing import RowCaller
 from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused
 from backends.pipelines.ask import AlgorithmContext, encode_result
 from backends.pipelines.token_work import run_token_work
-from backends.protocol import (
+from backends.serving.call_work import CallWork
+from backends.serving.core import ModelSetEntry, ServingCore
+from backends.serving.item_memory import check_fits, item_bytes
+from backends.serving.revision_counts import first_label
+from backends.telemetry.spans import NO_SPAN, Span, Tracing
+from wire.protocol import (
     CALL_PATH,
     ITEMS,
     PARAMETERS,
@@ -23,11 +28,6 @@ from backends.protocol import (
     Failed,
     Task,
 )
-from backends.serving.call_work import CallWork
-from backends.serving.core import ModelSetEntry, ServingCore
-from backends.serving.item_memory import check_fits, item_bytes
-from backends.serving.revision_counts import first_label
-from backends.telemetry.spans import NO_SPAN, Span, Tracing
 
 _log = logging.getLogger(__name__)
 # No item takes this long, but a timer needs a finite time.

@@ -10,10 +10,10 @@ from backends.batching.row import RowWaiter
 from backends.errors import BackendError
 from backends.pipelines.ask import encode_result
 from backends.pipelines.encoder import PreparedQuery
-from backends.protocol import CallItem, Failed
 from backends.serving.items import ItemAnswerer, Outcome
 from backends.telemetry.spans import NO_SPAN, Span
 from backends.types import Encoding, OutputKind, RowInput
+from wire.protocol import CallItem, Failed
 
 # The maximum number of items of a call in progress, so that one call cannot fill the queue.
 ITEMS_AT_ONCE = 256

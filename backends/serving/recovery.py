@@ -14,13 +14,13 @@ from typing import TypeVar
 import msgspec
 
 from backends.open_inference.address import Servers
-from backends.plans import PlanTrial, Serving, is_assigned
-from backends.protocol import PlanVerdict
 from backends.repository.catalogue import Catalogue, Revisions, base_name, read_catalogue
 from backends.repository.last_good import read_last_good, write_last_good
 from backends.repository.manifest import NAME, builds_on
 from backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder
 from backends.serving.loading import LoadingTools, SharedResources, load_models
+from wire.plans import PlanTrial, Serving, is_assigned
+from wire.protocol import PlanVerdict
 
 T = TypeVar("T")
 Shares = Mapping[str, int]

@@ -9,14 +9,14 @@ from typing import Self
 
 from backends.open_inference.address import RemoteModelServer, servers
 from backends.open_inference.client import fingerprint
-from backends.plans import Assignment, PlanTrial, ServingPlans
-from backends.protocol import PlanVerdict
 from backends.repository.catalogue import Catalogue
 from backends.repository.staging import remove_abandoned
 from backends.repository.sync_record import SyncWatch
 from backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder, ServingCore, Variant
 from backends.serving.loading import LoadingTools, make_shared
 from backends.serving.recovery import RecoveredModels, load_repository, try_plan
+from wire.plans import Assignment, PlanTrial, ServingPlans
+from wire.protocol import PlanVerdict
 
 _log = logging.getLogger(__name__)
 # Seconds between two checks of the repository and of upstream servers.

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Final
 
-from backends.metric_declaration import MetricDeclaration, MetricKind, MetricSection, unit_of
+from wire.metric_declaration import MetricDeclaration, MetricKind, MetricSection, unit_of
 
 SECONDS: Final = (
     *(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3),

@@ -14,14 +14,14 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from backends.metric_declaration import MetricDeclaration, MetricKind
-from backends.otlp_statistics import TracingStatistics
-from backends.plans import RevisionStatistics, bucket_bound
-from backends.protocol import GpuState
 from backends.telemetry.catalogue import SECONDS, backend_metrics
 from backends.telemetry.nvml import THROTTLING, GpuReader, NoGpuReader
 from backends.telemetry.process import ProcessFigures
 from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
+from wire.metric_declaration import MetricDeclaration, MetricKind
+from wire.otlp.statistics import TracingStatistics
+from wire.plans import RevisionStatistics, bucket_bound
+from wire.protocol import GpuState
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 # The exported duration buckets of revisions: powers of two from 0.1 ms to 13 s.

@@ -13,10 +13,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from typing_extensions import override
 
 from backends.errors import StartProblem
-from backends.otlp import SpanQueue, open_provider, open_queue
-from backends.otlp_statistics import TracingStatistics
-from backends.otlp_variables import TracingProblem, exporter_names
 from backends.telemetry.spans import NO_SPAN, NO_TRACING, Attributes, Span, Tracing
+from wire.otlp.spans import SpanQueue, open_provider, open_queue
+from wire.otlp.statistics import TracingStatistics
+from wire.otlp.variables import TracingProblem, exporter_names
 
 # Matches a `traceparent` of version 00 whose `sampled` flag is not set.
 _UNSAMPLED: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f][02468ace]")

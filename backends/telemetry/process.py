@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from backends.durations import DurationCounts
-from backends.loop_delays import measured_loop
 from backends.telemetry.catalogue import SECONDS
+from wire.durations import DurationCounts
+from wire.loop_delays import measured_loop
 
 _STATM: Final = Path("/proc/self/statm")
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Final, Self
 
-from backends.otlp_statistics import TracingStatistics
+from wire.otlp.statistics import TracingStatistics
 
 Attributes = Mapping[str, str | int | float]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from typing_extensions import override
 
-from backends.durations import DurationCounts
 from backends.errors import BackendError
 from backends.telemetry.catalogue import SECONDS
 from backends.tokenization.tokenizer import TextKind, Texts, Tokenizer
 from backends.types import Encoding
+from wire.durations import DurationCounts
 
 
 class TimedTokenizer(Tokenizer):

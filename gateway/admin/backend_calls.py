@@ -6,8 +6,6 @@ from itertools import chain
 
 import msgspec
 
-from backends.plans import PlanTrial
-from backends.protocol import TOKEN_TASKS, ModelInfo, PlanVerdict, ServingState, Task
 from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.fleet_view import reported_backends
 from gateway.dispatch.discovery import at
@@ -15,6 +13,8 @@ from gateway.runtime.control import Control
 from gateway.runtime.runtime import compile_runtime
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed
+from wire.plans import PlanTrial
+from wire.protocol import TOKEN_TASKS, ModelInfo, PlanVerdict, ServingState, Task
 
 _STATE_TIMEOUT = 5.0
 # A check takes as long as a reload, because both load models.

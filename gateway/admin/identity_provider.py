@@ -3,10 +3,10 @@
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from backends.installing import install_command
 from gateway.admin.operator_directory import OperatorAuthenticator
 from gateway.errors import ConfigurationError
 from gateway.settings import Settings
+from wire.installing import install_command
 
 
 @contextlib.asynccontextmanager

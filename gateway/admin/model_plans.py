@@ -7,7 +7,6 @@ from litestar import Controller, Response, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
-from backends.plans import Revision, Shadow, Weight
 from gateway.admin.openapi import DONE, PENDING
 from gateway.admin.operators import Operator, Role
 from gateway.admin.plan_changes import ROLLBACK, Derive, PlanChanges, PlanResult
@@ -28,6 +27,7 @@ from gateway.errors import (
     PlanRefused,
     UpstreamUnavailable,
 )
+from wire.plans import Revision, Shadow, Weight
 
 _ABOUT: dict[str, Schema] = {
     "model": {"description": "The name of a model.", "example": "sentiment"},

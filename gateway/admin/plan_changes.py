@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from backends.plans import PlanTrial, Serving
-from backends.protocol import ModelInfo, PlanVerdict, ServingState
 from gateway.admin.backend_calls import BackendCalls, BackendStates
 from gateway.admin.fleet_view import reported_backends
 from gateway.admin.model_names import explain_unknown_model
@@ -20,6 +18,8 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import StoredPlan
 from gateway.runtime.control import Control, Topic
 from gateway.types import Endpoint
+from wire.plans import PlanTrial, Serving
+from wire.protocol import ModelInfo, PlanVerdict, ServingState
 
 ROLLBACK = "models.rollback"
 Derive = Callable[[Serving, StoredPlan], Serving | None]

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from backends.plans import Serving, Shadow
 from gateway.admin.plan_changes import Derive
 from gateway.errors import NotFound
 from gateway.ledger.types import StoredPlan
+from wire.plans import Serving, Shadow
 
 
 def split_by(revisions: Mapping[str, int]) -> Derive:

@@ -9,7 +9,6 @@ from litestar import Controller, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from backends.protocol import Task
 from gateway.admin.operators import Operator, Role
 from gateway.api.openapi_parts import Content, Operation
 from gateway.errors import DependencyUnavailable, InvalidRequest, NotFound
@@ -17,6 +16,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.recording import UnrecordableBlock
 from gateway.ledger.types import EventBlock
 from gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
+from wire.protocol import Task
 
 # This limit is so low that the ledger's columns can hold the sums of many reports.
 _MOST: Final = 2**38

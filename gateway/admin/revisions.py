@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from backends.plans import RevisionStatistics, Serving, bucket_bound
-from backends.protocol import ModelInfo, ServingState
 from gateway.admin.backend_calls import BackendCalls
 from gateway.admin.plan_changes import current_serving, served_by
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import RevisionCost
+from wire.plans import RevisionStatistics, Serving, bucket_bound
+from wire.protocol import ModelInfo, ServingState
 
 _MOST_LABELS = 50
 _COMPARED = ("same", "moved", "changed")

@@ -6,7 +6,6 @@ from types import MappingProxyType
 
 import msgspec
 
-from backends.protocol import Task
 from gateway.api.answers import failed_usage
 from gateway.api.decode_errors import explain_decode_error
 from gateway.api.error_handling import misfit
@@ -22,6 +21,7 @@ from gateway.inference.interfaces import ModelTable
 from gateway.rate_limit.charges import charges_for
 from gateway.runtime.runtime import Runtime
 from gateway.types import InferenceRequest, Principal
+from wire.protocol import Task
 
 _MAX_CACHED_BYTES = 1024
 _MAX_CACHED = 4096

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from backends.protocol import Task
 from gateway.api.error_format import PROBLEMS, ErrorFormat
 from gateway.config.document import Document
 from gateway.inference.interfaces import ModelTable
@@ -23,6 +22,7 @@ from gateway.types import (
     ServedModel,
     Usage,
 )
+from wire.protocol import Task
 
 JSON = b"content-type: application/json\r\n"
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")

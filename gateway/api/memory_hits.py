@@ -9,7 +9,6 @@ requests with equal bytes. `RequestProcessor` calls `answer` for requests with e
 from collections.abc import Sequence
 from time import time_ns
 
-from backends.protocol import Task
 from gateway.api.answers import HIT, PRIVATE, count_usage
 from gateway.api.content_coding import SMALLEST
 from gateway.api.inference_route import InferenceRoute
@@ -34,6 +33,7 @@ from gateway.types import (
     RevisionUsage,
     Source,
 )
+from wire.protocol import Task
 
 _NO_DIRECTIVES = CacheDirectives()
 _MOST_RUNS = 4096

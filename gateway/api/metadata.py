@@ -11,7 +11,6 @@ from litestar import Controller, Request, Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
-from backends.protocol import Task
 from gateway.api.openapi_parts import (
     MOMENT,
     TIMEOUT_HEADER,
@@ -35,6 +34,7 @@ from gateway.ledger.types import BudgetReport
 from gateway.middleware.admission import PRINCIPAL
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal, RegionName, ServedModel
+from wire.protocol import Task
 
 AnyRequest = Request[Any, Any, Any]
 _GROUPS = ("model", "day", "hour", "key", "task")

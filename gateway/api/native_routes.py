@@ -3,7 +3,6 @@
 from msgspec.structs import replace
 from typing_extensions import override
 
-from backends.protocol import Task
 from gateway.api.answers import encode_answer
 from gateway.api.inference_route import (
     JSON,
@@ -15,6 +14,7 @@ from gateway.api.schemas import BODIES, Body, EmbedBody, InferBody, RerankBody
 from gateway.api.vectors import as_base64, as_bytes, as_json
 from gateway.http.body_decoding import BodyDecoder
 from gateway.types import Answer, RequestId, Usage
+from wire.protocol import Task
 
 _START = b'{"embedding":'
 _BYTES = b"content-type: application/octet-stream\r\nsluicegate-vectors: %d\r\n"

@@ -10,7 +10,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from backends.protocol import (
+from gateway.config.document import RequestConfig
+from gateway.errors import ExpansionTooLarge
+from gateway.http.byte_budget import LARGE
+from gateway.types import InferenceRequest
+from wire.protocol import (
     ChooseItem,
     ClassifyParameters,
     EmbedParameters,
@@ -20,10 +24,6 @@ from backends.protocol import (
     TokenizeParameters,
     ZeroShotParameters,
 )
-from gateway.config.document import RequestConfig
-from gateway.errors import ExpansionTooLarge
-from gateway.http.byte_budget import LARGE
-from gateway.types import InferenceRequest
 
 SMALL_BYTES: Final = 1024
 """A body up to this size with one item and no labels cannot become large."""

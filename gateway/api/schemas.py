@@ -10,7 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from typing_extensions import override
 
-from backends.protocol import (
+from gateway.api import results
+from gateway.api.vectors import NumberType
+from gateway.errors import InvalidRequest
+from gateway.types import InferenceRequest, ModelName
+from wire.protocol import (
     ChooseItem,
     ChooseParameters,
     ClassifyParameters,
@@ -25,10 +29,6 @@ from backends.protocol import (
     TokenizeParameters,
     ZeroShotParameters,
 )
-from gateway.api import results
-from gateway.api.vectors import NumberType
-from gateway.errors import InvalidRequest
-from gateway.types import InferenceRequest, ModelName
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 # Maps of free-form values are put in order, so that equal parameters have equal bytes.

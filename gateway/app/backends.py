@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Self
 
-from backends.plans import ServingPlans
-from backends.protocol import CALL_PATH, ServingState
 from gateway.dispatch.assignments import ModelAssigner
 from gateway.dispatch.discovery import Discovery
 from gateway.dispatch.dispatcher import Dispatcher
@@ -22,6 +20,8 @@ from gateway.telemetry.tracing import Tracer
 from gateway.types import Endpoint
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver
+from wire.plans import ServingPlans
+from wire.protocol import CALL_PATH, ServingState
 
 # The seconds at shutdown for calls for which no request waits. All requests have already ended,
 # because the server drained first.

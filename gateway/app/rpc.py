@@ -7,7 +7,6 @@ from contextlib import AbstractAsyncContextManager
 
 from litestar.types import ASGIApp
 
-from backends.installing import install_command
 from gateway.api.dialect import Dialect
 from gateway.auth.key_ring import KeyRing
 from gateway.config.document import Document
@@ -17,6 +16,7 @@ from gateway.http.draining import Draining
 from gateway.http.edge import ListenerEdge
 from gateway.http.unsent_answers import UnsentAnswers
 from gateway.settings import Settings
+from wire.installing import install_command
 
 
 def dialects_of(settings: Settings) -> Sequence[Dialect]:

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from backends.installing import install_command
+from wire.installing import install_command
 
 _OWN = ("backends", "gateway")
 _BULK = "bulk"

@@ -9,9 +9,9 @@ from typing import NoReturn
 
 import click
 
-from backends.installing import install_command
 from gateway.cli.failures import Failure
 from gateway.supervisor.errors import ExitCode
+from wire.installing import install_command
 
 PASS_ARGUMENTS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _WORKERS = ("shipper", "billing", "request-log", "batches")

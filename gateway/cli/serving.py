@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 import msgspec
 
-from backends.cores import usable_cores
 from backends.settings import unknown_variables
 from gateway.cli.failures import failing
 from gateway.cli.starting import STARTER_CONFIG
@@ -18,6 +17,7 @@ from gateway.supervisor.plan import UpOptions
 from gateway.supervisor.serve import run_gateway
 from gateway.supervisor.up import run_up
 from gateway.telemetry.logs import configure_logging
+from wire.cores import usable_cores
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 PORT = click.IntRange(1, 65_535)

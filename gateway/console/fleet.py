@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from backends.protocol import GpuState
 from gateway.admin.active_document import ActiveDocumentReader
 from gateway.config.document import BackendConfig
 from gateway.runtime.control import Control
+from wire.protocol import GpuState
 
 _MEGA = 1e6
 

@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
-from backends.plans import Serving, ServingPlans
 from gateway.admin.plan_changes import base_name
 from gateway.console.fleet import FleetView
 from gateway.console.traffic import ModelTraffic, Traffic
+from wire.plans import Serving, ServingPlans
 
 _NAMED: Final = 3
 

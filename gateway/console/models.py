@@ -8,7 +8,6 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, URLEncodedBody
 
-from backends.plans import Revision, Shadow, Weight
 from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.operators import Operator, Role
 from gateway.admin.plan_changes import ROLLBACK, Derive, PlanChanges
@@ -29,6 +28,7 @@ from gateway.console.model_list import ModelRow, list_models
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.control import Control
+from wire.plans import Revision, Shadow, Weight
 
 _PAGE: Final = 100
 _WEIGHT: Final = "weight-"

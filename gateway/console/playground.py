@@ -8,7 +8,6 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
-from backends.protocol import Task
 from gateway.admin.accounts import AccountChanges, NewKey, create_keys
 from gateway.admin.backend_calls import BackendCalls
 from gateway.admin.fleet_view import reported_backends
@@ -28,6 +27,7 @@ from gateway.errors import (
     PayloadTooLarge,
 )
 from gateway.runtime.control import Control
+from wire.protocol import Task
 
 MOST_BYTES = 1024 * 1024
 KEY_LIFE = timedelta(hours=1)

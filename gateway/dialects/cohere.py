@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from typing_extensions import override
 
-from backends.protocol import Task
 from gateway.api.dialect import Dialect
 from gateway.api.inference_operations import INFERENCE_OPERATIONS
 from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
@@ -22,6 +21,7 @@ from gateway.dialects.stored_results import labels_in, ranking
 from gateway.errors import InvalidRequest
 from gateway.http.body_decoding import BodyDecoder
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
+from wire.protocol import Task
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 # The default value of `max_tokens_per_doc` in Cohere's clients, which always send this field.

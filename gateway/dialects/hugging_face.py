@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from backends.protocol import Task
 from gateway.api.dialect import Dialect
 from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
 from gateway.api.key_rights import covers
@@ -22,6 +21,7 @@ from gateway.dialects.tei_info import model_probes
 from gateway.errors import InvalidRequest, TaskNotSupported
 from gateway.http.body_decoding import BodyDecoder, convert_body
 from gateway.types import Answer, RequestId, Usage
+from wire.protocol import Task
 
 _decode = BodyDecoder(dict[str, Any])
 # If a model has several tasks, these fields of the body identify the task of the request.

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from typing_extensions import override
 
-from backends.protocol import Task
 from gateway.api.schemas import (
     Body,
     ClassifyBody,
@@ -29,6 +28,7 @@ from gateway.dialects.stored_results import (
     vector_in,
 )
 from gateway.types import Answer, InferenceRequest
+from wire.protocol import Task
 
 _encode = msgspec.json.encode
 _Direction = Annotated[str, msgspec.Meta(pattern="^[Rr]ight$")]

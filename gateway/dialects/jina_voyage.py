@@ -11,7 +11,6 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
-from backends.protocol import Task
 from gateway.api.dialect import Dialect
 from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
 from gateway.api.schemas import EmbedBody, Positive, RerankBody
@@ -22,6 +21,7 @@ from gateway.dialects.stored_results import ranking
 from gateway.errors import InvalidRequest
 from gateway.http.body_decoding import BodyDecoder
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
+from wire.protocol import Task
 
 _encode = msgspec.json.encode
 

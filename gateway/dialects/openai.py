@@ -8,7 +8,6 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
-from backends.protocol import Task, TokenId
 from gateway.api.dialect import Dialect
 from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
 from gateway.api.schemas import EmbedBody, Positive, texts_in_tokens
@@ -27,6 +26,7 @@ from gateway.dialects.openai_moderations import (
 )
 from gateway.http.body_decoding import BodyDecoder
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
+from wire.protocol import Task, TokenId
 
 _encode = msgspec.json.encode
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
-from backends.protocol import Task
 from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
 from gateway.api.key_rights import check_model
 from gateway.api.schemas import ClassifyBody
@@ -19,6 +18,7 @@ from gateway.errors import GatewayError, InvalidRequest
 from gateway.http.body_decoding import BodyDecoder
 from gateway.inference.visibility import model_not_found
 from gateway.types import Answer, InferenceRequest, RequestId, ServedModel, Usage
+from wire.protocol import Task
 
 
 class OpenAITextPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

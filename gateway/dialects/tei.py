@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import msgspec
 from typing_extensions import override
 
-from backends.protocol import Task, TokenId
 from gateway.api.dialect import Dialect
 from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
 from gateway.api.openapi_parts import Operation
@@ -32,6 +31,7 @@ from gateway.dialects.tei_tokens import TeiDecodeInputs, TeiTokenizeInputs
 from gateway.errors import InvalidRequest, TaskNotSupported
 from gateway.http.body_decoding import convert_body
 from gateway.types import Answer, RequestId, Usage
+from wire.protocol import Task, TokenId
 
 _encode = msgspec.json.encode
 _PAIR = 2

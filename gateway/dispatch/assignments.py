@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from backends.plans import Assignment, is_assigned
-from backends.protocol import ServingState
 from gateway.dispatch.prober import effective_interval
 from gateway.routing.endpoint_state import Health
 from gateway.routing.fleet import Fleet
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import CallFailed
+from wire.plans import Assignment, is_assigned
+from wire.protocol import ServingState
 
 _log = logging.getLogger(__name__)
 _TIME_LIMIT = 5.0

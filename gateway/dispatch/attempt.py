@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
 
-from backends.protocol import Call, CallItem, Done, Failed
 from gateway.dispatch import failures
 from gateway.dispatch.work import Work, WorkItem
 from gateway.routing.endpoint_state import CallVerdict
 from gateway.routing.fleet import Fleet
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import CallFailed, Cause, StartedCall
+from wire.protocol import Call, CallItem, Done, Failed
 
 # A member of an enumeration is looked up by a method in Python 3.11.
 _COMPUTED = Source.COMPUTED

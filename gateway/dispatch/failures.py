@@ -4,7 +4,6 @@ from typing import Final
 
 import msgspec
 
-from backends.protocol import Failed
 from gateway.dispatch.work import Outcomes
 from gateway.errors import (
     DeadlineExceeded,
@@ -15,6 +14,7 @@ from gateway.errors import (
 )
 from gateway.types import ItemFailure, ItemOutcome
 from gateway.upstream.base import CallFailed, Cause
+from wire.protocol import Failed
 
 RETRY_AFTER = 1.0
 """Seconds after which to retry, where no backend said otherwise."""

@@ -10,12 +10,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Self
 
-from backends.plans import ServingPlans
-from backends.protocol import ServingState
 from gateway.errors import DependencyUnavailable
 from gateway.tasks import PeriodicTask
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import BackendClient, CallFailed
+from wire.plans import ServingPlans
+from wire.protocol import ServingState
 
 _log = logging.getLogger(__name__)
 # Seconds that a start waits for the ledger, and that a backend may take to open models.

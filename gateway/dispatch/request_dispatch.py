@@ -7,7 +7,6 @@ from operator import attrgetter
 
 import msgspec
 
-from backends.protocol import TOKEN_TASKS, Done, Failed, Report
 from gateway.dispatch import failures
 from gateway.dispatch.attempt import Attempt, is_changed, is_misplaced, verdict_on
 from gateway.dispatch.budget import RetryBudget
@@ -23,6 +22,7 @@ from gateway.tasks import log_failure
 from gateway.telemetry.phases import PhaseDurations
 from gateway.types import Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import BackendClient, CallFailed, Cause
+from wire.protocol import TOKEN_TASKS, Done, Failed, Report
 
 # Causes after which the same backend may be tried again where there is no other.
 _LOST = frozenset({Cause.UNREACHABLE, Cause.CUT})

@@ -6,10 +6,10 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from backends.protocol import Task
 from gateway.cache.entry import Validity
 from gateway.cache.key import CacheKey
 from gateway.types import Criticality, ItemOutcome, Principal, ServedModel
+from wire.protocol import Task
 
 Outcomes = Sequence[tuple[int, ItemOutcome]]
 """Outcomes of items that became known together, each with the item's index."""

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from backends.protocol import ModelInfo
 from gateway.cache.entry import CachedResult, CacheHit
 from gateway.dispatch import failures
 from gateway.dispatch.work import Outcomes, Settle
 from gateway.errors import DeadlineExceeded, InternalError
 from gateway.telemetry.spans import Span
 from gateway.types import ItemFailure, ItemOutcome, Source
+from wire.protocol import ModelInfo
 
 REFUSED = 422
 """The status of an item that a model does not accept."""

@@ -2,7 +2,6 @@
 
 import msgspec
 
-from backends.protocol import TOKEN_TASKS, ModelInfo, Task
 from gateway.cache.key import KeyMaker, Prefix
 from gateway.config.document import ModelConfig
 from gateway.errors import TaskNotSupported, UpstreamUnavailable
@@ -12,6 +11,7 @@ from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.inference.visibility import model_not_found, visible_models
 from gateway.runtime.runtime import Runtime
 from gateway.types import InferenceRequest, Principal
+from wire.protocol import TOKEN_TASKS, ModelInfo, Task
 
 _DEFAULT_ENTRY = ModelConfig()
 # Few models and parameters make up most requests; what is long is rarely seen again.

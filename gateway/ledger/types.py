@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
-from backends.plans import Serving
 from gateway.types import KeyId, RequestEvent, Rule, TenantId
+from wire.plans import Serving
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -25,11 +25,11 @@ from sqlalchemy import (
     update,
 )
 
-from backends.protocol import TOKEN_TASKS
 from gateway.ledger import schema
 from gateway.ledger.store import Store
 from gateway.ledger.usage_marks import DAY, HOUR, LOCK, Marks, locked_marks, move_kept_hours
 from gateway.ledger.usage_sums import AGE, ALL_TENANTS, KIND, SUMMED, is_free
+from wire.protocol import TOKEN_TASKS
 
 HOURS_OF_DAY: Final = 24
 HOUR_LENGTHS: Final = (1, HOURS_OF_DAY)

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, Select, and_, case, delete, func, literal, select
 
-from backends.protocol import TOKEN_TASKS
 from gateway.ledger import schema
 from gateway.ledger.store import Store
 from gateway.ledger.types import Units
 from gateway.ledger.usage_blocks import Blocks, is_in
 from gateway.ledger.usage_marks import DAY, LOCK, locked_marks, move_days
+from wire.protocol import TOKEN_TASKS
 
 LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 """Lengths of blocks in days. A block begins at a multiple of its length, counted from 1970."""

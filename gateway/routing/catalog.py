@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from backends.protocol import ModelInfo
 from gateway.routing.endpoint_state import EndpointState, Health
 from gateway.types import RegionName, ServedModel
+from wire.protocol import ModelInfo
 
 
 class Variant(NamedTuple):

@@ -9,7 +9,6 @@ from random import Random
 
 import msgspec
 
-from backends.protocol import Report, ServingState
 from gateway.config.document import RoutingConfig
 from gateway.routing.catalog import Placement, catalog, tiers
 from gateway.routing.choice import WIDE, ChoiceContext, choose, sample, score
@@ -18,6 +17,7 @@ from gateway.routing.limit import after_answer
 from gateway.routing.regions import Availability, Tier, availability, choose_tier, keeps_all
 from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from gateway.types import BackendId, Criticality, Endpoint, RegionName, ServedModel
+from wire.protocol import Report, ServingState
 
 # The number of backends among which a request's items are divided is the number of items divided by
 # `ITEMS_PER_BACKEND`, rounded up.

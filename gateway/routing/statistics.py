@@ -2,9 +2,9 @@
 
 import msgspec
 
-from backends.protocol import GpuState, Report
 from gateway.routing.endpoint_state import EndpointState, Health
 from gateway.types import BackendId, RegionName
+from wire.protocol import GpuState, Report
 
 
 class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from backends.protocol import Task
 from gateway.api.dialect import Dialect
 from gateway.api.inference_route import BodySource, InferenceRoute, Rendered
 from gateway.dialects.oip.calls import TensorCall, TensorRequest, tensor_call
@@ -22,6 +21,7 @@ from gateway.errors import InvalidRequest, TaskNotSupported
 from gateway.rpc.message_bounds import check_fields
 from gateway.rpc.messages import PACKAGE, Message, MessageTable, decode_message
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
+from wire.protocol import Task
 
 SERVICE = f"/{PACKAGE}.GRPCInferenceService/"
 _PROTOBUF = b"content-type: application/x-protobuf\r\n"

@@ -5,9 +5,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from backends.protocol import STATE_PATH, TOKEN_HEADER, UNREADABLE, ServingState
 from gateway.supervisor.local_http import ask
 from gateway.supervisor.spec import ProcessSpec
+from wire.protocol import STATE_PATH, TOKEN_HEADER, UNREADABLE, ServingState
 
 _TIMEOUT = 10.0
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Mapping
 
 import msgspec
 
-from backends.device_processes import processes_for_a_gpu
-from backends.gpus import GPU_PROVIDERS, Gpu, GpusFound, find_gpus
-from backends.installing import install_command
+from gateway.supervisor.device_processes import processes_for_a_gpu
 from gateway.supervisor.errors import CannotStart
+from wire.gpus import GPU_PROVIDERS, Gpu, GpusFound, find_gpus
+from wire.installing import install_command
 
 PROVIDER = "SLUICEGATE_BACKEND_PROVIDER"
 _GIGABYTE = 1e9

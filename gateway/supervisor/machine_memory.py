@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from backends.cgroups import cgroup_folders
+from wire.cgroups import cgroup_folders
 
 _KIBIBYTE = 1024
 _LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}

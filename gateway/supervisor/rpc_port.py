@@ -5,9 +5,9 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from backends.installing import install_command
 from gateway.supervisor.errors import CannotStart, ExitCode
 from gateway.supervisor.listeners import reserve_port
+from wire.installing import install_command
 
 PREFERRED: Final = 8001
 """Triton's port for gRPC. Triton's clients use it by default."""

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from backends.gpus import Gpu
 from gateway.settings import Settings, environment
 from gateway.sockets.networks import Networks
 from gateway.sockets.proxy_protocol import UNKNOWN_CLIENT
@@ -19,6 +18,7 @@ from gateway.supervisor.listeners import free_port
 from gateway.supervisor.local_http import Preface
 from gateway.supervisor.probes import probe_http, probe_listener
 from gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
+from wire.gpus import Gpu
 
 # `-P` keeps Python from importing from the working directory, which may contain another folder
 # `gateway`.

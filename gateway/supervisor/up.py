@@ -9,8 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from backends.cores import usable_cores
-from backends.installing import conflict_of_runtimes, install_command, installed_runtimes
 from gateway.config.load import check_memory, explain, parse_sources
 from gateway.config.sources import read_folder
 from gateway.errors import ConfigurationError
@@ -30,6 +28,8 @@ from gateway.supervisor.rpc_port import open_rpc_port
 from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
 from gateway.upstream.tls import client_tls
+from wire.cores import usable_cores
+from wire.installing import conflict_of_runtimes, install_command, installed_runtimes
 
 _MEBIBYTE = 1024 * 1024
 _EXAMPLE = '{"model": "sentiment", "input": "a gorgeous, witty, seductive movie"}'

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 from prometheus_client.utils import floatToGoString
 
-from backends.metric_declaration import (
+from wire.metric_declaration import (
     Aggregation,
     MetricDeclaration,
     MetricKind,

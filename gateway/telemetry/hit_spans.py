@@ -17,11 +17,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, SpanKind, Status, TraceFlags
 from typing_extensions import override
 
-from backends.otlp_encoding import RareSpan, encode_span
 from gateway.telemetry.recorded_spans import OK, RecordedSpan, SpanSink
 from gateway.telemetry.spans import MEMORY, Attributes
 from gateway.telemetry.trace_context import SAMPLED
 from gateway.telemetry.tracing import ReplayedHit
+from wire.otlp.encoding import RareSpan, encode_span
 
 _FOUR_TIMES: Final = Struct("<QQQQ").pack
 # These values stand for ids and times while a template is built. Their bytes occur nowhere else in

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from backends.metric_declaration import MetricDeclaration, MetricKind
 from gateway.telemetry.catalogue import gateway_metrics
+from wire.metric_declaration import MetricDeclaration, MetricKind
 
 PREFIX: Final = "sluicegate_"
 Labels = tuple[str, ...]

@@ -12,7 +12,6 @@ from typing import Final
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from backends.durations import DurationCounts
 from gateway.errors import (
     BudgetExhausted,
     DeadlineExceeded,
@@ -28,6 +27,7 @@ from gateway.telemetry.phases import PhaseDurations
 from gateway.telemetry.refused_tenants import RefusedTenants
 from gateway.telemetry.statistics_metrics import StatisticsPublisher
 from gateway.types import RevisionUsage, Source
+from wire.durations import DurationCounts
 
 OK: Final = "ok"
 _OUTCOMES: Final = {

@@ -2,10 +2,10 @@
 
 from collections.abc import MutableMapping
 
-from backends.otlp_variables import TracingProblem, drop_unusable, is_tracing_wanted
 from gateway.errors import ConfigurationError
 from gateway.telemetry.propagation import ContextReader
 from gateway.telemetry.tracing import Tracer
+from wire.otlp.variables import TracingProblem, drop_unusable, is_tracing_wanted
 
 
 def tracer_from(environ: MutableMapping[str, str], *, service: str, instance: str = "") -> Tracer:

@@ -14,9 +14,6 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.trace import SpanContext, SpanKind, Status, TraceFlags, TraceState
 from typing_extensions import override
 
-from backends.otlp import SpanQueue, open_provider, open_queue
-from backends.otlp_encoding import SCOPE
-from backends.otlp_statistics import TracingStatistics
 from gateway.telemetry.hit_spans import HitTemplate, SpanList, record_hit
 from gateway.telemetry.propagation import ContextReader
 from gateway.telemetry.recorded_spans import OK, RecordedSpan, SpanSink, below
@@ -24,6 +21,9 @@ from gateway.telemetry.sampling import HeadSampler
 from gateway.telemetry.spans import NO_ATTRIBUTES, NO_SPAN, Attributes, Span, UnsampledSpan
 from gateway.telemetry.trace_context import LENGTH, SAMPLED, is_sampled
 from gateway.telemetry.tracing import ReplayedHit, Tracer
+from wire.otlp.encoding import SCOPE
+from wire.otlp.spans import SpanQueue, open_provider, open_queue
+from wire.otlp.statistics import TracingStatistics
 
 _MAX_ATTRIBUTES: Final = 16
 _MAX_TEMPLATES: Final = 4096

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import Final
 
-from backends.durations import DurationCounts
 from gateway.telemetry.catalogue import SECONDS
+from wire.durations import DurationCounts
 
 PHASES: Final = ("admission", "cache", "wait", "dispatch")
 

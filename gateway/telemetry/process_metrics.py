@@ -9,10 +9,10 @@ from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from backends.durations import DurationCounts
-from backends.loop_delays import measured_loop
 from gateway.telemetry.catalogue import SECONDS
 from gateway.telemetry.instruments import Instruments
+from wire.durations import DurationCounts
+from wire.loop_delays import measured_loop
 
 PUBLISHED_EVERY: Final = 0.5
 _STATM: Final = Path("/proc/self/statm")

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from backends.otlp_statistics import TracingStatistics
 from gateway.telemetry.propagation import ContextReader
 from gateway.telemetry.spans import NO_ATTRIBUTES, NO_SPAN, Attributes, Span
+from wire.otlp.statistics import TracingStatistics
 
 _ID = b"x-request-id: "
 

@@ -5,9 +5,9 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
 
-from backends.plans import PlanTrial, ServingPlans
-from backends.protocol import Call, Done, Failed, PlanVerdict, Report, ServingState
 from gateway.types import Endpoint
+from wire.plans import PlanTrial, ServingPlans
+from wire.protocol import Call, Done, Failed, PlanVerdict, Report, ServingState
 
 Receive = Callable[[Sequence[Done | Failed]], None]
 """Takes outcomes that arrived together."""

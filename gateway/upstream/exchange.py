@@ -9,10 +9,10 @@ from http import HTTPStatus
 
 import msgspec
 
-from backends.protocol import UNREADABLE, Refusal
 from gateway.tasks import log_failure
 from gateway.upstream.base import CallFailed, Cause, SentRequest, TransportError
 from gateway.upstream.shared_call import SharedCall
+from wire.protocol import UNREADABLE, Refusal
 
 MAX_REFUSAL_BYTES = 64 * 1024
 # Comparing with a member of an enumeration takes longer.

@@ -10,19 +10,6 @@ from typing import Literal, Self, TypeVar
 
 import msgspec
 
-from backends.plans import ASSIGNMENT_PATH, Assignment, PlanTrial, ServingPlans
-from backends.protocol import (
-    CALL_PATH,
-    CHECK_PATH,
-    MEDIA_TYPE,
-    RELOAD_PATH,
-    STATE_PATH,
-    TOKEN_HEADER,
-    UNREADABLE,
-    Call,
-    PlanVerdict,
-    ServingState,
-)
 from gateway.config.document import RoutingConfig
 from gateway.errors import Overloaded
 from gateway.sockets.certificate_files import LOOK_INTERVAL, follow_files
@@ -49,6 +36,19 @@ from gateway.upstream.exchange import (
 from gateway.upstream.shared_call import CallKind, CallPart, SharedCall, kind_of
 from gateway.upstream.tls import ClientTls
 from gateway.upstream.transport import BackendTransport
+from wire.plans import ASSIGNMENT_PATH, Assignment, PlanTrial, ServingPlans
+from wire.protocol import (
+    CALL_PATH,
+    CHECK_PATH,
+    MEDIA_TYPE,
+    RELOAD_PATH,
+    STATE_PATH,
+    TOKEN_HEADER,
+    UNREADABLE,
+    Call,
+    PlanVerdict,
+    ServingState,
+)
 
 T = TypeVar("T")
 

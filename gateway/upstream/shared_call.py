@@ -6,8 +6,8 @@ from operator import attrgetter
 
 import msgspec
 
-from backends.protocol import Call, CallItem, Done, Failed, Frame, FrameReader, Report, Task
 from gateway.upstream.base import CallFailed, Cause, OnEnd, Receive
+from wire.protocol import Call, CallItem, Done, Failed, Frame, FrameReader, Report, Task
 
 # A backend admits so many items of a call at once, and a body of this size is one write.
 MAX_ITEMS = 256

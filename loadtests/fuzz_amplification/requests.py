@@ -6,8 +6,8 @@ from typing import Any, NamedTuple  # Any: JSON
 
 import msgspec
 
-from backends.protocol import Task
 from loadtests.fuzz_dialects.routes import ROUTES, Asked, DialectRoute
+from wire.protocol import Task
 
 _MODELS = {
     Task.EMBED: "minilm",

@@ -12,7 +12,9 @@ import msgspec
 
 from backends.algorithms.questions import check_choices, hypotheses
 from backends.errors import ItemRefused
-from backends.protocol import (
+from loadtests.fuzz_dialects import answers
+from testing.stub_backend import Reply, StubBackend, stub_model
+from wire.protocol import (
     Call,
     Done,
     EmbedParameters,
@@ -22,8 +24,6 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
-from loadtests.fuzz_dialects import answers
-from testing.stub_backend import Reply, StubBackend, stub_model
 
 MODELS = {
     "vectors": [Task.EMBED, Task.RERANK],

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple  # Any: JSON
 
 import msgspec
 
-from backends.protocol import Task
 from gateway.api.answers import SCORE_DECIMALS
 from loadtests.fuzz_dialects import answers
 from loadtests.fuzz_dialects.backend import MODERATION
 from loadtests.fuzz_http.expect import UnexpectedResponse
+from wire.protocol import Task
 
 _TEMPLATE = "This text is about {}."
 

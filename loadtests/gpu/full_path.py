@@ -10,7 +10,6 @@ from tempfile import mkdtemp
 
 import msgspec
 
-from backends.protocol import ModelInfo, ServingState
 from loadtests.backend import backend, call
 from loadtests.generator import Outcome, Target, closed_loop, percentile
 from loadtests.gpu.models import chosen_form, import_classifier, texts
@@ -20,6 +19,7 @@ from loadtests.gpu.timing import busy_share
 from loadtests.measured import target_of
 from testing.loopback import get
 from testing.system import System
+from wire.protocol import ModelInfo, ServingState
 
 _CLIENTS, _IN_FLIGHT_TEXTS = 4, 4096
 _QUEUED_BATCHES = 32

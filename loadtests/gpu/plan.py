@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from backends.cores import usable_cores
 from backends.executors.buckets import Shape
 from backends.executors.provider import DeviceOptions
 from backends.model_tools.graphs.options import Attention, GraphOptions, Precision
 from backends.model_tools.graphs.shapes import PRESETS, BertShape
 from backends.settings import Provider
+from wire.cores import usable_cores
 
 
 class Section(NamedTuple):

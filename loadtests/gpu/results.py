@@ -9,7 +9,6 @@ import msgspec
 
 from backends.errors import ExecutorDied
 from backends.executors.cuda import explain
-from backends.gpus import find_gpus
 from backends.model_tools.graphs.shapes import PRESETS
 from loadtests.gpu.plan import (
     BATCHES,
@@ -25,6 +24,7 @@ from loadtests.gpu.plan import (
 )
 from loadtests.machine import Machine, this_machine
 from loadtests.report import table
+from wire.gpus import find_gpus
 
 _COLUMNS = (
     *("what", "sequences/s", "aim", "tokens/s", "GPU busy", "padding", "error"),

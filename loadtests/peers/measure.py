@@ -18,7 +18,6 @@ import msgspec
 from backends.executors.openvino_graph import computes_bf16
 from backends.model_tools.demo.build import build_demo_models
 from backends.model_tools.demo.source import find_source
-from backends.protocol import Task
 from loadtests.backend import backend, call
 from loadtests.generator import Outcome, Target, run_closed
 from loadtests.measured import target_of
@@ -31,6 +30,7 @@ from loadtests.turns import in_turns, middle
 from loadtests.workload import sentences
 from testing.process_times import descendants
 from testing.system import System
+from wire.protocol import Task
 
 NGINX, LITELLM = "nginx", "litellm"
 BACKEND, GATEWAY = "Sluicegate, its backend over HTTP", "Sluicegate, through the gateway"

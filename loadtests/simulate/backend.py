@@ -21,9 +21,9 @@ from backends.batching.row import Outcome, Row, RowWaiter
 from backends.batching.submission import QueueLimits, SubmissionQueue
 from backends.errors import BackendError, DeadlineExceeded
 from backends.executors.cost import CostModel
-from backends.protocol import Report
 from backends.telemetry.spans import NO_SPAN
 from backends.types import Encoding, FloatArray, OutputKind
+from wire.protocol import Report
 
 _ANSWER = np.zeros(1, dtype=np.float32)
 # The standard deviation of the logarithm of a batch's time, relative to the predicted time.

@@ -9,8 +9,16 @@ import msgspec
 
 from backends.batching.row import RowWaiter
 from backends.errors import BackendError, Overloaded
-from backends.plans import PlanTrial, ServingPlans
-from backends.protocol import (
+from gateway.config.document import RoutingConfig
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.prober import Prober
+from gateway.dispatch.work import Outcomes, Work, WorkItem
+from gateway.routing.fleet import Fleet
+from gateway.types import Endpoint
+from gateway.upstream.base import BackendClient, CallFailed, Cause, OnEnd, Receive
+from loadtests.simulate.world import World
+from wire.plans import PlanTrial, ServingPlans
+from wire.protocol import (
     Call,
     CallItem,
     ClassifyParameters,
@@ -23,14 +31,6 @@ from backends.protocol import (
     ServingState,
     Task,
 )
-from gateway.config.document import RoutingConfig
-from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.prober import Prober
-from gateway.dispatch.work import Outcomes, Work, WorkItem
-from gateway.routing.fleet import Fleet
-from gateway.types import Endpoint
-from gateway.upstream.base import BackendClient, CallFailed, Cause, OnEnd, Receive
-from loadtests.simulate.world import World
 
 MODEL = ModelInfo(
     name="simulated",

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 
 from backends.executors.cost import CostModel
-from backends.protocol import Task
 from gateway.routing.fleet import Fleet
 from gateway.types import BackendId, Endpoint, RegionName
 from gateway.upstream.http import HttpBackendClient
@@ -26,6 +25,7 @@ from loadtests.simulate.gateway import Caller, SimulatedGateway
 from loadtests.simulate.virtual_time import run_virtual
 from loadtests.simulate.world import ScalingRule, World
 from testing.model_repository import WORDS, write_encoder
+from wire.protocol import Task
 
 _BASE, _TOKEN = 80e-3, 8e-3
 _SHORTEST, _LONGEST = 10, 80

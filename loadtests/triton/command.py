@@ -13,7 +13,6 @@ import httpx
 import msgspec
 
 from backends.model_tools.demo.build import build_demo_models
-from backends.protocol import Done, FrameReader
 from gateway.types import Rule
 from loadtests.backend import backend, calls
 from loadtests.gateway import running_gateway
@@ -24,6 +23,7 @@ from loadtests.triton.server import Triton
 from loadtests.triton.wire import measure_backends, measure_wire
 from loadtests.workload import sentences
 from testing.waiting import wait_until
+from wire.protocol import Done, FrameReader
 
 MODEL, ENCODER, WIDTH = "sentiment", "minilm", 384
 _KEY = "sk-triton-check-0123456789"

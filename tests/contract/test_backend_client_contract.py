@@ -8,7 +8,6 @@ from typing import Literal
 import msgspec
 import pytest
 
-from backends.protocol import Call, CallItem, Done, Failed, Refusal, Report, Task
 from gateway.config.document import RoutingConfig
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause
@@ -16,6 +15,7 @@ from gateway.upstream.http import HttpBackendClient
 from testing.stub_backend import Reply, StubBackend, echo
 from tests.support.dispatching import call_backend, endpoint, endpoint_of, state
 from tests.support.scripted_client import Hang, ScriptedClient, Step
+from wire.protocol import Call, CallItem, Done, Failed, Refusal, Report, Task
 
 # What a backend does with a call, in terms that both a script and a stub can play.
 Steps = Callable[[Call], list[Step]]

@@ -8,7 +8,7 @@ from tests.docs.tables import ROOT, page
 LINK = re.compile(r"\[`([^`]+)`\]\(((?:\.\./)+(?:gateway|backends|loadtests|tools)/[^)#]+\.py)\)")
 # What reads as a name of the code: with a capital, an underscore or a dot; a class may be first.
 WORD = re.compile(r"`((?:[A-Z]\w*[a-z]\w*|\w*_\w+|[a-z]\w*(?=\.\w))(?:\.[a-z_]\w*)*)`")
-CODE = ("gateway", "backends", "sluicegate", "bulk", "tests/docs", "tests/contract")
+CODE = ("gateway", "backends", "wire", "sluicegate", "bulk", "tests/docs", "tests/contract")
 PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/*.md"))]
 
 

@@ -10,7 +10,6 @@ import pytest
 from backends.algorithms.recipes import RECIPES
 from backends.algorithms.registry import describe
 from backends.executors.dummy import DummyExecutor
-from backends.protocol import EmbedParameters, RerankParameters, Task, ZeroShotParameters
 from backends.repository.catalogue import read_catalogue
 from testing.model_repository import (
     DIMENSIONS,
@@ -20,6 +19,7 @@ from testing.model_repository import (
     write_repository,
 )
 from tests.support.backend_calls import Backend, running_backend
+from wire.protocol import EmbedParameters, RerankParameters, Task, ZeroShotParameters
 
 pytestmark = pytest.mark.anyio
 TREE = {"film": ["good", "bad"], "money": ["card", {"paris": ["text"]}]}

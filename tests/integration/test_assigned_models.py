@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from backends.executors.dummy import DummyExecutor
-from backends.plans import ASSIGNMENT_PATH, Assignment
-from backends.protocol import ServingState, Task
 from backends.repository.catalogue import read_catalogue
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import AsgiExchange, Backend, running_backend
 from tests.support.model_sync import push, run
+from wire.plans import ASSIGNMENT_PATH, Assignment
+from wire.protocol import ServingState, Task
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,10 @@ import msgspec
 import pytest
 
 from backends.executors.dummy import DummyExecutor
-from backends.protocol import (
+from testing.model_repository import DIMENSIONS, id_of, write_repository
+from tests.support.backend_calls import Backend, running_backend
+from tests.support.quantized import make_dynamic
+from wire.protocol import (
     ClassifyParameters,
     Done,
     EmbedParameters,
@@ -19,9 +22,6 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
-from testing.model_repository import DIMENSIONS, id_of, write_repository
-from tests.support.backend_calls import Backend, running_backend
-from tests.support.quantized import make_dynamic
 
 pytestmark = pytest.mark.anyio
 

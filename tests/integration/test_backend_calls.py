@@ -13,7 +13,11 @@ import pytest
 
 from backends.app import drain
 from backends.executors.dummy import DummyExecutor, PacedExecutor
-from backends.protocol import (
+from testing.model_repository import DIMENSIONS, id_of, write_repository
+from testing.waiting import until
+from tests.support.backend_calls import AsgiExchange, Backend, running_backend
+from tests.support.gate import Gate
+from wire.protocol import (
     CALL_PATH,
     STATE_PATH,
     TOKEN_HEADER,
@@ -24,10 +28,6 @@ from backends.protocol import (
     ServingState,
     Task,
 )
-from testing.model_repository import DIMENSIONS, id_of, write_repository
-from testing.waiting import until
-from tests.support.backend_calls import AsgiExchange, Backend, running_backend
-from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio
 NESTED = b"\x91" * 20_000 + b"\xc0"

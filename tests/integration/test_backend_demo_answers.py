@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.protocol import (
+from tests.support.backend_calls import Backend, running_backend
+from wire.protocol import (
     ClassifyParameters,
     Done,
     EmbedParameters,
@@ -17,7 +18,6 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
-from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
 

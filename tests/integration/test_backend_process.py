@@ -12,16 +12,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from backends.cli import main
-from backends.protocol import (
-    ClassifyParameters,
-    Done,
-    Task,
-)
 from testing.model_repository import write_head, write_repository
 from testing.ports import free_port
 from testing.waiting import until, wait_until
 from tests.support.backend_process import SERVE, ask, infos, is_ready, request, serving
 from tests.support.steady_load import SteadyLoad
+from wire.protocol import (
+    ClassifyParameters,
+    Done,
+    Task,
+)
 
 pytestmark = pytest.mark.anyio
 

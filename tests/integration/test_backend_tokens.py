@@ -8,7 +8,9 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer as Library, models as library_models, pre_tokenizers
 
-from backends.protocol import (
+from testing.model_repository import id_of, write_encoder, write_model, write_repository
+from tests.support.backend_calls import Backend, running_backend
+from wire.protocol import (
     DetokenizeParameters,
     Done,
     EmbedParameters,
@@ -16,8 +18,6 @@ from backends.protocol import (
     Task,
     TokenizeParameters,
 )
-from testing.model_repository import id_of, write_encoder, write_model, write_repository
-from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
 LIMIT = 12

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.protocol import Call, Failed
 from gateway.app.batches import run_batches
 from gateway.batches.runner import FileRetention
 from gateway.errors import Conflict, NotFound
@@ -28,6 +27,7 @@ from testing.stub_backend import Reply, StubBackend, answer, echo, hang, refuse
 from testing.valkey import Valkey
 from tests.support.batches import BatchScene, add_caller, batch_settings, request_line
 from tests.support.pipeline import running
+from wire.protocol import Call, Failed
 
 pytestmark = pytest.mark.anyio
 _LINES, _ITEMS = 200, 10

@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from backends.executors.dummy import DummyExecutor
-from backends.protocol import Done, ServingState, Task
 from backends.repository.last_good import FILE as LAST_SERVED
 from testing.model_repository import (
     DIMENSIONS,
@@ -21,6 +20,7 @@ from testing.model_repository import (
 )
 from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
+from wire.protocol import Done, ServingState, Task
 
 pytestmark = pytest.mark.anyio
 Break = Callable[[Path], None]

@@ -9,13 +9,13 @@ import pytest
 
 from backends.api.calls import CallAuthenticator, CallHandler
 from backends.executors.dummy import DummyExecutor, PacedExecutor
-from backends.protocol import CALL_PATH, Done, Report, Task
 from backends.telemetry.spans import NO_TRACING
 from backends.tokenization import tokenizer
 from testing.model_repository import DIMENSIONS, write_model, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
 from tests.support.gate import Gate
+from wire.protocol import CALL_PATH, Done, Report, Task
 
 pytestmark = pytest.mark.anyio
 

@@ -14,12 +14,12 @@ from backends.algorithms.harness import answer
 from backends.algorithms.registry import describe
 from backends.errors import ItemRefused
 from backends.executors.dummy import DummyExecutor
-from backends.protocol import Done, Failed, InferParameters, Task
 from backends.repository.catalogue import read_catalogue
 from testing.model_repository import DIMENSIONS, write_model, write_repository
 from testing.waiting import until
 from tests.support.algorithm_cores import give_a_core
 from tests.support.backend_calls import Backend, running_backend
+from wire.protocol import Done, Failed, InferParameters, Task
 
 pytestmark = pytest.mark.anyio
 CODE = """

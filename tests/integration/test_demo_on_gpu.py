@@ -20,12 +20,12 @@ from backends.executors.graph import GraphSource
 from backends.executors.padded_batch import PaddedBatch
 from backends.executors.provider import DeviceOptions
 from backends.model_tools.graphs.length_classes import WIDTHS
-from backends.protocol import Task
 from backends.qualification.device_graphs import DEVICE_GRAPH_FILES
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING
 from backends.types import FloatArray
 from tests.support.backend_calls import Backend, running_backend
+from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 

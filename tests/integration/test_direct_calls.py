@@ -18,7 +18,14 @@ from backends.api.direct_calls import DirectCall
 from backends.api.repeated_heads import RepeatedHeadProtocol
 from backends.api.server import BackendServer, bind
 from backends.executors.dummy import PacedExecutor
-from backends.protocol import (
+from backends.serving.call_work import CallWork
+from backends.serving.core import ModelSetEntry, ServingCore
+from testing.model_repository import DIMENSIONS, write_repository
+from testing.raw_http import Connection, Response
+from testing.waiting import WAIT_LIMIT, until
+from tests.support.backend_calls import Backend, running_backend
+from tests.support.gate import Gate
+from wire.protocol import (
     CALL_PATH,
     TOKEN_HEADER,
     Call,
@@ -30,13 +37,6 @@ from backends.protocol import (
     Report,
     Task,
 )
-from backends.serving.call_work import CallWork
-from backends.serving.core import ModelSetEntry, ServingCore
-from testing.model_repository import DIMENSIONS, write_repository
-from testing.raw_http import Connection, Response
-from testing.waiting import WAIT_LIMIT, until
-from tests.support.backend_calls import Backend, running_backend
-from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio
 TOKEN = "sesame"

@@ -13,7 +13,6 @@ from backends.executors.graph import GraphSource
 from backends.executors.padded_batch import pad
 from backends.executors.upstream import UpstreamExecutor
 from backends.open_inference.address import RemoteModelServer
-from backends.protocol import Done, Failed, Task
 from backends.repository.catalogue import read_catalogue
 from backends.types import FloatArray, OutputKind
 from testing.model_repository import (
@@ -26,6 +25,7 @@ from testing.model_repository import (
 )
 from tests.support.backend_calls import running_backend
 from tests.support.inference_server import InferenceServer, Outputs, inference_server
+from wire.protocol import Done, Failed, Task
 
 pytestmark = pytest.mark.anyio
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}

@@ -22,7 +22,6 @@ from backends.errors import ExecutorDied, OutOfMemory
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.padded_batch import PaddedBatch
-from backends.protocol import GpuState, Task
 from backends.qualification.half_precision import RECORD, HalfVerdict
 from backends.serving.device_watch import DeviceWatch
 from backends.serving.loading import OpenExecutor
@@ -34,6 +33,7 @@ from tests.parity.checkpoints import Checkpoint, Family, Purpose
 from tests.parity.fewer_families import HIDDEN
 from tests.parity.served import write_models
 from tests.support.backend_calls import Backend
+from wire.protocol import GpuState, Task
 
 pytestmark = pytest.mark.anyio
 HALF = {"heads-fp16": 0.1}

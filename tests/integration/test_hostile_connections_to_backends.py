@@ -13,12 +13,12 @@ from backends.api.bounded import ConnectionTimeouts
 from backends.api.repeated_heads import RepeatedHeadProtocol
 from backends.api.server import BackendServer, bind
 from backends.executors.dummy import PacedExecutor
-from backends.protocol import STATE_PATH
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.raw_http import Connection
 from testing.waiting import until
 from tests.support.backend_calls import running_backend
 from tests.support.gate import Gate
+from wire.protocol import STATE_PATH
 
 pytestmark = pytest.mark.anyio
 _STATE = f"GET {STATE_PATH} HTTP/1.1\r\nhost: b\r\n\r\n".encode()

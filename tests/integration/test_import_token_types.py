@@ -11,12 +11,12 @@ from click.testing import CliRunner, Result
 
 from backends.cli import main
 from backends.model_tools.importing.convert import convert
-from backends.protocol import RerankParameters, Task
 from backends.repository.catalogue import read_catalogue
 from backends.repository.manifest import ClassifierManifest
 from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
 from tests.support.backend_calls import running_backend
 from tests.support.odd_checkpoints import all_of, edit, weights
+from wire.protocol import RerankParameters, Task
 
 _NAMES = ["input_ids", "token_type_ids", "attention_mask"]
 

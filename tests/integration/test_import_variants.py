@@ -12,12 +12,12 @@ from onnxruntime.transformers.float16 import (  # type: ignore[import-untyped]
 )
 
 from backends.cli import main
-from backends.protocol import Done, Task
 from backends.repository.catalogue import read_catalogue
 from backends.repository.manifest import ClassifierManifest
 from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
 from tests.parity.texts import DATA, read_texts
 from tests.support.backend_calls import running_backend
+from wire.protocol import Done, Task
 
 # A graph of toy size is no faster in eight bits, and seeded weights are no trained ones.
 _LOOSE = ("--min-speedup", 0, "--max-flips", 25)

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.protocol import STATE_PATH, GpuState, ServingState
 from gateway.settings import process_environment
 from gateway.supervisor.probes import probe_http
 from gateway.supervisor.spawn import Spawner
@@ -26,6 +25,7 @@ from tests.support.backend_process import is_ready, request, serving
 from tests.support.gpu_library import LOST, FakeDriver, FakeGpu
 from tests.support.steady_load import SteadyLoad
 from tests.support.worker import running_worker
+from wire.protocol import STATE_PATH, GpuState, ServingState
 
 pytestmark = pytest.mark.anyio
 PROGRAM = (sys.executable, "-m", "tests.support.gpu_backend")

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from backends.executors.dummy import DummyExecutor
-from backends.protocol import Done, Task
 from testing.model_repository import (
     DIMENSIONS,
     write_encoder,
@@ -16,6 +15,7 @@ from testing.model_repository import (
 )
 from testing.waiting import until
 from tests.support.backend_calls import running_backend
+from wire.protocol import Done, Task
 
 pytestmark = pytest.mark.anyio
 

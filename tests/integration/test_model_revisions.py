@@ -8,10 +8,10 @@ import pytest
 from backends.algorithms.embedding import Rerank
 from backends.algorithms.split import Split, WeightedAlgorithm
 from backends.executors.dummy import DummyExecutor
-from backends.protocol import Task
 from backends.repository.catalogue import read_catalogue
 from testing.model_repository import DIMENSIONS, write_head, write_repository
 from tests.support.backend_calls import Backend, running_backend
+from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 TEXTS = [f"good film {number}" for number in range(200)]

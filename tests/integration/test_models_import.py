@@ -10,7 +10,6 @@ from click.testing import CliRunner, Result
 
 from backends.cli import main
 from backends.model_tools.importing.convert import convert
-from backends.protocol import Task
 from tests.parity.checkpoints import (
     FAMILIES,
     FEWER_FAMILIES,
@@ -19,6 +18,7 @@ from tests.parity.checkpoints import (
     write_checkpoint,
 )
 from tests.support.backend_calls import running_backend
+from wire.protocol import Task
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from click.testing import CliRunner, Result
 
 from backends.cli import main
 from backends.model_tools.importing.convert import convert
-from backends.protocol import ClassifyParameters, Parameters, Task
 from backends.qualification.tuned import RECORD
 from backends.repository.catalogue import read_catalogue
 from tests.parity.checkpoints import Checkpoint
@@ -28,6 +27,7 @@ from tests.parity.sentence_checkpoints import (
 from tests.parity.served import write_models
 from tests.parity.texts import pairs, read_texts
 from tests.support.backend_calls import running_backend
+from wire.protocol import ClassifyParameters, Parameters, Task
 
 KINDS = [
     Checkpoint(family="bert", purpose="many"),

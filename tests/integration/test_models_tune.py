@@ -10,7 +10,6 @@ from click.testing import CliRunner, Result
 
 from backends.cli import main
 from backends.model_tools.tuning.sweep_report import NO_PLOT
-from backends.protocol import Done, Task
 from backends.qualification import tuned
 from backends.qualification.tuned import RECORD, TunedBatching, read_tuned, write_tuned
 from backends.repository.catalogue import read_catalogue
@@ -18,6 +17,7 @@ from testing.model_repository import DIMENSIONS, WORDS, write_repository
 from tests.parity.checkpoints import Checkpoint, Purpose
 from tests.parity.served import write_models
 from tests.support.backend_calls import running_backend
+from wire.protocol import Done, Task
 
 LABELS = ("negative", "positive")
 

@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 
 from backends.cli import main
 from backends.model_tools.importing.convert import convert
-from backends.protocol import Task
 from testing.weight_files import write_safetensors
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.backend_calls import Backend, running_backend
@@ -41,6 +40,7 @@ from tests.support.odd_checkpoints import (
     weights,
     write,
 )
+from wire.protocol import Task
 
 TEXT = ("A man sleeps.", "He rests.")
 LABELS = "contradiction,neutral,entailment"

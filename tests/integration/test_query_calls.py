@@ -16,7 +16,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from backends.algorithms.base import QueryAlgorithm
 from backends.executors.dummy import DummyExecutor, PacedExecutor
-from backends.protocol import Call, Done, Failed, Task
 from backends.serving.items import Decoders, ItemAnswerer
 from backends.serving.queries import QueryCall
 from backends.telemetry.otel_tracing import OtelTracing
@@ -26,6 +25,7 @@ from testing.model_repository import DIMENSIONS, write_repository
 from testing.waiting import WAIT_LIMIT, until
 from tests.support.backend_calls import Backend, running_backend
 from tests.support.gate import Gate
+from wire.protocol import Call, Done, Failed, Task
 
 pytestmark = pytest.mark.anyio
 WORDS = ["".join(letters) for letters in itertools.product("abcdefghi", repeat=3)]

@@ -7,15 +7,6 @@ from pathlib import Path
 import pytest
 
 from backends.executors.dummy import DummyExecutor
-from backends.protocol import (
-    ChooseItem,
-    ClassifyParameters,
-    Done,
-    EmbedParameters,
-    RerankParameters,
-    Task,
-    ZeroShotParameters,
-)
 from testing.model_repository import (
     DIMENSIONS,
     WORDS,
@@ -24,6 +15,15 @@ from testing.model_repository import (
     write_repository,
 )
 from tests.support.backend_calls import Backend, running_backend
+from wire.protocol import (
+    ChooseItem,
+    ClassifyParameters,
+    Done,
+    EmbedParameters,
+    RerankParameters,
+    Task,
+    ZeroShotParameters,
+)
 
 pytestmark = pytest.mark.anyio
 TWENTY = [f"{one} {two}" for one in WORDS[:5] for two in WORDS[:4]]

@@ -16,12 +16,12 @@ from backends.batching.coalescing import RowCaller
 from backends.errors import ModelFailed
 from backends.executors.dummy import DummyExecutor
 from backends.pipelines.ask import AlgorithmContext
-from backends.plans import Shadow
-from backends.protocol import Done, Task
 from backends.repository.catalogue import read_catalogue
 from testing.model_repository import DIMENSIONS, write_head, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
+from wire.plans import Shadow
+from wire.protocol import Done, Task
 
 pytestmark = pytest.mark.anyio
 TEXTS = [f"good film {number}" for number in range(40)]

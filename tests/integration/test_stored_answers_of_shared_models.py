@@ -10,7 +10,6 @@ import pytest
 from redis.asyncio import Redis
 from typing_extensions import override
 
-from backends.protocol import Task
 from gateway.cache.entry import CacheHit, Validity
 from gateway.cache.key import CacheKey
 from gateway.dispatch.work import Settle, StartedWork, Work, WorkItem, WorkRunner
@@ -28,6 +27,7 @@ from tests.support.caching import cache_key
 from tests.support.dispatching import dispatch
 from tests.support.inference_scene import INFO, RecordedTasks
 from tests.support.worker import RunningWorker, classify, running_worker
+from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 _CLAIM = b"\x03"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from backends.protocol import STATE_PATH
 from gateway.settings import process_environment
 from testing.certificates import Authority
 from testing.model_repository import write_repository
 from testing.ports import free_port
 from testing.waiting import wait_until
+from wire.protocol import STATE_PATH
 
 SERVE = (sys.executable, "-m", "backends", "serve", "--provider", "paced")
 PREFIX = "SLUICEGATE_BACKEND_"

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from backends.api.tls import ServerTls, TlsFiles
-from backends.protocol import Call, CallItem, ClassifyParameters, Done, Failed, Task
 from gateway.config.document import RoutingConfig
 from gateway.types import Endpoint
 from gateway.upstream import http
@@ -27,6 +26,7 @@ from testing.waiting import eventually, until
 from tests.support.dispatching import call_backend
 from tests.support.listening_backend import listening_backend
 from tests.support.worker import RunningWorker, classify, running_worker
+from wire.protocol import Call, CallItem, ClassifyParameters, Done, Failed, Task
 
 pytestmark = pytest.mark.anyio
 

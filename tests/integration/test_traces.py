@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status as StatusCode
 
-from backends.protocol import Call
 from gateway.redis.client import connect
 from gateway.types import Rule
 from testing.ports import free_port
@@ -20,6 +19,7 @@ from testing.waiting import eventually, until
 from tests.support.otlp_sink import HttpSink
 from tests.support.tracing import GrpcSink, Sink
 from tests.support.worker import RunningWorker, classify, running_worker
+from wire.protocol import Call
 
 pytestmark = pytest.mark.anyio
 _SPAN = "00f067aa0ba902b7"

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from backends.model_tools.importing.convert import convert
-from backends.protocol import Task
 from backends.repository.catalogue import read_catalogue
 from backends.repository.manifest import ClassifierManifest
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.backend_calls import running_backend
+from wire.protocol import Task
 
 CONFIG = """
 name: "nli"

@@ -23,13 +23,13 @@ from backends.executors.padded_batch import pad
 from backends.executors.upstream import UpstreamExecutor
 from backends.open_inference.address import RemoteModelServer
 from backends.open_inference.client import UpstreamClient
-from backends.protocol import Done, Failed, Task
 from backends.types import FloatArray, OutputKind
 from testing.model_repository import DIMENSIONS, toy_graph
 from testing.waiting import until
 from tests.integration.test_foreign_upstream import write_remote
 from tests.support.backend_calls import running_backend
 from tests.support.inference_server import InferenceServer, Outputs, inference_server
+from wire.protocol import Done, Failed, Task
 
 pytestmark = pytest.mark.anyio
 Spoil = Callable[[Outputs], Outputs]

@@ -18,8 +18,8 @@ _SCRIPT = (
     " sys.argv[0] = 'sluicegate'; sys.exit(script.load()())"
 )
 _WHERE = (
-    "import gateway, backends, sluicegate; print(gateway.__file__, backends.__file__,"
-    " sluicegate.__file__, sluicegate.__version__)"
+    "import gateway, backends, sluicegate, wire; print(gateway.__file__, backends.__file__,"
+    " sluicegate.__file__, wire.__file__, sluicegate.__version__)"
 )
 
 
@@ -68,6 +68,7 @@ def test_the_wheel_holds_the_packages_with_their_files_and_no_other(wheel: Path)
         "bulk",
         "gateway",
         "sluicegate",
+        "wire",
     }
     assert {
         "sluicegate/py.typed",
@@ -84,7 +85,7 @@ def test_the_commands_of_the_wheel_write_and_check_a_configuration(
     wrote = run(python, tmp_path, _SCRIPT, "init")
     checked = run(python, tmp_path, _SCRIPT, "config", "check")
 
-    assert all(path.startswith(str(python.parents[1])) for path in found[:3])
-    assert found[3] == version("sluicegate")
+    assert all(path.startswith(str(python.parents[1])) for path in found[:4])
+    assert found[4] == version("sluicegate")
     assert "wrote config/gateway.yaml" in wrote
     assert "`config` is valid" in checked

@@ -10,7 +10,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backends.protocol import Call, Failed
 from gateway.cache.entry import CachedResult
 from gateway.redis.client import connect
 from testing.raw_http import Response, post
@@ -18,6 +17,7 @@ from testing.stub_backend import Behaviour, Reply, StubBackend, answer, answer_w
 from testing.valkey import Valkey
 from testing.waiting import eventually, until
 from tests.support.worker import RunningWorker, classify, running_worker
+from wire.protocol import Call, Failed
 
 pytestmark = pytest.mark.anyio
 _PATH = "/v1/classify"

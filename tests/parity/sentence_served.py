@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 
 from backends.model_tools.importing.convert import convert
-from backends.protocol import Done, EmbedParameters, Failed, RerankParameters, Task
 from tests.parity.references import Numbers, References
 from tests.parity.sentence_checkpoints import (
     CHECKPOINTS,
@@ -20,6 +19,7 @@ from tests.parity.sentence_checkpoints import (
     write_sentence_checkpoint,
 )
 from tests.support.backend_calls import Backend, running_backend
+from wire.protocol import Done, EmbedParameters, Failed, RerankParameters, Task
 
 
 def write_sentence_models(root: Path) -> Path:

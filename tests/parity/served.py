@@ -11,7 +11,11 @@ import pytest
 
 from backends.model_tools.demo.source import find_source
 from backends.model_tools.importing.convert import convert
-from backends.protocol import (
+from tests.parity.checkpoints import Checkpoint, all_checkpoints, write_checkpoint
+from tests.parity.references import AGGREGATIONS, Aggregation, Entity, Numbers, References
+from tests.parity.texts import LABELS, TEMPLATE, pairs, questions, searches
+from tests.support.backend_calls import Backend, running_backend
+from wire.protocol import (
     Done,
     EntitiesParameters,
     Parameters,
@@ -19,10 +23,6 @@ from backends.protocol import (
     Task,
     ZeroShotParameters,
 )
-from tests.parity.checkpoints import Checkpoint, all_checkpoints, write_checkpoint
-from tests.parity.references import AGGREGATIONS, Aggregation, Entity, Numbers, References
-from tests.parity.texts import LABELS, TEMPLATE, pairs, questions, searches
-from tests.support.backend_calls import Backend, running_backend
 
 MINILM = "minilm"
 

@@ -12,7 +12,6 @@ from litestar import Litestar
 from litestar.types import Receive, Scope, Send
 from prometheus_client import CollectorRegistry
 
-from backends.protocol import ModelInfo
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.dialect import Dialect
 from gateway.api.fast_path.head_cache import RequestHeadCache
@@ -49,6 +48,7 @@ from tests.support.clock import Clock
 from tests.support.events import RecordedEvents
 from tests.support.inference_scene import INFO, Scene
 from tests.support.limits import LocalRateLimiter
+from wire.protocol import ModelInfo
 
 KEY = "sk-the-key-of-a-caller"
 NARROW_KEY = "sk-a-key-for-one-model-only"

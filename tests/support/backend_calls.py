@@ -14,7 +14,11 @@ from backends.app import make_routes, open_backend
 from backends.batching.batcher import Batcher
 from backends.executors.base import ModelExecutor
 from backends.executors.opening import executor_opener
-from backends.protocol import (
+from backends.qualification.qualify import qualify, qualify_unmeasured
+from backends.serving.reloading import Repository
+from backends.settings import BackendSettings
+from backends.telemetry.spans import NO_TRACING, Tracing
+from wire.protocol import (
     CALL_PATH,
     RELOAD_PATH,
     Call,
@@ -35,10 +39,6 @@ from backends.protocol import (
     Task,
     TokenizeParameters,
 )
-from backends.qualification.qualify import qualify, qualify_unmeasured
-from backends.serving.reloading import Repository
-from backends.settings import BackendSettings
-from backends.telemetry.spans import NO_TRACING, Tracing
 
 # The tasks whose parameters all have defaults.
 _DEFAULTS: dict[Task, Callable[[], Parameters]] = {

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from backends.protocol import (
+from gateway.settings import process_environment
+from testing.waiting import wait_until
+from wire.protocol import (
     CALL_PATH,
     STATE_PATH,
     Call,
@@ -22,8 +24,6 @@ from backends.protocol import (
     ServingState,
     Task,
 )
-from gateway.settings import process_environment
-from testing.waiting import wait_until
 
 SERVE = (sys.executable, "-m", "backends", "serve")
 

@@ -6,13 +6,13 @@ import httpx
 import msgspec
 from typing_extensions import override
 
-from backends.plans import PlanTrial, Serving
-from backends.protocol import ModelInfo, PlanVerdict
 from gateway.admin.operators import Operator, Role
 from gateway.types import Endpoint
 from testing.stub_backend import stub_model
 from tests.support.dispatching import state
 from tests.support.scripted_client import ScriptedClient
+from wire.plans import PlanTrial, Serving
+from wire.protocol import ModelInfo, PlanVerdict
 
 VIEWER_KEY = "the-key-of-a-viewer"
 _TOKEN = re.compile(r'name="csrf" value="([^"]+)"')

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from random import Random
 
-from backends.protocol import Call, Failed
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.tracing import CallTracer
@@ -13,6 +12,7 @@ from gateway.types import Endpoint, ServedModel
 from gateway.upstream.base import CallFailed, Cause
 from tests.support.dispatching import Outcomes, dispatch, endpoint, state, work
 from tests.support.scripted_client import Script, ScriptedClient, Step, echo_all
+from wire.protocol import Call, Failed
 
 EU, US = endpoint("eu-0"), endpoint("us-0", region="us")
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.protocol import Call, ModelInfo, Report, ServingState, Task
 from gateway.dispatch.work import Settle, Work, WorkItem, WorkRunner, finish
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, RegionName, ServedModel
 from gateway.upstream.base import BackendClient, Receive
 from testing.stub_backend import StubBackend, stub_model
+from wire.protocol import Call, ModelInfo, Report, ServingState, Task
 
 
 def endpoint(

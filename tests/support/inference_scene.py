@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import msgspec
 from typing_extensions import override
 
-from backends.protocol import ClassifyParameters, ModelInfo, Task
 from gateway.cache.base import NullTier
 from gateway.cache.entry import CachedResult, CacheHit, Validity
 from gateway.cache.key import CacheKey, KeyMaker
@@ -39,6 +38,7 @@ from gateway.types import (
     TenantId,
 )
 from tests.support.clock import Clock
+from wire.protocol import ClassifyParameters, ModelInfo, Task
 
 T = TypeVar("T")
 INFO = ModelInfo(

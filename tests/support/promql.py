@@ -3,10 +3,10 @@
 import re
 from functools import cache
 
-from backends.metric_declaration import MetricKind
 from backends.telemetry.catalogue import backend_metrics
 from gateway.telemetry.catalogue import gateway_metrics
 from tools.monitoring.rules import groups
+from wire.metric_declaration import MetricKind
 
 TARGET = frozenset({"instance", "job"})
 """Labels that Prometheus gives to what it scrapes."""

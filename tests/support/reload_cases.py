@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from backends.protocol import Call, Done
 from gateway.admin.active_document import ActiveDocumentReader
 from gateway.config.document import PriceConfig
 from gateway.errors import ConfigurationError
@@ -16,6 +15,7 @@ from testing.raw_http import KEY, post
 from testing.stub_backend import Behaviour, Reply, StubBackend, answer, refuse
 from testing.waiting import eventually
 from tests.support.reload_scene import OTHER_KEY, ReloadCase, ReloadScene, Section, case_of
+from wire.protocol import Call, Done
 
 CASES: dict[str, ReloadCase] = {}
 HOUR = 3_600.0

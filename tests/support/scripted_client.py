@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from backends.plans import PlanTrial, ServingPlans
-from backends.protocol import Call, Done, Failed, PlanVerdict, Report, ServingState
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause, OnEnd, Receive
 from testing.stub_backend import echo
+from wire.plans import PlanTrial, ServingPlans
+from wire.protocol import Call, Done, Failed, PlanVerdict, Report, ServingState
 
 
 class Hang(msgspec.Struct, frozen=True):

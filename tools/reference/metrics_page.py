@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
-from backends.metric_declaration import MetricDeclaration, MetricSection
 from backends.telemetry.catalogue import BACKEND_METRICS
 from gateway.telemetry.catalogue import GATEWAY_METRICS
 from tools.reference.markdown import NOTE
+from wire.metric_declaration import MetricDeclaration, MetricSection
 
 _HEAD = f"""\
 # Metrics

@@ -7,11 +7,11 @@ import click
 
 from backends.algorithms.registry import describe
 from backends.errors import StartProblem
-from backends.protocol import Task
 from backends.qualification.gate import Measure
 from backends.qualification.golden_texts import read_golden
 from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings, quiet_libraries, read_settings
+from wire.protocol import Task
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 # The first of these tasks that a model has is used to compare it.

@@ -10,8 +10,8 @@ import numpy as np
 
 from backends.errors import StartProblem
 from backends.model_tools.comparing.results import Entity, Results
-from backends.protocol import Task
 from backends.types import Text
+from wire.protocol import Task
 
 
 def reference_results(folder: Path, task: Task, texts: Sequence[Text]) -> Results:

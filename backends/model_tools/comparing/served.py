@@ -15,17 +15,17 @@ from backends.errors import BackendError, StartProblem
 from backends.executors.opening import executor_opener
 from backends.model_tools.comparing.results import Entity, Results
 from backends.pipelines.ask import AlgorithmContext, encode_result
-from backends.protocol import (
+from backends.serving.core import ModelSetEntry
+from backends.settings import BackendSettings
+from backends.telemetry.spans import NO_TRACING
+from backends.types import Text
+from wire.protocol import (
     ClassifyParameters,
     EmbedParameters,
     EntitiesParameters,
     RerankParameters,
     Task,
 )
-from backends.serving.core import ModelSetEntry
-from backends.settings import BackendSettings
-from backends.telemetry.spans import NO_TRACING
-from backends.types import Text
 
 _AT_ONCE = 32
 _DEADLINE = 600.0

@@ -20,12 +20,6 @@ from backends.model_tools.importing.source import CheckpointFolder, open_source
 from backends.model_tools.tuning.precision import Echo
 from backends.model_tools.tuning.variant_options import VariantOptions, make_variant
 from backends.pipelines.ask import AlgorithmContext
-from backends.protocol import (
-    PARAMETERS,
-    ChooseItem,
-    ModelInfo,
-    Task,
-)
 from backends.repository.catalogue import read_catalogue
 from backends.repository.description import describe_model
 from backends.repository.manifest import NAME
@@ -34,6 +28,12 @@ from backends.repository.staging import open_staging
 from backends.serving.core import ModelSetEntry
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING
+from wire.protocol import (
+    PARAMETERS,
+    ChooseItem,
+    ModelInfo,
+    Task,
+)
 
 _STAGING = ".importing-"
 _DEADLINE = 600.0

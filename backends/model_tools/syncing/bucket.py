@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from backends.installing import install_command
 from backends.model_tools.syncing.layout import ObjectMissing
 from backends.model_tools.syncing.manifest import SyncProblem
+from wire.installing import install_command
 
 # The library yields only whole chunks. With small chunks, a slow download is noticed sooner.
 _CHUNK = 64 << 10

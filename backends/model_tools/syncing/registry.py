@@ -10,7 +10,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from backends.installing import install_command
 from backends.model_tools.syncing.manifest import (
     INDEX,
     MANIFEST,
@@ -19,6 +18,7 @@ from backends.model_tools.syncing.manifest import (
     sha256,
 )
 from backends.settings import process_environment
+from wire.installing import install_command
 
 try:
     import httpx

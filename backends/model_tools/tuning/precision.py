@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Literal
 
-from backends.gpus import GPU_PROVIDERS
+from wire.gpus import GPU_PROVIDERS
 
 VariantPrecision = Literal["int8", "fp16", "bf16"]
 # The precisions to which a provider's runtime can round an fp32 graph.

@@ -11,7 +11,6 @@ from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.opening import executor_opener
 from backends.executors.pooling import PoolingExecutor
-from backends.gpus import GPU_PROVIDERS
 from backends.model_tools.tuning.precision import ROUNDING
 from backends.pipelines.head import read_head_weights
 from backends.qualification.device_graphs import find_quickest
@@ -31,6 +30,7 @@ from backends.serving.loading import OpenExecutor, graph_source
 from backends.settings import BackendSettings
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, FloatArray, IntArray, OutputKind, Text
+from wire.gpus import GPU_PROVIDERS
 
 _EITHER_OR = 2
 # For a CPU, eight rows of similar length cost the least per row. A GPU needs more.

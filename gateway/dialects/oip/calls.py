@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from backends.protocol import Task
 from gateway.api.json_bounds import check_item_count, check_json_size
 from gateway.api.schemas import Body
 from gateway.config.document import RequestConfig
@@ -19,6 +18,7 @@ from gateway.dialects.oip.tensors import InputTensor, OutputTensor, RequestedOut
 from gateway.errors import InvalidRequest, TaskNotSupported
 from gateway.http.body_decoding import convert_body
 from gateway.types import Answer, InferenceRequest, ServedModel
+from wire.protocol import Task
 
 # Parameters of the protocol that do not affect the results.
 _IGNORED = frozenset({"binary_data_output", "content_type", "headers", "priority", "timeout"})

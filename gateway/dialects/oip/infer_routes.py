@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from backends.protocol import Task
 from gateway.api.inference_route import BodySource, InferenceRoute, Rendered
 from gateway.dialects.oip.calls import TensorCall, tensor_call
 from gateway.dialects.oip.errors import OIP_ERRORS
@@ -13,6 +12,7 @@ from gateway.dialects.oip.models import find_model
 from gateway.dialects.oip.task_tensors import tasks_of
 from gateway.dialects.oip.wire import LENGTH, json_part, read_request, write_answer
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
+from wire.protocol import Task
 
 
 class HttpTensorCall(msgspec.Struct, frozen=True, kw_only=True):

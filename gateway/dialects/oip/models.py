@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from backends.protocol import ModelInfo
 from gateway.dialects.oip.task_tensors import ANY, TASK_TENSORS, TensorSpec, tasks_of
 from gateway.inference.visibility import model_not_found
 from gateway.types import ServedModel
+from wire.protocol import ModelInfo
 
 EXTENSIONS = (
     "binary_tensor_data",

@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from backends.protocol import ModelInfo, Task
 from gateway.api.schemas import (
     Body,
     ChooseBody,
@@ -37,6 +36,7 @@ from gateway.dialects.oip.tensors import (
 )
 from gateway.dialects.stored_results import StoredLabel, choice_in, labels_in, score_in
 from gateway.errors import InvalidRequest, PayloadTooLarge
+from wire.protocol import ModelInfo, Task
 
 ANY = -1
 """Stands for a dimension of any size."""

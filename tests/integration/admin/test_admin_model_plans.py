@@ -9,8 +9,6 @@ import pytest
 from redis.asyncio import Redis
 from typing_extensions import override
 
-from backends.plans import PlanTrial, Serving
-from backends.protocol import ModelInfo, PlanVerdict
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from gateway.types import Endpoint
@@ -19,6 +17,8 @@ from tests.support.admin import client_of, refused
 from tests.support.dispatching import state
 from tests.support.documents import conforms, operations, resolved
 from tests.support.scripted_client import ScriptedClient
+from wire.plans import PlanTrial, Serving
+from wire.protocol import ModelInfo, PlanVerdict
 
 pytestmark = pytest.mark.anyio
 DOCUMENT = """

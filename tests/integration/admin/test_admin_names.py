@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from backends.protocol import Task
 from gateway.ledger.ledger import Ledger
 from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.store import RuntimeStore
@@ -16,6 +15,7 @@ from testing.stub_backend import stub_model
 from tests.support.admin import client_of, refused
 from tests.support.dispatching import state
 from tests.support.scripted_client import ScriptedClient
+from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 RULE = {"name": "minute", "unit": "items", "capacity": 5, "window": 60.0}

@@ -8,8 +8,6 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from backends.plans import Serving
-from backends.protocol import GpuState, Task
 from gateway.console.history import History
 from gateway.console.traffic import Reading
 from gateway.ledger.ledger import Ledger
@@ -20,6 +18,8 @@ from gateway.telemetry.metric_reading import Series
 from tests.support.admin import AUTHORIZATION, KEY
 from tests.support.console import VIEWER_KEY, ModelStates, log_in, mood
 from tests.support.dispatching import state
+from wire.plans import Serving
+from wire.protocol import GpuState, Task
 
 pytestmark = pytest.mark.anyio
 _DOCUMENT = """

@@ -6,9 +6,6 @@ from pathlib import Path
 import pytest
 from prometheus_client.core import Metric
 
-from backends.metric_declaration import MetricKind
-from backends.otlp_statistics import TracingStatistics
-from backends.plans import RevisionStatistics
 from backends.telemetry.catalogue import SECONDS, backend_metrics
 from backends.telemetry.metrics import BackendMetrics
 from backends.telemetry.nvml import GpuReader, NoGpuReader, open_gpus
@@ -21,6 +18,9 @@ from backends.types import (
     Snapshot,
 )
 from tests.support.gpu_library import LOST, FakeDriver, FakeGpu
+from wire.metric_declaration import MetricKind
+from wire.otlp.statistics import TracingStatistics
+from wire.plans import RevisionStatistics
 
 _DURATIONS = ((1, *[0] * len(SECONDS)), 0.000004)
 _SNAPSHOT = Snapshot(

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from backends.protocol import Task
 from bulk.errors import BulkStopped
 from bulk.files import find_inputs
 from bulk.reading import parquet_types
 from bulk.writing import ParquetWriter
+from wire.protocol import Task
 
 arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from backends.bulk.runner import BulkRunner
-from backends.protocol import Task
 from bulk.errors import BulkStopped
 from bulk.files import OutputFolder, find_inputs
 from bulk.options import BulkOptions, Manifest, make_manifest
@@ -22,6 +21,7 @@ from bulk.ray_job import PartRunner, RayOptions, RayRun, by_parts
 from bulk.ray_stage import ERROR, StageActor
 from bulk.usage import BulkUsage
 from loadtests.faults.bulk_jobs import digest
+from wire.protocol import Task
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 _SETTINGS: dict[str, Any] = {"provider": "paced", "paced_base": 0, "paced_token": 0}

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from backends.protocol import Task
 from bulk.errors import BulkStopped
 from bulk.files import OutputFolder
 from bulk.options import BulkOptions, Manifest
@@ -19,6 +18,7 @@ from bulk.output import JOB
 from bulk.settings import read_operator_key
 from bulk.usage import BulkUsage
 from bulk.usage_report import UsageReporter, usage_reporter
+from wire.protocol import Task
 
 DONE = Manifest(
     options=BulkOptions(model="m", task=Task.EMBED, columns=("text",)),

@@ -6,12 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.protocol import Report as Load, ServingState
 from loadtests.generator import Outcome
 from loadtests.gpu.full_path import summary
 from loadtests.gpu.plan import FIGURES, LARGE, SMALL, Options, through_gateway
 from loadtests.gpu.results import Journal, Measurement, Report
 from loadtests.gpu.sessions import distance
+from wire.protocol import Report as Load, ServingState
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backends.protocol import Task
 from loadtests.peers.measure import (
     AnswersDiffer,
     Work,
     check_answers,
 )
+from wire.protocol import Task
 
 WORK = Work(served=Path("served"), exported=Path("exported"))
 

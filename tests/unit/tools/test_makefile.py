@@ -25,9 +25,9 @@ def clone(tmp_path: Path) -> Path:
     """A clone whose environment is complete, of the interpreter `one`."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     (tmp_path / "pyproject.toml").touch()
-    (tmp_path / "backends").mkdir()
+    (tmp_path / "wire").mkdir()
     for name in ("__init__.py", "gpus.py"):
-        shutil.copy(ROOT / "backends" / name, tmp_path / "backends")
+        shutil.copy(ROOT / "wire" / name, tmp_path / "wire")
     for name in ("demo", "demo-gpu", "dev", "pip"):
         (tmp_path / "requirements").mkdir(exist_ok=True)
         (tmp_path / f"requirements/{name}.txt").touch()

@@ -11,9 +11,9 @@ from backends.algorithms.registry import combined_version, describe
 from backends.algorithms.reviewer import Reviewer
 from backends.algorithms.zero_shot import ZeroShot
 from backends.pipelines.ask import AlgorithmContext
-from backends.protocol import Task
 from backends.repository.catalogue import read_catalogue
 from testing.model_repository import write_repository
+from wire.protocol import Task
 
 
 class Versioned(Algorithm):

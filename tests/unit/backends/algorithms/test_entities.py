@@ -8,10 +8,10 @@ from typing_extensions import override
 
 from backends.algorithms.entities import Entities, TextEntity, find_entities, without_overlaps
 from backends.batching.coalescing import RowCaller
-from backends.protocol import Aggregation, EntitiesParameters
 from backends.types import FloatArray, TokenOffsets
 from tests.support.fake_models import FakeModel, asking
 from tests.support.loop_turns import longest_hold
+from wire.protocol import Aggregation, EntitiesParameters
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC"]
 

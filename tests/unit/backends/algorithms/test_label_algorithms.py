@@ -14,8 +14,8 @@ from backends.algorithms.label_tree import LabelTree, read_tree
 from backends.algorithms.long_document import LongClassify, LongEmbed
 from backends.algorithms.zero_shot import ZeroShot
 from backends.errors import ItemRefused
-from backends.protocol import ClassifyParameters, EmbedParameters, Function
 from tests.support.fake_models import FakeModel, asking
+from wire.protocol import ClassifyParameters, EmbedParameters, Function
 
 pytestmark = pytest.mark.anyio
 

@@ -7,9 +7,9 @@ import pytest
 from backends.algorithms.embedding import Rerank
 from backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
 from backends.errors import ItemRefused
-from backends.protocol import ChooseItem, ChooseParameters, RerankParameters, ZeroShotParameters
 from backends.types import Text
 from tests.support.fake_models import FakeModel, asking
+from wire.protocol import ChooseItem, ChooseParameters, RerankParameters, ZeroShotParameters
 
 pytestmark = pytest.mark.anyio
 LABELS = ["contradiction", "neutral", "entailment"]

@@ -9,9 +9,9 @@ from hypothesis import given, settings, strategies as st
 from backends.algorithms.classify import Classify
 from backends.algorithms.tournament import Tournament
 from backends.errors import ItemRefused
-from backends.protocol import InferParameters
 from backends.types import Text
 from tests.support.fake_models import FakeModel, asking
+from wire.protocol import InferParameters
 
 pytestmark = pytest.mark.anyio
 

@@ -7,8 +7,8 @@ import pytest
 from backends.algorithms.zero_shot import Choose, ZeroShot
 from backends.batching.coalescing import RowCaller
 from backends.pipelines.ask import AlgorithmContext
-from backends.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
 from tests.support.fake_models import FakeModel, asking
+from wire.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
 
 pytestmark = pytest.mark.anyio
 

@@ -11,10 +11,10 @@ from backends.api.calls import CallAuthenticator, CallHandler
 from backends.api.direct_calls import DirectCall
 from backends.api.transit_estimates import TransitEstimates
 from backends.errors import NotReady
-from backends.protocol import Call, CallItem, Task
 from backends.serving.core import ServingCore
 from backends.telemetry.spans import NO_TRACING
 from tests.support.clock import Clock
+from wire.protocol import Call, CallItem, Task
 
 GATEWAY, OTHER = 7, 8
 AHEAD = 1_000_000.0

@@ -15,7 +15,7 @@ from backends.pipelines.scores import (
     sigmoid,
     softmax,
 )
-from backends.protocol import Function
+from wire.protocol import Function
 
 
 def test_softmax_stands_logits_of_any_size() -> None:

@@ -14,7 +14,6 @@ from typing_extensions import ParamSpec, TypeVar, override
 from backends.app import make_routes
 from backends.errors import ExecutorDied, Overloaded
 from backends.executors.dummy import DummyExecutor
-from backends.protocol import Failed, Task
 from backends.qualification.qualify import qualify_unmeasured
 from backends.serving.loading import LoadingTools
 from backends.serving.reloading import Repository
@@ -26,6 +25,7 @@ from testing.model_repository import DIMENSIONS, make_tokenizer, write_repositor
 from testing.waiting import until
 from tests.support.backend_calls import Backend
 from tests.support.loop_turns import longest_hold
+from wire.protocol import Failed, Task
 
 pytestmark = pytest.mark.anyio
 P = ParamSpec("P")

@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from backends.plans import RevisionStatistics, Serving, duration_bucket
-from backends.protocol import ModelInfo
 from gateway.admin.plan_changes import check_equal
 from gateway.admin.revisions import percentile, views
 from gateway.errors import PlanRefused
 from gateway.ledger.types import RevisionCost
 from testing.stub_backend import stub_model
+from wire.plans import RevisionStatistics, Serving, duration_bucket
+from wire.protocol import ModelInfo
 
 SHARED = Serving(revisions={"1": 90, "2": 10})
 

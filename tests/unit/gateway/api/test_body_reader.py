@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 
-from backends.protocol import Task
 from gateway.api.body_reader import BodyReader
 from gateway.api.decode_errors import explain_decode_error
 from gateway.api.json_bounds import check_json_size
@@ -20,6 +19,7 @@ from gateway.errors import GatewayError, InvalidRequest, PayloadTooLarge
 from gateway.runtime.runtime import compile_runtime
 from gateway.types import RequestId
 from tests.support.inference_scene import Models
+from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 _SIZE = 8 * 1024 * 1024

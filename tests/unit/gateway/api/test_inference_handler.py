@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from backends.protocol import Task
 from gateway.api.body_reader import BodyReader
 from gateway.api.request_state import ParsedBody, RequestState
 from gateway.config.document import RequestConfig
 from gateway.types import ItemFailure, Rule
 from tests.support.api import AUTHORIZATION, NARROW_KEY, Api, problem
+from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 _BODY = {"model": "sentiment", "input": "a text"}

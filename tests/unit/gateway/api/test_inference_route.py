@@ -2,8 +2,8 @@
 
 import pytest
 
-from backends.protocol import Task
 from gateway.api.inference_route import InferenceRoute, InferenceRoutes
+from wire.protocol import Task
 
 
 class _Route(InferenceRoute):

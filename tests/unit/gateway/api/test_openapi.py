@@ -11,7 +11,6 @@ import pytest
 from litestar.routes import HTTPRoute
 
 from backends.algorithms.questions import MAX_LABELS
-from backends.protocol import Task
 from gateway.admin.app import HANDLERS
 from gateway.api.code_samples import code_samples
 from gateway.api.openapi import described_by_litestar
@@ -37,6 +36,7 @@ from tests.support.documents import (
     operations,
     resolved,
 )
+from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 _PROBLEM = "#/components/schemas/Problem"

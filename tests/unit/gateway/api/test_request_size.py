@@ -11,7 +11,6 @@ import httpx
 import msgspec
 import pytest
 
-from backends.protocol import Task
 from gateway.api.body_reader import BodyReader
 from gateway.api.native_routes import ROUTE_OF
 from gateway.api.request_size import RequestSize
@@ -24,6 +23,7 @@ from testing.waiting import until
 from tests.support.api import Api
 from tests.support.dialects import serve_models
 from tests.support.inference_scene import INFO, Models
+from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 MB = 1_000_000

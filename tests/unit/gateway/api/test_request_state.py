@@ -2,13 +2,13 @@
 
 import pytest
 
-from backends.protocol import Task
 from gateway.api.native_routes import ROUTE_OF
 from gateway.api.request_state import RequestIds, RequestState
 from gateway.config.document import Document
 from gateway.errors import GatewayError, InvalidItem, Overloaded, UpstreamUnavailable
 from gateway.runtime.runtime import compile_runtime
 from gateway.types import KeyId, Principal, RequestId, TenantId, Usage
+from wire.protocol import Task
 
 _ROUTE = ROUTE_OF[Task.CLASSIFY]
 _RUNTIME = compile_runtime(Document(), 1)

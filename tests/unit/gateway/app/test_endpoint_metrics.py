@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from backends.protocol import Report, ServingState
 from gateway.app.endpoint_metrics import EndpointMetrics
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.endpoint_counts import OTHERS, EndpointCounts
@@ -15,6 +14,7 @@ from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from gateway.telemetry.instruments import Instruments
 from gateway.types import BackendId, Endpoint, RegionName
 from gateway.upstream.base import CallFailed, Cause
+from wire.protocol import Report, ServingState
 
 _READY = ServingState(
     backend_id="eu-1",

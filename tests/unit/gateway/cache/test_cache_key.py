@@ -6,9 +6,9 @@ from typing import Any, TypedDict
 import pytest
 from hypothesis import given, strategies as st
 
-from backends.protocol import ModelInfo, Task
 from gateway.cache import key as module
 from gateway.cache.key import CacheKey, KeyMaker
+from wire.protocol import ModelInfo, Task
 
 SECRET = b"a secret of some length"
 

@@ -1,9 +1,9 @@
 """Which models are listed, and why one is not served."""
 
-from backends.plans import ServingPlans
 from gateway.console.fleet import Backend, EndpointReport, FleetView
 from gateway.console.model_list import ModelRow, list_models
 from gateway.console.traffic import Reading, traffic_between
+from wire.plans import ServingPlans
 
 
 def backend(

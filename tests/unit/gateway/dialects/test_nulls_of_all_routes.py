@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from backends.protocol import Task
 from gateway.api.inference_operations import INFERENCE_OPERATIONS
 from gateway.api.inference_route import BodySource, InferenceRoute, RequestBody
 from gateway.api.native_routes import NATIVE_ROUTES
@@ -17,6 +16,7 @@ from gateway.dialects.hugging_face_tasks import PIPELINES
 from gateway.dialects.registry import DIALECTS
 from gateway.http.body_decoding import UnknownField
 from tests.support.inference_scene import INFO, Models
+from wire.protocol import Task
 
 _MARK = b"\xef\xbb\xbf"
 _TASKS = {

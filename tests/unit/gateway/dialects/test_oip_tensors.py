@@ -8,8 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.plans import Serving, Shadow
-from backends.protocol import Task
 from gateway.api.schemas import ChooseBody, ClassifyBody, EmbedBody, RerankBody, ZeroShotBody
 from gateway.config.document import RequestConfig
 from gateway.dialects.oip.calls import TensorCall, TensorRequest, tensor_call
@@ -26,6 +24,8 @@ from gateway.dialects.oip.tensors import InputTensor, RequestedOutput
 from gateway.errors import GatewayError, InvalidRequest, PayloadTooLarge, TaskNotSupported
 from gateway.types import Answer, ItemOutcome, RegionName, ServedModel, Source
 from tests.support.inference_scene import INFO
+from wire.plans import Serving, Shadow
+from wire.protocol import Task
 
 _MOST = 100
 _BOUNDS = RequestConfig(max_values=_MOST, max_items=10, max_body_bytes=1_000)

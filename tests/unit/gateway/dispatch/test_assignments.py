@@ -8,8 +8,6 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from backends.plans import Assignment
-from backends.protocol import ServingState
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.assignments import SETTLING, ModelAssigner
 from gateway.routing.endpoint_state import EndpointState, ProbeFailure
@@ -19,6 +17,8 @@ from gateway.upstream.base import CallFailed, Cause
 from testing.stub_backend import stub_model
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
+from wire.plans import Assignment
+from wire.protocol import ServingState
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from backends.protocol import Call, Report, Task
 from gateway.config.document import RoutingConfig
 from gateway.routing.endpoint_state import ProbeFailure
 from gateway.types import Endpoint
@@ -17,6 +16,7 @@ from testing.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
 from tests.support.dispatching import Outcomes, dispatch, work
 from tests.support.scripted_client import Hang, Step
+from wire.protocol import Call, Report, Task
 
 pytestmark = pytest.mark.anyio
 

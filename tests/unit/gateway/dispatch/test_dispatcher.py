@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
-from backends.protocol import Call, Done, Report
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.failures import EXPIRED
 from gateway.dispatch.request_dispatch import RequestDispatch
@@ -17,6 +16,7 @@ from testing.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
 from tests.support.dispatching import Outcomes, dispatch, state, work
 from tests.support.scripted_client import Hang, Pause, Step, echo_all
+from wire.protocol import Call, Done, Report
 
 pytestmark = pytest.mark.anyio
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from backends.protocol import Failed
 from gateway.dispatch.failures import of_call, of_item, with_overload
 from gateway.dispatch.statistics import DispatchStatistics
 from gateway.types import ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import CallFailed, Cause
+from wire.protocol import Failed
 
 
 @pytest.mark.parametrize("cause", [Cause.UNREACHABLE, Cause.CUT, Cause.TIMED_OUT])

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from backends.protocol import Call, Report
 from gateway.config.document import RoutingConfig
 from gateway.dispatch import failures
 from gateway.dispatch.work import StartedWork, Work
@@ -20,6 +19,7 @@ from testing.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
 from tests.support.dispatching import Outcomes, served, work
 from tests.support.scripted_client import Hang, Step
+from wire.protocol import Call, Report
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from backends.protocol import Call, Report
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.hedging import Hedging, Latencies
 from gateway.routing.endpoint_state import ProbeFailure
@@ -17,6 +16,7 @@ from testing.waiting import until
 from tests.support.dispatch_scene import EU, US, Scene, failing, item_failure
 from tests.support.dispatching import Outcomes, dispatch, endpoint, work
 from tests.support.scripted_client import Pause, Step, echo_all
+from wire.protocol import Call, Report
 
 pytestmark = pytest.mark.anyio
 

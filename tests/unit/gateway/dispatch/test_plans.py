@@ -6,8 +6,6 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from backends.plans import ServingPlans
-from backends.protocol import ServingState
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.plans import PlanFollower
 from gateway.dispatch.prober import Prober
@@ -20,6 +18,8 @@ from testing.waiting import until
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
 from tests.support.scripted_client import ScriptedClient
+from wire.plans import ServingPlans
+from wire.protocol import ServingState
 
 pytestmark = pytest.mark.anyio
 EU = endpoint("eu-0")

@@ -6,7 +6,6 @@ from random import Random
 import pytest
 from typing_extensions import override
 
-from backends.protocol import ServingState
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.prober import JITTER, MOST_PROBES, Prober, effective_interval
 from gateway.routing.endpoint_state import Health
@@ -15,6 +14,7 @@ from gateway.types import Endpoint
 from gateway.upstream.transport import KEEPALIVE_EXPIRY
 from tests.support.dispatching import endpoint, state
 from tests.support.scripted_client import ScriptedClient
+from wire.protocol import ServingState
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,6 @@ from random import Random
 import pytest
 from typing_extensions import override
 
-from backends.protocol import ServingState
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.prober import MOST_AT_ONCE, Prober
 from gateway.routing.endpoint_state import Health
@@ -14,6 +13,7 @@ from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
 from tests.support.dispatching import endpoint, state
 from tests.support.scripted_client import ScriptedClient
+from wire.protocol import ServingState
 
 pytestmark = pytest.mark.anyio
 

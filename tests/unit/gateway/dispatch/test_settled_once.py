@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from backends.protocol import Call, Done, Failed, Report
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.routing.fleet import Fleet
@@ -16,6 +15,7 @@ from testing.stub_backend import echo
 from testing.waiting import until
 from tests.support.dispatching import Outcomes, dispatch, endpoint, state, work
 from tests.support.scripted_client import Hang, Pause, Script, ScriptedClient, Step
+from wire.protocol import Call, Done, Failed, Report
 
 pytestmark = pytest.mark.anyio
 

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from backends.protocol import Call
 from gateway.routing.endpoint_state import ProbeFailure
 from gateway.types import Endpoint
 from gateway.upstream.base import Cause
 from testing.waiting import until
 from tests.support.dispatch_scene import EU, US, Scene, failing
 from tests.support.scripted_client import Step, echo_all
+from wire.protocol import Call
 
 pytestmark = pytest.mark.anyio
 LATE = ProbeFailure(detail="late", silence=1.0)

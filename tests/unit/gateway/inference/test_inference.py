@@ -5,11 +5,11 @@ import asyncio
 import msgspec
 import pytest
 
-from backends.protocol import Task
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
 from gateway.types import CacheDirectives, Criticality, ItemFailure, Source
 from testing.waiting import until
 from tests.support.inference_scene import INFO, FailsOnce, Scene, sources
+from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 _HIT, _COMPUTED, _COLLAPSED = Source.HIT, Source.COMPUTED, Source.COLLAPSED

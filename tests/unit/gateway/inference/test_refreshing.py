@@ -6,7 +6,6 @@ from types import MappingProxyType
 import msgspec
 import pytest
 
-from backends.protocol import ClassifyParameters, Task
 from gateway.config.document import Document
 from gateway.dispatch.work import Settle, StartedWork, Work
 from gateway.dispatch.work_task import WorkTask
@@ -17,6 +16,7 @@ from gateway.runtime.runtime import Runtime
 from gateway.types import InferenceRequest, KeyId, ModelName, Principal, TenantId
 from testing.waiting import until
 from tests.support.inference_scene import RecordedTasks, Scene
+from wire.protocol import ClassifyParameters, Task
 
 pytestmark = pytest.mark.anyio
 

@@ -2,11 +2,11 @@
 
 import msgspec
 
-from backends.protocol import Task
 from gateway.rate_limit.base import Charge
 from gateway.rate_limit.charges import Estimate, WorkLimits, charges_for, work_charges_for
 from gateway.rate_limit.reservations import estimate
 from gateway.types import KeyId, Principal, Rule, TenantId
+from wire.protocol import Task
 
 MINUTE = Rule(name="minute", unit="requests", capacity=60, window=60.0)
 ITEMS = Rule(name="items", unit="items", capacity=600, window=60.0)

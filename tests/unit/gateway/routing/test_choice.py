@@ -3,11 +3,11 @@
 from collections import Counter
 from random import Random
 
-from backends.protocol import Report
 from gateway.config.document import RoutingConfig
 from gateway.routing.choice import ChoiceContext, choose, favourite
 from gateway.routing.endpoint_state import INITIAL_SHARE, EndpointState
 from tests.support.dispatching import endpoint
+from wire.protocol import Report
 
 NOW = 1000.0
 MOMENT = ChoiceContext(NOW, RoutingConfig(slow_start=5.0))

@@ -6,7 +6,6 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from backends.protocol import Report
 from gateway.config.document import RoutingConfig
 from gateway.routing.endpoint_state import INITIAL_SHARE, CallVerdict, Health, ProbeFailure
 from gateway.routing.fleet import Fleet
@@ -15,6 +14,7 @@ from gateway.types import Criticality, Endpoint, ServedModel
 from testing.stub_backend import stub_model
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
+from wire.protocol import Report
 
 EU = [endpoint("eu-0"), endpoint("eu-1")]
 US = [endpoint("us-0", region="us")]

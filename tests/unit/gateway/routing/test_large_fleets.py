@@ -6,7 +6,6 @@ from random import Random
 import msgspec
 import pytest
 
-from backends.protocol import Report
 from gateway.config.document import RoutingConfig
 from gateway.routing import choice
 from gateway.routing.choice import WIDE
@@ -16,6 +15,7 @@ from gateway.types import BackendId, Endpoint, RegionName, ServedModel
 from testing.stub_backend import stub_model
 from tests.support.clock import Clock
 from tests.support.dispatching import state
+from wire.protocol import Report
 
 ENDPOINTS = 600
 ITEMS = [number.to_bytes(4, "big") for number in range(6000)]

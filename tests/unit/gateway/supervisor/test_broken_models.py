@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from backends.protocol import Report, ServingState
 from gateway.supervisor.broken_models import broken_models
 from gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
+from wire.protocol import Report, ServingState
 
 pytestmark = pytest.mark.anyio
 

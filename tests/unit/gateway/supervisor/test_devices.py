@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from backends.gpus import Gpu, GpusFound
 from gateway.settings import Settings
 from gateway.supervisor.devices import PROVIDER, Devices, choose_devices
 from gateway.supervisor.errors import CannotStart
 from gateway.supervisor.spec import ProcessSpec
 from gateway.supervisor.topology import backend_specs, first_of_devices
+from wire.gpus import Gpu, GpusFound
 
 GPUS = tuple(
     Gpu(

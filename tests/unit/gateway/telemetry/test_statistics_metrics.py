@@ -6,8 +6,6 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from backends.metric_declaration import MetricKind, unit_of
-from backends.otlp_statistics import TracingStatistics
 from backends.telemetry.catalogue import backend_metrics
 from gateway.app.clock_watch import ClockSkews
 from gateway.app.stats_reporter import WorkerStatistics
@@ -32,6 +30,8 @@ from gateway.workers.budget_monitor import BudgetStatistics
 from gateway.workers.request_log import RequestLogStatistics
 from gateway.workers.shipper import ShipperStatistics
 from gateway.workers.usage_rollup import RollupStatistics
+from wire.metric_declaration import MetricKind, unit_of
+from wire.otlp.statistics import TracingStatistics
 
 _PARTS: dict[str, type[msgspec.Struct]] = {
     "cache": CacheStatistics,

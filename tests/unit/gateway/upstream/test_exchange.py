@@ -8,13 +8,13 @@ from typing import cast
 import msgspec
 import pytest
 
-from backends.protocol import Call, CallItem, Done, Failed, Report, Task
 from gateway.config.document import RoutingConfig
 from gateway.types import Endpoint
 from gateway.upstream.base import StartedCall
 from gateway.upstream.http import HttpBackendClient
 from testing.stub_backend import Reply, StubBackend, answer, answer_when, echo
 from tests.support.dispatching import endpoint_of
+from wire.protocol import Call, CallItem, Done, Failed, Report, Task
 
 pytestmark = pytest.mark.anyio
 

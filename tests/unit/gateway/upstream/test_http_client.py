@@ -6,7 +6,6 @@ from random import Random
 import msgspec
 import pytest
 
-from backends.protocol import TOKEN_HEADER, Call, CallItem, Done, Failed, Report, Task
 from gateway.config.document import RoutingConfig
 from gateway.types import Endpoint
 from gateway.upstream import http
@@ -24,6 +23,7 @@ from testing.stub_backend import (
 )
 from testing.waiting import until
 from tests.support.dispatching import call_backend, endpoint, endpoint_of
+from wire.protocol import TOKEN_HEADER, Call, CallItem, Done, Failed, Report, Task
 
 pytestmark = pytest.mark.anyio
 

@@ -5,13 +5,13 @@ import asyncio
 import msgspec
 import pytest
 
-from backends.protocol import ServingState
 from gateway.config.document import RoutingConfig
 from gateway.upstream.base import CallFailed
 from gateway.upstream.http import HttpBackendClient
 from testing.stub_backend import StubBackend
 from tests.support.dispatching import endpoint, endpoint_of, state
 from tests.support.raw_server import RawServer
+from wire.protocol import ServingState
 
 pytestmark = pytest.mark.anyio
 

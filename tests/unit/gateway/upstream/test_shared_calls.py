@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.protocol import Call, CallItem, Done, Failed, Report, Task, encode_frame
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.shared_call import MAX_ITEMS, SharedCall
 from testing.stub_backend import Reply, StubBackend, answer, echo
 from tests.support.dispatching import call_backend, endpoint_of
+from wire.protocol import Call, CallItem, Done, Failed, Report, Task, encode_frame
 
 pytestmark = pytest.mark.anyio
 

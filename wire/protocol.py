@@ -22,7 +22,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from backends.plans import Assignment, RevisionNumber, RevisionStatistics, Serving
+from wire.plans import Assignment, RevisionNumber, RevisionStatistics, Serving
 
 WIRE_VERSION = 1
 CALL_PATH = "/v1/call"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.device_processes import processes_for_a_gpu
+from gateway.supervisor.device_processes import processes_for_a_gpu
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.cores import usable_cores
 from backends.settings import read_settings
+from wire.cores import usable_cores
 
 CPU = "/sys/fs/cgroup/cpu,cpuacct"
 VERSION_1 = f"30 25 0:26 {{}} {CPU} rw,nosuid - cgroup cgroup rw,cpu,cpuacct\n"

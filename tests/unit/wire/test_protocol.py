@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from backends.protocol import Call, CallItem, Done, Failed, FrameReader, Report, Task, encode_frame
+from wire.protocol import Call, CallItem, Done, Failed, FrameReader, Report, Task, encode_frame
 
 NESTED = b"\x91" * 100_000 + b"\xc0"
 

@@ -10,13 +10,13 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, M
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric as Family
 
-from backends.otlp_metrics import MetricPusher, open_pusher
-from backends.otlp_variables import TracingProblem, is_push_wanted
 from gateway.telemetry.metric_files import add_up_dead, counted_since
 from gateway.telemetry.metric_push import NoPush, push_from
 from gateway.telemetry.metrics import GatewayMetrics
 from testing.waiting import until
 from tests.support.otlp_sink import HttpSink
+from wire.otlp.metrics import MetricPusher, open_pusher
+from wire.otlp.variables import TracingProblem, is_push_wanted
 
 _ROUTE = "/v1/classify"
 

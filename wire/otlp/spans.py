@@ -13,11 +13,11 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, SpanExportResult
 from typing_extensions import override
 
-from backends.installing import install_command
-from backends.otlp_encoding import SpanBatch, encode_message, encode_spans
-from backends.otlp_session import ExportSession
-from backends.otlp_statistics import TracingStatistics
-from backends.otlp_variables import (
+from wire.installing import install_command
+from wire.otlp.encoding import SpanBatch, encode_message, encode_spans
+from wire.otlp.session import ExportSession
+from wire.otlp.statistics import TracingStatistics
+from wire.otlp.variables import (
     COMPRESSIONS,
     OTLP,
     TracingProblem,

@@ -30,9 +30,9 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.core import Metric as Family, Sample
 
-from backends.metric_declaration import unit_of
-from backends.otlp import open_exporter
-from backends.otlp_variables import number
+from wire.metric_declaration import unit_of
+from wire.otlp.spans import open_exporter
+from wire.otlp.variables import number
 
 CLOSE_WITHIN: Final = 2.0
 _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE

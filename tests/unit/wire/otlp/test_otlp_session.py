@@ -11,8 +11,8 @@ import pytest
 import requests
 from typing_extensions import override
 
-from backends.otlp_session import ExportSession
 from testing.ports import free_port
+from wire.otlp.session import ExportSession
 
 _HEADERS = {"content-type": "application/x-protobuf", "x-key": "abc"}
 

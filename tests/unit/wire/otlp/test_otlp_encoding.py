@@ -18,7 +18,7 @@ from opentelemetry.trace import (
 )
 from opentelemetry.util.types import Attributes
 
-from backends.otlp_encoding import SCOPE, SpanBatch, encode_message, encode_span, encode_spans
+from wire.otlp.encoding import SCOPE, SpanBatch, encode_message, encode_span, encode_spans
 
 _RESOURCE, _SCOPE = Resource({"service.name": "x"}), InstrumentationScope("s", "1")
 
