@@ -1,4 +1,4 @@
-"""Counts durations in histogram buckets. Gateways and backends use this module."""
+"""Counts durations in histogram buckets."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

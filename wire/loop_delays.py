@@ -1,4 +1,4 @@
-"""Measures how late timers of an event loop are. Gateways and backends use this module."""
+"""Measures how late timers of an event loop are."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Pushes metrics over OTLP as the `OTEL_*` variables say. Gateways and backends use this module.
+"""Pushes metrics over OTLP as the `OTEL_*` variables say.
 
 The pushed metrics are those that a scrape would return, as cumulative sums, gauges and histograms.
 """

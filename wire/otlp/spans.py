@@ -1,4 +1,4 @@
-"""Exports spans as the `OTEL_*` variables say. Gateways and backends use this module."""
+"""Exports spans as the `OTEL_*` variables say."""
 
 import logging
 import threading
