@@ -91,6 +91,7 @@ WRITTEN = 'cache_writes_total{result="written",tier="redis"}'
 WRITE_ERRORS = 'cache_writes_total{result="error",tier="redis"}'
 CACHE_BREAKER = 'breaker_openings_total{dependency="cache_redis"}'
 STATE_BREAKER = 'breaker_openings_total{dependency="state_redis"}'
+STATE_FAILURES = 'limit_redis_calls_total{result="failed"}'
 ADMITTED_BY_REDIS = 'limit_admissions_total{source="redis"}'
 
 
@@ -142,12 +143,13 @@ async def test_a_fault_of_the_state_redis_costs_misses_little_and_hits_nothing(
         caller = Caller(connection)
         before, during, hits = await caller.lives_through(redis)
 
-        async def is_open() -> bool:
+        async def is_noticed() -> bool:
             await caller.hit()
-            return counted(worker, STATE_BREAKER) >= 1
+            opened, failed = counted(worker, STATE_BREAKER), counted(worker, STATE_FAILURES)
+            return opened >= 1 if fault in STATE_OPENING else failed >= 1
 
-        if fault in STATE_OPENING:
-            await eventually(is_open, every=0.02)
+        if fault in STATE_OPENING or fault == "full":
+            await eventually(is_noticed, every=0.02)
         redis.end()
         asked = counted(worker, ADMITTED_BY_REDIS)
 
