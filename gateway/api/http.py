@@ -109,10 +109,7 @@ def bounded(body: bytes, *, limit: int) -> bytes:
 
 async def respond(send: Send, reply: HttpReply) -> None:
     """Send one complete response, a large one in pieces."""
-    headers: Headers = []
-    for line in reply.lines.split(b"\r\n")[:-1]:
-        name, _, value = line.partition(b": ")
-        headers.append((name, value))
+    headers = header_fields(reply.lines)
     if reply.status != _NO_CONTENT:
         headers.append((b"content-length", b"%d" % len(reply.body)))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
@@ -122,6 +119,15 @@ async def respond(send: Send, reply: HttpReply) -> None:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
         await asyncio.sleep(0)  # lets the server find out whether the peer reads
     await send({"type": "http.response.body", "body": bytes(left), "more_body": False})
+
+
+def header_fields(lines: bytes) -> Headers:
+    """Return the names and values of header lines."""
+    fields: Headers = []
+    for line in lines.split(b"\r\n")[:-1]:
+        name, _, value = line.partition(b": ")
+        fields.append((name, value))
+    return fields
 
 
 def too_large(limit: int) -> PayloadTooLarge:

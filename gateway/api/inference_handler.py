@@ -22,9 +22,9 @@ from gateway.api.http import (
     respond,
 )
 from gateway.api.inference_route import RouteMatch
-from gateway.api.request_processor import SHORT, RequestProcessor
+from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestState
-from gateway.http.byte_budget import LARGE, ByteBudget
+from gateway.http.byte_budget import ByteBudget
 from gateway.http.write_coalescing import BufferedHttpExtension
 
 _FIRST_ERROR = 400
@@ -99,14 +99,8 @@ class InferenceHandler:
                 raw = await self._body_timeouts.read(arriving, deadline=state.deadline)
             else:
                 bounded(raw, limit=limit)
-            # Large ones are read in a thread. A read of the fast path is never as large.
-            if len(raw) > LARGE:
-                await self._processor.read_large(state, raw)
-            elif len(raw) > SHORT:
-                await self._processor.wait_for_turn(state)
         except ClientDisconnected:
             raise
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - must not end the worker
             return self._processor.failed(state, error)
-        reply = self._processor.reply_now(state, raw)
-        return await self._processor.reply_later(state) if reply is None else reply
+        return await self._processor.answer(state, raw)

@@ -93,7 +93,8 @@ class RequestEvents:
         now = self.now()
         event = state.event(wall=self._wall, now=now, region=self._region)
         if event is not None:
-            self._events.publish(event)
+            publish = state.publish or self._events.publish
+            publish(event)
         self.count_request(state)
         usage = state.usage
         if not state.model:

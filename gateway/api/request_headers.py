@@ -1,8 +1,7 @@
 """Parses the request headers that set timeout, cache use and criticality."""
 
 import math
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Mapping
 
 import msgspec
 
@@ -37,10 +36,6 @@ def parse_request_options(
         directives=parse_cache_control(headers.get(b"cache-control", b"")),
         criticality=parse_criticality(headers.get(b"sluicegate-criticality")),
     )
-
-
-OptionsParser: TypeAlias = Callable[[Mapping[bytes, bytes], DeadlineConfig], RequestOptions]
-"""What `parse_request_options` does."""
 
 
 def parse_timeout(value: bytes | None, deadline: DeadlineConfig) -> float:

@@ -1,8 +1,9 @@
 """Decides, charges, counts and publishes requests to the inference routes, for all entry points.
 
-An entry point (fast path or handler) reads and sends bytes. In between it calls `read_head`, then
-`reply_now` with the body. Where that has to wait, `lookup_nowait` answers from the cache without a
-task, `compute_nowait` and `reply` go on from there, and `reply_later` is for all other cases.
+An entry point reads and sends bytes. In between, the handler of the application and batch jobs call
+`answer`. The fast path calls `reply_now` with the body. If the answer has to wait, `lookup_nowait`
+reads the cache without a task, `compute_nowait` and `reply` go on from there, and `reply_later` is
+for all other cases.
 Memory hits that repeat an earlier one are answered by `gateway.api.memory_hits`.
 """
 
@@ -22,14 +23,14 @@ from gateway.api.key_rights import check_budget, check_model
 from gateway.api.large_answers import LargeAnswers, estimated_bytes
 from gateway.api.memory_hits import MemoryHits
 from gateway.api.request_events import RequestEvents
-from gateway.api.request_headers import OptionsParser, parse_request_options
+from gateway.api.request_headers import parse_request_options
 from gateway.api.request_spans import end_request_span, from_memory, recorded_lookup
 from gateway.api.request_state import ParsedBody, RequestState
 from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import CacheHit
 from gateway.errors import DeadlineExceeded, GatewayError, MethodNotAllowed
-from gateway.http.byte_budget import ByteBudget
+from gateway.http.byte_budget import LARGE, ByteBudget
 from gateway.http.client_id import parse_client_id
 from gateway.http.problem_details import problem_lines
 from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
@@ -67,7 +68,6 @@ class RequestProcessor:
         events: RequestEvents,
         metrics: GatewayMetrics,
         tracer: Tracer,
-        parse_options: OptionsParser = parse_request_options,
         unsent: UnsentAnswers | None = None,
     ) -> None:
         self._runtimes = runtimes
@@ -78,7 +78,6 @@ class RequestProcessor:
         self._metrics = metrics
         self._phases = metrics.phases
         self.tracer = tracer
-        self._parse_options = parse_options
         self._now = events.now
         self._bodies = BodyReader(models)
         self._turn = asyncio.Lock()
@@ -95,10 +94,13 @@ class RequestProcessor:
             tracer=tracer,
         )
 
-    def new_state(self, match: RouteMatch) -> RequestState:
-        """Return the state of a new request, with the current runtime and a new id."""
+    def new_state(self, match: RouteMatch, id_: RequestId | None = None) -> RequestState:
+        """Return the state of a new request with the current runtime.
+
+        Without `id_`, the request gets a new id.
+        """
         state = RequestState(
-            self._events.ids.new(),
+            id_ or self._events.ids.new(),
             route=match.route,
             runtime=self._runtimes.current,
             started=self._now(),
@@ -133,30 +135,42 @@ class RequestProcessor:
         if REQUEST_ID_FIELD in headers:
             state.record_under(RequestId(headers[REQUEST_ID_FIELD].decode()))
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
-        state.options = self._parse_options(headers, document.deadline)
+        state.options = parse_request_options(headers, document.deadline)
         state.coding = accepted_coding(headers.get(b"accept-encoding", b""))
         if state.route.headers:
             state.fields = tuple([headers.get(name, b"") for name in state.route.headers])
 
-    async def read_large(self, state: RequestState, raw: bytes) -> None:
-        """Read a body that would hold the event loop, before `reply_now` is given it.
+    async def answer(self, state: RequestState, raw: bytes) -> HttpReply:
+        """Return the answer to a request whose head was read and whose body is `raw`.
 
-        Raises:
-            GatewayError: the request ends here; see `failed`.
+        The answer may be an error. Call `large_answers.release` when the answer has been sent.
         """
+        try:
+            # A thread reads large bodies, because one would hold the event loop.
+            if len(raw) > LARGE:
+                await self._read_large(state, raw)
+            elif len(raw) > SHORT:
+                await self._wait_for_turn(state)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - must not end the worker
+            return self.failed(state, error)
+        reply = self.reply_now(state, raw)
+        return await self.reply_later(state) if reply is None else reply
+
+    async def _read_large(self, state: RequestState, raw: bytes) -> None:
         try:
             async with asyncio.timeout_at(state.deadline):
                 state.parsed = await self._bodies.read_large(state, raw)
         except TimeoutError as error:
             raise DeadlineExceeded.during("the reading of the body") from error
 
-    async def wait_for_turn(self, state: RequestState) -> None:
-        """Wait before `reply_now` is given a body that is not short.
+    async def _wait_for_turn(self, state: RequestState) -> None:
+        """Wait for the turn of a body that is not short.
 
-        One has its turn in an iteration of the event loop, which many of 2,000 items would hold.
+        An iteration of the event loop reads one such body. Many bodies of 2,000 items in one
+        iteration would hold the loop.
 
         Raises:
-            DeadlineExceeded: others have theirs until the deadline.
+            DeadlineExceeded: other bodies have their turns until the deadline.
         """
         try:
             async with asyncio.timeout_at(state.deadline):
@@ -175,10 +189,9 @@ class RequestProcessor:
             if parsed is None:
                 parsed = state.parsed = self._bodies.read(state, raw)
             state.task, state.usage = parsed.request.task, parsed.failed
-            # A recorded request is not replayed: each of its steps has a span. Nor is one that the
-            # caller named, which has an event of its own.
+            # A recorded request is not replayed, because each of its steps has a span.
             is_recorded = state.span.is_recorded
-            is_alike = parsed.replay is not None and not (is_recorded or state.client_id)
+            is_alike = parsed.replay is not None and not (is_recorded or state.has_own_event)
             body = self.hits.answer(state, parsed) if is_alike else None
             if body is not None:
                 return self._reply(state, body)
@@ -265,7 +278,7 @@ class RequestProcessor:
         try:
             if state.unread:
                 raw, state.unread = state.unread, b""
-                await self.wait_for_turn(state)
+                await self._wait_for_turn(state)
                 reply = self.reply_now(state, raw)
                 if reply is not None:
                     return reply
@@ -400,7 +413,7 @@ class RequestProcessor:
     ) -> HttpReply | None:
         """Return the whole answer, `None` where some item is not in the cache."""
         try:
-            if len(found) == 1 and (hit := found[0]) is not None and not state.client_id:
+            if len(found) == 1 and (hit := found[0]) is not None and not state.has_own_event:
                 body = self.hits.answer_stored(state, prepared, hit)
                 if body is not None:
                     return self._reply(state, body)
@@ -421,7 +434,7 @@ class RequestProcessor:
 
     def _hit(self, state: RequestState, answer: Answer) -> HttpReply:
         reply = self._answered(state, answer)
-        if not state.client_id:
+        if not state.has_own_event:
             self.hits.add(state, answer, reply.body)
         return reply
 

@@ -146,6 +146,10 @@ class RequestState:
     """Header lines for this caller: the permission for web pages, and the caller's own id."""
     client_id = ""
     """The caller's own id of the request."""
+    has_own_event = False
+    """Whether the request's usage event must not join a run of equal hits."""
+    publish: Callable[[RequestEvent], None] | None = None
+    """Takes the request's usage event. `None` means the worker's event log."""
     phase_weight = 1
     """The number of requests that its phases are counted for. With 0, another request counts."""
     is_body_due = True
@@ -260,7 +264,7 @@ class RequestState:
 
     def name(self, client_id: str) -> None:
         """Set the caller's own id of the request, which the answer repeats."""
-        self.client_id = client_id
+        self.client_id, self.has_own_event = client_id, True
         self.own_lines = echo_line(client_id)
 
     def fail(self, error: GatewayError, usage: Usage) -> None:

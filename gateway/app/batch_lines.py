@@ -1,4 +1,4 @@
-"""Passes the lines of batch jobs directly to a worker's application, without a network listener.
+"""Passes the lines of batch jobs to a worker's request processor, without a network listener.
 
 A line differs from a customer's request in four ways:
 
@@ -10,126 +10,171 @@ A line differs from a customer's request in four ways:
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack
-from contextvars import ContextVar
-from functools import partial
-from typing import Any
 
 import msgspec
-from litestar.types import ASGIApp
 from typing_extensions import override
 
-from gateway.api.http import Headers
-from gateway.api.in_process import ApplicationRequest, call_application
-from gateway.api.request_events import RequestEvents
-from gateway.api.request_headers import RequestOptions, parse_request_options
-from gateway.api.request_state import RequestIds, RequestState
-from gateway.app.entry_points import WorkerOptions
+from gateway.api.cross_origin import CrossOrigin
+from gateway.api.http import HttpReply, bounded, header_fields
+from gateway.api.inference_route import InferenceRoutes
+from gateway.api.key_rights import check_budget
+from gateway.api.problem_replies import problem_reply
+from gateway.api.request_headers import RequestOptions
+from gateway.api.request_processor import RequestProcessor
+from gateway.api.request_state import RequestState
+from gateway.api.routes import inference_routes
+from gateway.app.rpc import dialects_of
 from gateway.app.worker import open_worker
 from gateway.auth.key_ring import KeyRing
-from gateway.batches.answering import BUSY, Reply
-from gateway.config.document import DeadlineConfig
-from gateway.errors import EventLogUnavailable
-from gateway.events.base import EventPublisher
-from gateway.events.hit_run import HitRun
-from gateway.http.draining import Draining
+from gateway.batches.answering import BUSY, LineRunner, Reply
+from gateway.errors import EventLogUnavailable, GatewayError, NotFound, PermissionDenied
 from gateway.ledger.batch_types import FAILED, RequestBatch
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from gateway.types import KeyId, Principal, RequestEvent, RequestId, Rule
+from gateway.types import Criticality, KeyId, Principal, RequestEvent, RequestId, Rule
 
 _ERROR = 400
 _MOST_DOUBLINGS = 16
-
-
-class _LineRequest(msgspec.Struct, kw_only=True):
-    """Describes the request of a line while the line is being processed."""
-
-    id: str
-    late: int
-    """How often the line has missed its deadline before."""
-    left: float
-    """Seconds until the batch job expires."""
-    passing: frozenset[int] = frozenset()
-    """If a failed item has one of these statuses, the item can succeed when the line is tried
-    again."""
-    publish: Callable[[], None] | None = None
-    """Publishes the line's usage event, if the event was withheld."""
-
-
-_line: ContextVar[_LineRequest] = ContextVar("batch_line")
+_SHORTEST = 1.0
+"""The seconds that a line has at least, even if its batch job is about to expire."""
 # A rule that applies to no model. A tenant without any rule would get the limits of the
 # configuration document.
 _NO_RULE = Rule(name="none", unit="requests", capacity=1, window=1.0, model="/")
 
 
-class ApplicationRunner:
-    """Implements `LineRunner` with an ASGI application."""
+async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> "ProcessorRunner":
+    """Open a worker for batch jobs. Wait until backends are ready. `stack` closes the worker."""
+    worker = await open_worker(stack, settings, is_bulk=True)
+    processor = await worker.start(stack)
+    return ProcessorRunner(
+        processor,
+        routes=inference_routes(dialects_of(settings)),
+        runtimes=worker.runtimes,
+        keys=worker.keys,
+        publish=worker.events.publish,
+    )
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
 
+class ProcessorRunner(LineRunner):
+    """Implements `LineRunner` with a request processor. `publish` takes usage events."""
+
+    def __init__(
+        self,
+        processor: RequestProcessor,
+        *,
+        routes: InferenceRoutes,
+        runtimes: RuntimeStore,
+        keys: KeyRing,
+        publish: Callable[[RequestEvent], None],
+    ) -> None:
+        self._processor = processor
+        self._routes = routes
+        self._keys = keys
+        self._principals = LinePrincipals(keys, runtimes)
+        self._rules = CrossOrigin(runtimes=runtimes, keys=keys)
+        self._publish = publish
+
+    @override
     async def ask(
         self, batch: RequestBatch, request_id: str, body: bytes, *, late: int, left: float
     ) -> Reply:
-        """Process a line and return the response; see `LineRunner`."""
-        line = _LineRequest(id=request_id, late=late, left=left)
-        _line.set(line)
-        request = ApplicationRequest("POST", batch.endpoint, body)
-        reply = await call_application(self._app, request, _headers(batch))
+        match = self._routes.find(batch.endpoint)
+        if match is None:
+            error = NotFound(f"The gateway has no inference route `{batch.endpoint}` any more.")
+            return _reply(problem_reply(error, RequestId(request_id)))
+        state = self._processor.new_state(match, RequestId(request_id))
+        event = LineEvent(state, self._publish)
+        state.publish, state.has_own_event = event.publish, True
+        self._processor.start_span(state, "")
+        try:
+            self._read_head(state, batch, body)
+            state.options = _options(state.runtime, late=late, left=left)
+            state.on_head_read()
+            reply = await self._processor.answer(state, body)
+        except PermissionDenied as error:
+            reply = problem_reply(error, state.id, errors=state.route.errors)
+        except GatewayError as error:
+            reply = self._processor.failed(state, error)
+        finally:
+            self._processor.large_answers.release(state)
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            raise asyncio.CancelledError  # the application turns a cancellation into a response
-        named = {name.decode("latin-1"): value.decode("latin-1") for name, value in reply.headers}
-        return Reply(
-            status=reply.status,
-            headers=named,
-            body=reply.body,
-            passing=line.passing,
-            publish=partial(_publish_withheld, line),
-        )
+            raise asyncio.CancelledError  # the processor turns a cancellation into an answer
+        passing = state.passing if state.status < _ERROR else frozenset()
+        return _reply(reply, passing, event.publish_withheld)
+
+    def _read_head(self, state: RequestState, batch: RequestBatch, body: bytes) -> None:
+        """Find the caller, and check what the head of a request would be checked for."""
+        principal = state.principal = self._principals.find(KeyId(batch.key))
+        if principal is None:
+            raise self._keys.refusal(batch.key.encode())
+        self._rules.check(principal, batch.endpoint, b"")
+        check_budget(principal)
+        bounded(body, limit=state.runtime.document.request.max_body_bytes)
+        state.fields = (b"",) * len(state.route.headers)
 
 
-def _publish_withheld(line: _LineRequest) -> bool:
-    """Publish the withheld usage event of a line whose failed items are not tried again."""
-    try:
-        if line.publish is not None:
-            line.publish()
-    except EventLogUnavailable:
-        return False
-    return True
-
-
-def _options_of_line(headers: Mapping[bytes, bytes], deadline: DeadlineConfig) -> RequestOptions:
+def _options(runtime: Runtime, *, late: int, left: float) -> RequestOptions:
     """Return a line's options. Each missed deadline doubles the time limit of the line."""
-    line = _line.get()
-    longest = min(deadline.maximum * 2 ** min(line.late, _MOST_DOUBLINGS), max(line.left, 1.0))
-    return parse_request_options(headers, msgspec.structs.replace(deadline, maximum=longest))
+    longest = runtime.document.deadline.maximum * 2 ** min(late, _MOST_DOUBLINGS)
+    allowed = min(longest, max(left, _SHORTEST))
+    return RequestOptions(allowed=allowed, criticality=Criticality.SHEDDABLE)
 
 
-def _headers(batch: RequestBatch) -> Headers:
-    return [
-        (b"host", b"batches"),
-        (b"authorization", b"Bearer " + batch.key.encode()),
-        (b"content-type", b"application/json"),
-        (b"sluicegate-criticality", b"sheddable"),
-        # The value is practically no limit. `_options_of_line` applies the real limit.
-        (b"x-request-timeout", b"1e9"),
-    ]
+def _reply(
+    reply: HttpReply,
+    passing: frozenset[int] = frozenset(),
+    publish: Callable[[], bool] = lambda: True,
+) -> Reply:
+    headers = {
+        name.decode("latin-1").lower(): value.decode("latin-1")
+        for name, value in header_fields(reply.lines)
+    }
+    return Reply(
+        status=reply.status, headers=headers, body=reply.body, passing=passing, publish=publish
+    )
 
 
-async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> ApplicationRunner:
-    """Open a worker for batch jobs. Wait until backends are ready. `stack` closes the worker."""
-    keys = PrincipalsById()
-    options = WorkerOptions(keys, BatchIds(), BatchEvents, _options_of_line, is_bulk=True)
-    worker = await open_worker(stack, settings, options=options)
-    keys.runtimes = worker.runtimes
-    return ApplicationRunner((await worker.start(stack, Draining())).app)
+class LineEvent:
+    """Publishes the usage event of a line under the id of the line.
+
+    A line that first fails and later succeeds has two events. Only the later event is billed. If
+    only some items have failed, the event is withheld at first, because the line will be tried
+    again.
+    """
+
+    def __init__(self, state: RequestState, publish: Callable[[RequestEvent], None]) -> None:
+        self._state = state
+        self._publish = publish
+        self._withheld: RequestEvent | None = None
+
+    def publish(self, event: RequestEvent) -> None:
+        """Publish an event, unless its line will be tried again; see `EventPublisher`."""
+        is_failed = event.status >= _ERROR
+        id_ = RequestId(event.id + FAILED) if is_failed else event.id
+        event = msgspec.structs.replace(event, id=id_, batch=1)
+        if self._state.passing and not is_failed:
+            self._withheld = event
+        elif event.status not in BUSY:
+            self._publish(event)
+
+    def publish_withheld(self) -> bool:
+        """Publish the withheld event, if any; return `False` if the event log refuses it.
+
+        The caller does this when it will not try the line again.
+        """
+        try:
+            if self._withheld is not None:
+                self._publish(self._withheld)
+        except EventLogUnavailable:
+            return False
+        return True
 
 
-class PrincipalsById(KeyRing):
+class LinePrincipals:
     """Finds a principal, the identity of a caller, by the id of its API key.
 
     A returned principal has no limits except quotas. Rate limits protect callers who wait for a
@@ -137,99 +182,33 @@ class PrincipalsById(KeyRing):
     batch job was created.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.runtimes: RuntimeStore | None = None
+    def __init__(self, keys: KeyRing, runtimes: RuntimeStore) -> None:
+        self._keys = keys
+        self._runtimes = runtimes
         self._limited: dict[KeyId, Principal] = {}
         self._limited_under: tuple[int, Runtime | None] = (-1, None)
 
-    @override
-    def find(self, key: bytes) -> Principal | None:
-        runtime = None if self.runtimes is None else self.runtimes.current
-        if self._limited_under != (self.generation, runtime):
-            self._limited_under = (self.generation, runtime)
+    def find(self, key: KeyId) -> Principal | None:
+        """Return the principal of `key`, or `None` if the key is not valid."""
+        runtime = self._runtimes.current
+        if self._limited_under != (self._keys.generation, runtime):
+            self._limited_under = (self._keys.generation, runtime)
             self._limited.clear()
-        name = KeyId(key.decode("latin-1"))
-        limited = self._limited.get(name)
-        if limited is None and (found := self.find_by_id(name)) is not None:
-            limited = self._limited[name] = _limited(found, runtime)
+        limited = self._limited.get(key)
+        if limited is None and (found := self._keys.find_by_id(key)) is not None:
+            limited = self._limited[key] = _limited(found, runtime)
         return limited
 
 
-def _limited(principal: Principal, runtime: Runtime | None) -> Principal:
-    limits = None if runtime is None else runtime.document.limits
+def _limited(principal: Principal, runtime: Runtime) -> Principal:
+    limits = runtime.document.limits
     return msgspec.structs.replace(
         principal,
         origins=None,
-        tenant_rules=_quotas(principal.tenant_rules or (limits.tenant if limits else ())),
-        key_rules=_quotas(principal.key_rules or (limits.key if limits else ())),
+        tenant_rules=_quotas(principal.tenant_rules or limits.tenant),
+        key_rules=_quotas(principal.key_rules or limits.key),
     )
 
 
 def _quotas(rules: tuple[Rule, ...]) -> tuple[Rule, ...]:
     return (*(rule for rule in rules if rule.period), _NO_RULE)
-
-
-class BatchIds(RequestIds):
-    """Gives each line's request the id of that line. All other requests get new ids."""
-
-    @override
-    def new(self) -> RequestId:
-        line = _line.get(None)
-        return super().new() if line is None else RequestId(line.id)
-
-
-class BatchEvents(RequestEvents):
-    """Publishes a usage event for each line of a batch job, under the id of the line.
-
-    A line that first fails and later succeeds has two events. Only the later event is billed. If
-    only some items have failed, the event is withheld at first, because the line will be tried
-    again.
-    """
-
-    def __init__(
-        self,
-        *,
-        ids: RequestIds,
-        events: EventPublisher,
-        **others: Any,  # Any: the base class's arguments
-    ) -> None:
-        super().__init__(ids=ids, events=_BatchPublisher(events), **others)
-
-    @override
-    def join(self, run: HitRun) -> bool:
-        return False  # requests in a run have consecutive ids, but lines have fixed ids
-
-    @override
-    def publish(self, state: RequestState) -> None:
-        if state.status < _ERROR:
-            _line.get().passing = state.passing
-        super().publish(state)
-
-    @override
-    def event_of(self, state: RequestState) -> RequestEvent | None:
-        event = super().event_of(state)
-        return None if event is None else _of_batch(event)
-
-
-class _BatchPublisher:
-    """Implements `EventPublisher`. Marks events as usage of batch jobs."""
-
-    def __init__(self, events: EventPublisher) -> None:
-        self._events = events
-        self.reserve_bytes: Callable[[int], None] = events.reserve_bytes
-        self.release_bytes: Callable[[int], None] = events.release_bytes
-        self.publish_encoded: Callable[[bytes], None] = events.publish_encoded
-
-    def publish(self, event: RequestEvent) -> None:
-        """Publish an event, unless its line will be tried again; see `EventPublisher`."""
-        line = _line.get(None)
-        if line is not None and line.passing:
-            line.publish = partial(self._events.publish, _of_batch(event))
-        elif event.status not in BUSY:
-            self._events.publish(_of_batch(event))
-
-
-def _of_batch(event: RequestEvent) -> RequestEvent:
-    suffix = FAILED if event.status >= _ERROR else ""
-    return msgspec.structs.replace(event, id=RequestId(event.id + suffix), batch=1)

@@ -24,7 +24,6 @@ from gateway.api.inference_handler import InferenceHandler
 from gateway.api.inference_router import InferenceRouter
 from gateway.api.load_shedding import LoadShedder, SheddingRequests
 from gateway.api.request_events import RequestEvents
-from gateway.api.request_headers import OptionsParser, parse_request_options
 from gateway.api.request_lines import RequestLines
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
@@ -55,26 +54,12 @@ class Listeners(NamedTuple):
     protocol: Callable[..., asyncio.Protocol]
 
 
-class WorkerOptions(NamedTuple):
-    """Options whose values differ between a worker for callers and a worker for batch jobs."""
-
-    keys: KeyRing
-    ids: RequestIds
-    make_events: Callable[..., RequestEvents] = RequestEvents
-    parse_options: OptionsParser = parse_request_options
-    is_bulk: bool = False
-
-
-def options_for_callers() -> WorkerOptions:
-    """Return the options of a worker for callers."""
-    return WorkerOptions(KeyRing(), RequestIds())
-
-
 class EntryPointDependencies(NamedTuple):
     """The objects of a worker that the entry points use."""
 
     stores: Stores
-    options: WorkerOptions
+    keys: KeyRing
+    ids: RequestIds
     dialects: Sequence[Dialect]
     limiter: RedisRateLimiter
     idempotency: IdempotencyStore
@@ -88,9 +73,32 @@ class EntryPointDependencies(NamedTuple):
     unsent: UnsentAnswers
 
 
+def build_processor(settings: Settings, dependencies: EntryPointDependencies) -> RequestProcessor:
+    """Return the processor of a worker's inference requests."""
+    return RequestProcessor(
+        runtimes=dependencies.stores.runtimes,
+        keys=dependencies.keys,
+        limiter=dependencies.limiter,
+        inference=dependencies.inference,
+        models=dependencies.fleet,
+        events=RequestEvents(
+            ids=dependencies.ids,
+            events=dependencies.events,
+            metrics=dependencies.metrics,
+            loop_time=dependencies.clock,
+            region=settings.region,
+            lines=dependencies.request_lines,
+        ),
+        metrics=dependencies.metrics,
+        tracer=dependencies.tracer,
+        unsent=dependencies.unsent,
+    )
+
+
 def build_listeners(
     settings: Settings,
     dependencies: EntryPointDependencies,
+    processor: RequestProcessor,
     *,
     readiness: ReadinessSource,
     draining: Draining,
@@ -100,32 +108,11 @@ def build_listeners(
     When `draining` begins to close connections, the fast path stops. All requests then go through
     the application.
     """
-    options = dependencies.options
-    ids = options.ids
-    processor = RequestProcessor(
-        runtimes=dependencies.stores.runtimes,
-        keys=options.keys,
-        limiter=dependencies.limiter,
-        inference=dependencies.inference,
-        models=dependencies.fleet,
-        events=options.make_events(
-            ids=ids,
-            events=dependencies.events,
-            metrics=dependencies.metrics,
-            loop_time=dependencies.clock,
-            region=settings.region,
-            lines=dependencies.request_lines,
-        ),
-        metrics=dependencies.metrics,
-        tracer=dependencies.tracer,
-        parse_options=options.parse_options,
-        unsent=dependencies.unsent,
-    )
+    ids = dependencies.ids
     batches = open_batch_parts(settings, dependencies.stores.ledger)
-    rules = CrossOrigin(runtimes=dependencies.stores.runtimes, keys=dependencies.options.keys)
+    rules = CrossOrigin(runtimes=dependencies.stores.runtimes, keys=dependencies.keys)
     shedder = LoadShedder(
-        # A worker for batch jobs never sheds load, because it limits its own load.
-        iterations=LoopIterations(most=0.0 if options.is_bulk else settings.max_loop_delay),
+        iterations=LoopIterations(most=settings.max_loop_delay),
         metrics=dependencies.metrics,
         new_id=ids.new,
     )
@@ -137,7 +124,7 @@ def build_listeners(
             runtimes=dependencies.stores.runtimes,
         ),
         rules=rules,
-        keys=dependencies.options.keys,
+        keys=dependencies.keys,
         errors_of=partial(error_format, dependencies.dialects),
         new_id=ids.new,
     )
@@ -161,7 +148,7 @@ def _build_application(
         version=version("sluicegate"),
         handler=handler,
         admission=AdmissionMiddleware(
-            keys=dependencies.options.keys,
+            keys=dependencies.keys,
             limiter=dependencies.limiter,
             runtimes=runtimes,
             new_id=ids.new,
@@ -180,7 +167,7 @@ def _build_application(
     idempotent = IdempotentRequests(
         InferenceRouter(api, handler, inference_routes(dependencies.dialects)),
         store=dependencies.idempotency,
-        keys=dependencies.options.keys,
+        keys=dependencies.keys,
         limiter=dependencies.limiter,
         runtimes=runtimes,
         errors_of=partial(error_format, dependencies.dialects),
@@ -190,7 +177,7 @@ def _build_application(
     )
     return CompressedRequests(
         idempotent,
-        keys=dependencies.options.keys,
+        keys=dependencies.keys,
         runtimes=runtimes,
         body_budget=handler.body_budget,
         errors_of=partial(error_format, dependencies.dialects),
@@ -207,7 +194,7 @@ def _build_fast_path(
 ) -> FastPath:
     heads = RequestHeadCache(
         processor=processor,
-        keys=dependencies.options.keys,
+        keys=dependencies.keys,
         runtimes=dependencies.stores.runtimes,
         routes=inference_routes(dependencies.dialects),
         cross_origin=rules,

@@ -4,7 +4,6 @@ import asyncio
 import gc
 import secrets
 import socket
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 
@@ -12,15 +11,16 @@ from litestar.types import ASGIApp
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from gateway.api.request_lines import RequestLines
+from gateway.api.request_processor import RequestProcessor
+from gateway.api.request_state import RequestIds
 from gateway.app.backends import BackendAccess
 from gateway.app.clock_watch import ClockWatch
 from gateway.app.endpoint_metrics import EndpointMetrics
 from gateway.app.entry_points import (
     EntryPointDependencies,
     Listeners,
-    WorkerOptions,
     build_listeners,
-    options_for_callers,
+    build_processor,
 )
 from gateway.app.inference_path import InferencePath
 from gateway.app.principals import PrincipalsFollower
@@ -28,6 +28,7 @@ from gateway.app.rpc import dialects_of, open_rpc_listener
 from gateway.app.stats_reporter import StatsReporter, WorkerStatistics
 from gateway.app.stores import Stores, open_stores
 from gateway.app.views import WorkerReadiness
+from gateway.auth.key_ring import KeyRing
 from gateway.events.log import EventLog
 from gateway.events.syncing import LogSync
 from gateway.http.connection_timeouts import ConnectionTimeouts
@@ -71,7 +72,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     edge = customers_edge(settings, EdgeMetrics(REGISTRY))
     async with AsyncExitStack() as stack:
         worker = await open_worker(stack, settings)
-        app, protocol = await worker.start(stack, draining)
+        app, protocol = await worker.listen(stack, draining)
         await stack.enter_async_context(worker.rpc_listener(app, draining, stop, edge.of_calls()))
         tune_gc()
         await serve(
@@ -107,12 +108,12 @@ async def open_worker(
     *,
     registry: CollectorRegistry = REGISTRY,
     resolver: Resolver | None = None,
-    options: WorkerOptions | None = None,
+    is_bulk: bool = False,
 ) -> "Worker":
     """Return a worker that is not started yet. `stack` closes its stores.
 
-    By default, the operating system resolves DNS names, and the worker serves callers (not batch
-    jobs).
+    By default, the operating system resolves DNS names. A worker for batch jobs (`is_bulk`) sends
+    its items to backends in the traffic class `bulk`.
     """
     stores = await open_stores(stack, settings)
     return Worker(
@@ -120,7 +121,7 @@ async def open_worker(
         stores,
         GatewayMetrics(registry),
         resolver or SystemResolver(),
-        options or options_for_callers(),
+        is_bulk=is_bulk,
     )
 
 
@@ -133,7 +134,8 @@ class Worker:
         stores: Stores,
         metrics: GatewayMetrics,
         resolver: Resolver,
-        options: WorkerOptions,
+        *,
+        is_bulk: bool,
     ) -> None:
         self._settings = settings
         self._stores = stores
@@ -145,15 +147,17 @@ class Worker:
         self._tracer = tracer_from(
             process_environment(), service="sluicegate-gateway", instance=identity(settings)
         )
-        self._options = options
-        self._principals = PrincipalsFollower(ring=options.keys, accounts=stores.ledger.principals)
-        self._events = self._event_log()
+        self.keys = KeyRing()
+        self._ids = RequestIds()
+        self._principals = PrincipalsFollower(ring=self.keys, accounts=stores.ledger.principals)
+        self.events = self._event_log()
         self._request_lines = RequestLines(
             share=settings.log_requests, per_second=settings.log_requests_per_second
         )
         self._clock_watch = self._watch_of_clock()
         self._region_limits = self._limits_of_region()
         self._follower: RuntimeFollower | None = None
+        self._cache_watch: RedisHealthMonitor | None = None
         self.limiter = RedisRateLimiter(
             redis=stores.limits,
             # The name is new at every start, so that a new process does not get the leased units of
@@ -186,7 +190,7 @@ class Worker:
             dispatcher=self.backends.dispatcher,
             clock=self._clock,
             tracer=self._tracer,
-            is_bulk=options.is_bulk,
+            is_bulk=is_bulk,
         )
 
     def _event_log(self) -> EventLog:
@@ -221,15 +225,15 @@ class Worker:
     def _configure_limits(self, runtime: Runtime) -> None:
         self.limiter.local.fraction = runtime.document.limits.local_share
 
-    async def start(self, stack: AsyncExitStack, draining: Draining) -> Listeners:
-        """Enter the contexts of all objects, and return the entry points.
+    async def start(self, stack: AsyncExitStack) -> RequestProcessor:
+        """Enter the contexts of all objects, and return what answers inference requests.
 
         The method returns when backends are ready, or after a time limit.
 
         If object A uses object B, the context of B is entered first and exited last. `stack` exits
         the contexts.
         """
-        cache_watch = self._cache_watch()
+        cache_watch = self._cache_watch = self._watch_of_cache()
         reporter = self._stats_reporter(cache_watch)
         models = ModelsFollower(
             control=Control(self._stores.state),
@@ -239,7 +243,7 @@ class Worker:
         )
         follower = self._follower = self._runtime_follower(reporter, models)
         stack.push_async_callback(asyncio.to_thread, self._tracer.close)
-        stack.enter_context(self._events)
+        stack.enter_context(self.events)
         contexts: tuple[AbstractAsyncContextManager[object], ...] = (
             self.path.cache,
             self._request_lines,
@@ -258,12 +262,20 @@ class Worker:
         for context in contexts:
             await stack.enter_async_context(context)
         await self.backends.prober.wait_until_ready()
-        return self._listeners(
-            draining,
-            state_redis=lambda: follower.is_reached,
-            # The setting is read each time, because a new configuration document can enable or
-            # disable the cache Redis.
-            cache_redis=lambda: cache_watch.is_reachable or not self._uses_cache_redis(),
+        return build_processor(self._settings, self._dependencies())
+
+    async def listen(self, stack: AsyncExitStack, draining: Draining) -> Listeners:
+        """Start the worker as `start` does, and return the entry points for callers."""
+        processor = await self.start(stack)
+        readiness = WorkerReadiness(
+            principals=self._principals,
+            fleet=self.backends.fleet,
+            draining=draining,
+            refusal_reason=self.events.refusal_reason,
+            redis={"state_redis": self._is_state_reached, "cache_redis": self._is_cache_reached},
+        )
+        return build_listeners(
+            self._settings, self._dependencies(), processor, readiness=readiness, draining=draining
         )
 
     def rpc_listener(
@@ -277,7 +289,7 @@ class Worker:
         return open_rpc_listener(
             app,
             self._settings,
-            keys=self._options.keys,
+            keys=self.keys,
             document=self.runtimes.current.document,
             draining=draining,
             stop=stop,
@@ -297,7 +309,7 @@ class Worker:
             recovery=self._stores.recovery,
         )
 
-    def _cache_watch(self) -> RedisHealthMonitor:
+    def _watch_of_cache(self) -> RedisHealthMonitor:
         settings = self._settings
         return RedisHealthMonitor(
             open_client(
@@ -308,8 +320,13 @@ class Worker:
             )
         )
 
-    def _uses_cache_redis(self) -> bool:
-        return self.runtimes.current.document.cache.redis_enabled
+    def _is_state_reached(self) -> bool:
+        return self._follower is None or self._follower.is_reached
+
+    def _is_cache_reached(self) -> bool:
+        """Return whether the cache Redis can be reached, or the document does not use it."""
+        is_used = self.runtimes.current.document.cache.redis_enabled
+        return not is_used or self._cache_watch is None or self._cache_watch.is_reachable
 
     def _stats_reporter(self, cache_watch: RedisHealthMonitor) -> StatsReporter:
         endpoints = EndpointMetrics(self._metrics.instruments, self.backends.fleet.statistics)
@@ -324,10 +341,10 @@ class Worker:
                 "dispatch": self.backends.dispatcher.statistics,
                 "discovery": self.backends.discovery.statistics,
                 "answers": self.unsent.statistics,
-                "events": self._events.statistics,
+                "events": self.events.statistics,
                 "tracing": self._tracer.statistics,
                 "clock": self._clock_watch.statistics,
-                "worker": partial(self._statistics, cache_watch),
+                "worker": self._statistics,
                 **self._region_limits.figures,
             },
             details={
@@ -338,38 +355,31 @@ class Worker:
             publish=(endpoints.publish, self._metrics.exemplars.publish),
         )
 
-    def _statistics(self, cache_watch: RedisHealthMonitor) -> WorkerStatistics:
+    def _statistics(self) -> WorkerStatistics:
         follower = self._follower
         return WorkerStatistics(
             tasks=len(asyncio.all_tasks()),
             generation=self.runtimes.current.generation,
             reloads=0 if follower is None else follower.reloads,
             failed_reloads=0 if follower is None else follower.failed_reloads,
-            state_redis=follower is None or follower.is_reached,
-            cache_redis=cache_watch.is_reachable or not self._uses_cache_redis(),
+            state_redis=self._is_state_reached(),
+            cache_redis=self._is_cache_reached(),
         )
 
-    def _listeners(self, draining: Draining, **redis: Callable[[], bool]) -> Listeners:
-        readiness = WorkerReadiness(
-            principals=self._principals,
-            fleet=self.backends.fleet,
-            draining=draining,
-            refusal_reason=self._events.refusal_reason,
-            redis=redis,
-        )
-        dependencies = EntryPointDependencies(
+    def _dependencies(self) -> EntryPointDependencies:
+        return EntryPointDependencies(
             stores=self._stores,
-            options=self._options,
+            keys=self.keys,
+            ids=self._ids,
             dialects=dialects_of(self._settings),
             limiter=self.limiter,
             idempotency=self.idempotency,
             fleet=self.backends.fleet,
             inference=self.path.inference,
-            events=self._events,
+            events=self.events,
             metrics=self._metrics,
             tracer=self._tracer,
             clock=self._clock,
             request_lines=self._request_lines,
             unsent=self.unsent,
         )
-        return build_listeners(self._settings, dependencies, readiness=readiness, draining=draining)

@@ -90,7 +90,7 @@ async def running_worker(
     async with AsyncExitStack() as stack:
         parts = await open_worker(stack, settings, registry=registry, resolver=resolver)
         draining = draining or Draining()
-        app, protocol = await parts.start(stack, draining)
+        app, protocol = await parts.listen(stack, draining)
         await stack.enter_async_context(parts.rpc_listener(app, draining, stop))
         listener = open_listener("127.0.0.1", 0, None, setting="the port")
         serving = asyncio.create_task(

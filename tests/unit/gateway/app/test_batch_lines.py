@@ -1,48 +1,124 @@
-"""Lines are asked in this process; a stop ends them although the application answers it."""
+"""Lines are answered in this process, under ids and limits of their own; a stop ends them."""
 
 import asyncio
-import contextlib
 
+import msgspec
 import pytest
-from litestar.types import Receive, Scope, Send
 
-from gateway.app.batch_lines import ApplicationRunner, PrincipalsById, _options_of_line
+from gateway.app.batch_lines import LinePrincipals, ProcessorRunner
+from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
-from gateway.config.document import DeadlineConfig, Document, LimitsConfig
+from gateway.config.document import Document, LimitsConfig
+from gateway.ledger.batch_types import FAILED, RequestBatch
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
-from gateway.types import KeyId, Principal, Rule, TenantId
+from gateway.types import ItemFailure, KeyId, Principal, Rule, TenantId
+from testing.waiting import until
+from tests.support.api import Api
 from tests.unit.gateway.batches.test_lines import BATCH
 
 pytestmark = pytest.mark.anyio
+ID = f"{BATCH.id}-0000001"
+RATE = Rule(name="minute", unit="requests", capacity=5, window=60.0)
+QUOTA = Rule(name="month", unit="items", capacity=5, period="month")
+BODY = b'{"model": "sentiment", "input": ["a", "b"], "on_error": "continue"}'
 
 
-async def test_a_line_is_a_request_with_the_key_of_its_batch() -> None:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        message = await receive()
-        headers = dict(scope["headers"])
-        said = b" ".join([scope["path"].encode(), headers[b"authorization"], message["body"]])  # type: ignore[typeddict-item]  # of a request
-        await send({"type": "http.response.start", "status": 201, "headers": [(b"A-b", b"c")]})
-        await send({"type": "http.response.body", "body": said[:9], "more_body": True})
-        await send({"type": "http.response.body", "body": said[9:], "more_body": False})
-
-    reply = await ApplicationRunner(app).ask(BATCH, "id", b"{}", late=0, left=60.0)
-
-    assert (reply.status, reply.headers) == (201, {"a-b": "c"})
-    assert reply.body == b"/v1/classify Bearer key_1 {}"
+@pytest.fixture
+async def api(anyio_backend: str) -> Api:
+    return Api()
 
 
-async def test_a_stop_ends_a_line_although_the_application_answers_it() -> None:
-    began = asyncio.Event()
+def runner_of(api: Api) -> ProcessorRunner:
+    return ProcessorRunner(
+        api.processor,
+        routes=api.routes,
+        runtimes=api.runtimes,
+        keys=api.keys,
+        publish=api.events.publish,
+    )
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        began.set()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
-        await send({"type": "http.response.start", "status": 503, "headers": []})
 
-    asking = asyncio.create_task(ApplicationRunner(app).ask(BATCH, "id", b"{}", late=0, left=60.0))
-    await began.wait()
+async def test_a_line_is_a_request_with_the_key_of_its_batch(api: Api) -> None:
+    reply = await runner_of(api).ask(BATCH, ID, BODY, late=0, left=60.0)
+
+    (event,) = api.events.events
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+    assert reply.headers["x-request-id"] == event.id == ID
+    assert (event.key, event.batch, event.usage.items) == ("key_1", 1, 2)
+
+
+async def test_equal_lines_have_events_of_their_own(api: Api) -> None:
+    runner = runner_of(api)
+
+    for number in range(3):
+        await runner.ask(BATCH, f"{ID}{number}", BODY, late=0, left=60.0)
+    api.processor.hits.events.commit()
+
+    assert [event.id for event in api.events.events] == [f"{ID}{n}" for n in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "body", "status"),
+    [
+        (msgspec.structs.replace(BATCH, key="key_9"), BODY, 401),
+        (BATCH, b"{}", 400),
+        (BATCH, b" " * 9_000_000, 413),
+        (msgspec.structs.replace(BATCH, endpoint="/v1/gone"), BODY, 404),
+    ],
+)
+async def test_a_line_that_cannot_be_run_is_answered(
+    api: Api, batch: RequestBatch, body: bytes, status: int
+) -> None:
+    reply = await runner_of(api).ask(batch, ID, body, late=0, left=60.0)
+
+    assert (reply.status, reply.headers["x-request-id"]) == (status, ID)
+    assert not api.scene.runner.works
+
+
+async def test_a_key_that_lost_the_route_of_its_batch_is_refused(api: Api) -> None:
+    api.keys.replace({hash_key("sk-a-key"): Principal(
+        tenant=TenantId("acme"), key=KeyId("key_1"), routes=frozenset({"/v1/embed"})
+    )})  # fmt: skip
+
+    reply = await runner_of(api).ask(BATCH, ID, BODY, late=0, left=60.0)
+
+    assert (reply.status, api.events.events) == (403, [])
+
+
+async def test_a_failed_line_is_recorded_apart_unless_it_will_be_tried_again(api: Api) -> None:
+    runner = runner_of(api)
+    busy = ItemFailure(status=503, code="overloaded", detail="Busy.", retryable=True)
+    broken = ItemFailure(status=500, code="internal_error", detail="Broken.")
+
+    for failure in (busy, broken):
+        api.scene.runner.failure = failure
+        await runner.ask(BATCH, ID, BODY.replace(b"continue", b"fail"), late=0, left=60.0)
+
+    assert [(event.id, event.status) for event in api.events.events] == [(f"{ID}{FAILED}", 500)]
+
+
+async def test_the_event_of_a_line_without_some_answers_waits_for_the_last_try(api: Api) -> None:
+    runner = runner_of(api)
+    await runner.ask(BATCH, "another", BODY.replace(b', "b"', b""), late=0, left=60.0)
+    api.events.events.clear()
+    api.scene.runner.failure = ItemFailure(status=503, code="overloaded", detail="Busy.")
+
+    reply = await runner.ask(BATCH, ID, BODY, late=0, left=60.0)
+    before = [*api.events.events]
+
+    assert (reply.status, reply.passing, before) == (200, frozenset({503}), [])
+    api.events.failing = True
+    assert not reply.publish()
+    api.events.failing = False
+    assert reply.publish()
+    assert [event.id for event in api.events.events] == [ID]
+
+
+async def test_a_stop_ends_a_line_although_the_processor_answers_it(api: Api) -> None:
+    api.scene.runner.gate.clear()
+    asking = asyncio.create_task(runner_of(api).ask(BATCH, ID, BODY, late=0, left=60.0))
+    await until(lambda: bool(api.scene.runner.works), what="the line is computed")
 
     asking.cancel()
 
@@ -52,53 +128,41 @@ async def test_a_stop_ends_a_line_although_the_application_answers_it() -> None:
 
 @pytest.mark.parametrize(
     ("late", "left", "allowed"),
-    [(0, 9e4, 60.0), (3, 9e4, 480.0), (99, 9e4, 9e4), (1, 70.0, 70.0)],
+    [(0, 9e4, 60.0), (3, 9e4, 480.0), (99, 9e4, 9e4), (1, 70.0, 70.0), (0, 0.0, 1.0)],
 )
 async def test_a_line_that_was_late_has_more_time_as_long_as_its_batch_has(
-    late: int, left: float, allowed: float
+    api: Api, late: int, left: float, allowed: float
 ) -> None:
-    found: list[float] = []
+    began = api.scene.loop_time()
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
-        found.append(_options_of_line(headers, DeadlineConfig()).allowed)
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+    await runner_of(api).ask(BATCH, ID, BODY, late=late, left=left)
 
-    await ApplicationRunner(app).ask(BATCH, "id", b"{}", late=late, left=left)
-
-    assert found == [allowed]
+    (deadline,) = api.scene.runner.deadlines
+    assert deadline - began == pytest.approx(allowed, abs=0.9)
 
 
 def test_a_principal_is_found_by_the_id_of_its_key_with_quotas_alone() -> None:
-    rate = Rule(name="minute", unit="requests", capacity=5, window=60.0)
-    quota = Rule(name="month", unit="items", capacity=5, period="month")
-    one = Principal(tenant=TenantId("acme"), key=KeyId("key_1"), tenant_rules=(rate, quota))
-    keys = PrincipalsById()
-    keys.replace({hash_key("sk-a-key-of-a-tenant"): one})
+    one = Principal(tenant=TenantId("acme"), key=KeyId("key_1"), tenant_rules=(RATE, QUOTA))
 
-    found = keys.find(b"key_1")
+    found = principals(one).find(KeyId("key_1"))
 
     assert found is not None
-    assert quota in found.tenant_rules
-    assert rate not in found.tenant_rules
+    assert QUOTA in found.tenant_rules
+    assert RATE not in found.tenant_rules
     assert found.key_rules
-    assert keys.find(b"sk-a-key-of-a-tenant") is None
+    assert principals(one).find(KeyId("sk-a-key-of-a-tenant")) is None
 
 
 def test_quotas_of_the_document_apply_to_tenants_and_keys_without_rules() -> None:
-    rate = Rule(name="minute", unit="requests", capacity=5, window=60.0)
-    quota = Rule(name="month", unit="items", capacity=5, period="month")
-    limits = LimitsConfig(tenant=(rate, quota), key=(quota, rate))
-    keys = PrincipalsById()
-    keys.runtimes = RuntimeStore(compile_runtime(Document(limits=limits), 1))
-    keys.replace({hash_key("sk-a-key"): Principal(tenant=TenantId("acme"), key=KeyId("key_1"))})
+    limits = LimitsConfig(tenant=(RATE, QUOTA), key=(QUOTA, RATE))
+    one = Principal(tenant=TenantId("acme"), key=KeyId("key_1"))
 
-    found = keys.find(b"key_1")
+    found = principals(one, limits).find(KeyId("key_1"))
 
     assert found is not None
-    assert quota in found.tenant_rules
-    assert quota in found.key_rules
-    assert rate not in (*found.tenant_rules, *found.key_rules)
+    assert QUOTA in found.tenant_rules
+    assert QUOTA in found.key_rules
+    assert RATE not in (*found.tenant_rules, *found.key_rules)
 
 
 def test_a_key_of_a_page_makes_batches_too() -> None:
@@ -109,10 +173,15 @@ def test_a_key_of_a_page_makes_batches_too() -> None:
         origins=frozenset({"https://acme.example"}),
         routes=frozenset({"/v1/batches", "/v1/classify"}),
     )
-    keys = PrincipalsById()
-    keys.replace({hash_key("sk-a-key-of-a-tenant"): one})
 
-    found = keys.find(b"key_1")
+    found = principals(one).find(KeyId("key_1"))
 
     assert found is not None
     assert (found.origins, found.routes) == (None, one.routes)
+
+
+def principals(one: Principal, limits: LimitsConfig | None = None) -> LinePrincipals:
+    """The principals of lines, of which there is one."""
+    document = Document(limits=limits or LimitsConfig())
+    keys = KeyRing({hash_key("sk-a-key-of-a-tenant"): one})
+    return LinePrincipals(keys, RuntimeStore(compile_runtime(document, 1)))
