@@ -161,6 +161,23 @@ async def test_a_row_that_an_asker_with_more_time_joined_runs_for_it() -> None:
     assert b.rows.statistics().computed_rows == 2
 
 
+async def test_a_hurried_asker_does_not_shorten_a_patient_one_s_wait() -> None:
+    clock = Clock()
+    async with bench(clock=clock) as b:
+        blocker = asyncio.create_task(b.ask(1))
+        await until(lambda: b.gate.arrived == 1)
+        patient = asyncio.create_task(b.ask(7))
+        await until(lambda: b.batcher.statistics().queued_rows == 1)
+        hurried = asyncio.create_task(b.ask(7, patience=1.0))
+        await until(lambda: b.batcher.statistics().queued_rows == 2)
+        clock.advance(2.0)
+        b.gate.open()
+
+        counted = await asyncio.gather(blocker, patient, hurried)
+
+    assert counted == [(1, 2), (1, 2), (0, 0)]
+
+
 async def test_an_asker_with_time_left_does_not_join_a_row_given_up() -> None:
     clock = Clock()
     async with bench(clock=clock) as b:
