@@ -14,7 +14,7 @@ from tests.support.fake_models import asking
 pytestmark = pytest.mark.anyio
 
 
-def start_nothing(is_restart: bool) -> HostProcess:
+def start_nothing(_: object) -> HostProcess:
     raise ValueError("there is no process")
 
 
