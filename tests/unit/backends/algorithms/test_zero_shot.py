@@ -97,3 +97,21 @@ async def test_a_set_of_labels_is_asked_once_for_each_scope() -> None:
 
     assert answers[0] == answers[1]
     assert list(map(len, vectors.questions)) == [4, 1, 4]
+
+
+async def test_labels_in_another_order_keep_their_scores() -> None:
+    vectors, algorithm = told(**VECTORS), ZeroShot(model="m")
+
+    near, far = [
+        scores(
+            await algorithm.run(
+                "text",
+                ZeroShotParameters(labels=labels, hypothesis_template="of {}"),
+                ask(vectors),
+            )
+        )
+        for labels in (["near", "far"], ["far", "near"])
+    ]
+
+    assert near == pytest.approx(far)
+    assert near["near"] > 0.9
