@@ -54,3 +54,21 @@ def test_a_place_stays_held_though_redis_is_silent_and_units_that_refill_count_a
     LeaseReservation(lease, 1, now=lambda: 0.0, on_settled=lambda _: None)
 
     assert lease.keep_reserved(100.0) == kept
+
+
+@pytest.mark.parametrize(
+    ("spent", "available"),
+    [
+        pytest.param(2, 13, id="less than reserved"),
+        pytest.param(8, 7, id="more than reserved"),
+        pytest.param(16, 0, id="more than the lease has"),
+    ],
+)
+def test_a_lease_pays_what_work_spent_beyond_its_reservation(spent: int, available: int) -> None:
+    lease = known(1_000, unit="rows")
+    lease.add_grant(10, sent_at=0.0, now=0.0)
+    reservation = LeaseReservation(lease, 5, now=lambda: 0.0, on_settled=lambda _: None)
+
+    reservation.settle(spent)
+
+    assert (lease.available, lease.reserved) == (available, 0)

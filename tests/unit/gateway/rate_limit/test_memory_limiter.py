@@ -69,6 +69,22 @@ def test_a_share_is_that_part_of_capacity_and_refill() -> None:
     assert (at_once, later) == (10, 5)
 
 
+def test_a_share_of_a_changed_limit_changes_by_its_part() -> None:
+    clock = Clock()
+    limiter = MemoryRateLimiter(monotonic=clock, fraction=0.1)
+    low, high = rule(100, window=100.0), rule(200, window=100.0)
+
+    def admitted(limit: Rule) -> int:
+        return sum(limiter.try_admit([charge(of=limit)]).allowed for _ in range(50))
+
+    used, raised, lowered = admitted(low), admitted(high), admitted(low)
+    clock.advance(50.0)
+    raised_again = admitted(high)
+
+    # In 50 s, 5 of the units refilled that were in use beyond the lowered limit, and 5 of it.
+    assert (used, raised, lowered, raised_again) == (10, 10, 0, 10)
+
+
 def test_a_share_says_how_long_it_takes_to_refill() -> None:
     limiter = MemoryRateLimiter(monotonic=Clock(), fraction=0.1)
     limit = rule(100, window=10.0)
