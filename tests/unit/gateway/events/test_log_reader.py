@@ -127,6 +127,21 @@ def test_the_segment_being_written_is_never_deleted(log: EventLog, tmp_path: Pat
     assert read_sequences(reader) == [101]
 
 
+def test_an_ended_log_keeps_its_last_segment_until_its_commit(
+    log: EventLog, tmp_path: Path
+) -> None:
+    fill(log, 100)
+    log.close()
+    reader = LogReader(tmp_path / log.id)
+    read_sequences(reader)
+
+    discard(reader, 99)
+    before = reader.is_empty
+    discard(reader, 100)
+
+    assert (before, reader.is_empty) == (False, True)
+
+
 def test_a_removed_log_is_gone(log: EventLog, tmp_path: Path) -> None:
     log.close()
 
