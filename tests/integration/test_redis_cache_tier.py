@@ -108,6 +108,15 @@ async def test_more_than_the_queue_holds_is_dropped_and_counted(valkey: str) -> 
         await written(tier, 8_192)
 
 
+async def test_written_entries_make_room_in_the_queue(valkey: str) -> None:
+    large = entry("a" * (6 << 20))
+    async with make_tier(valkey) as tier:
+        for number in range(4):
+            tier.store_all([(cache_key(number), large)], NOW)
+            assert tier.statistics().dropped == 0
+            await written(tier, number + 1)
+
+
 async def test_a_value_that_is_no_entry_is_a_miss_and_counted(valkey: str) -> None:
     redis = connect(valkey, timeout=60.0)
     await redis.set(KEY_PREFIX + cache_key("a").address, b"\x01" + cache_key("a").tag + b"\xc1")
