@@ -368,6 +368,24 @@ async def test_a_place_that_a_late_redis_grants_too_is_free_again(own_valkey: Va
 
 
 @pytest.mark.anyio
+async def test_units_reserved_while_redis_was_late_are_taken_later(own_valkey: Valkey) -> None:
+    limit = rule(1_000, name="tokens", unit="tokens")
+    redis = connect(own_valkey.url, timeout=60.0)
+    async with make_limiter(redis, "worker", local_share=0.02) as limiter:
+        assert await decide(limiter, [charge(1, of=limit)])
+        own_valkey.pause()
+
+        alone = await limiter.admit([charge(20, of=limit, is_reserved=True)])
+        own_valkey.resume()
+        rest = [await decide(limiter, [charge(amount, of=limit)]) for amount in (970, 25)]
+
+        assert limiter.statistics().admitted_by_share == 1
+        assert alone.allowed
+        assert rest == [True, False]
+    await redis.aclose()
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("limit", "seconds"),
     [

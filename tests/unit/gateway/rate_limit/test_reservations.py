@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 from typing_extensions import override
 
+from gateway.errors import MAX_RETRY_AFTER
 from gateway.rate_limit.base import Charge, Decision
 from gateway.rate_limit.charges import Estimate, WorkLimits
 from gateway.rate_limit.reservations import reserve
@@ -59,3 +60,16 @@ async def test_what_a_model_s_limit_gave_goes_back_when_the_tenant_is_refused() 
     assert refused.refusal is not None
     again = await reserve(limiter, WorkLimits(model=(_MODEL,)), principal, model="m", most=most)
     assert again.refusal is None
+
+
+async def test_a_refused_call_is_retried_within_two_minutes() -> None:
+    limiter = LocalRateLimiter(monotonic=Clock())
+    principal = Principal(tenant=TenantId("a"), key=KeyId("k"))
+    limits = WorkLimits(tenant=(_TENANT,))
+    most = Estimate(items=1, rows=10, tokens=10)
+    await reserve(limiter, limits, principal, model="m", most=most)
+
+    refused = await reserve(limiter, limits, principal, model="m", most=most)
+
+    assert refused.refusal is not None
+    assert refused.refusal.retry_after == MAX_RETRY_AFTER
