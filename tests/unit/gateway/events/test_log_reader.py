@@ -225,9 +225,7 @@ def test_a_segment_that_a_crash_emptied_is_passed_over(log: EventLog, tmp_path: 
     assert read_sequences(reader)[-1] == 100
 
 
-def test_a_segment_that_a_crash_emptied_does_not_count_as_deleted(
-    log: EventLog, tmp_path: Path
-) -> None:
+def test_a_segment_that_a_crash_emptied_was_not_deleted(log: EventLog, tmp_path: Path) -> None:
     fill(log, 100)
     log.close()
     (tmp_path / log.id / segment.file_name(0)).write_bytes(bytes(SMALL))

@@ -144,7 +144,7 @@ def test_what_only_the_share_cannot_hold_may_be_tried_again() -> None:
     assert not decision.impossible
 
 
-def test_full_buckets_are_forgotten_and_used_or_held_ones_are_not() -> None:
+def test_full_buckets_are_forgotten_and_used_or_held_ones_not() -> None:
     clock = Clock()
     limiter = MemoryRateLimiter(monotonic=clock)
     slow, quick = rule(10, window=10_000.0), rule(10, window=1.0)
