@@ -306,18 +306,20 @@ class RedisRateLimiter:
                 lease,
                 0 if charge in over else charge.amount,
                 now=self._monotonic,
-                on_settled=partial(self._on_settled, charge.bucket),
+                on_settled=partial(self._on_settled, charge.bucket, lease.rule.capacity),
             )
             for charge, lease in zip(charges, leases, strict=True)
         )
 
-    def _on_settled(self, bucket: str, lease: Lease) -> None:
-        """Give a settled unit of a limit on concurrent requests back to Redis immediately.
+    def _on_settled(self, bucket: str, capacity: int, lease: Lease) -> None:
+        """Give settled units back to Redis immediately if this worker should not spend them.
 
-        Another worker may need the unit.
+        Another worker may need a unit of a limit on concurrent requests. If the limit's `capacity`
+        was lowered since the units were reserved, Redis must deduct the excess from them first.
         """
         tenant = tenant_of(bucket)
-        if lease.rule.unit != CONCURRENT or tenant in self._calls or self._closing.is_set():
+        is_spendable = lease.rule.unit != CONCURRENT and lease.rule.capacity >= capacity
+        if is_spendable or tenant in self._calls or self._closing.is_set():
             return  # the next call or the next sweep gives the units back
         _ = self._take(tenant, [returning(bucket, lease, self._monotonic())])
 
