@@ -11,7 +11,7 @@ from math import inf
 from typing import Self
 
 from msgspec.structs import replace
-from redis.exceptions import RedisError, TimeoutError as RedisTimeout
+from redis.exceptions import RedisError
 
 from gateway.rate_limit.base import (
     Charge,
@@ -46,6 +46,7 @@ from gateway.rate_limit.script import (
 )
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.redis.scripts import ScriptClient
+from gateway.redis.timeouts import is_timeout
 from gateway.tasks import TaskScope
 from gateway.types import CONCURRENT
 
@@ -367,8 +368,7 @@ class RedisRateLimiter:
             self._counts.lapsed += sum(request.back for request in requests)
             # One timeout opens the circuit breaker, because otherwise further calls would have to
             # time out, too.
-            is_silent = isinstance(error, TimeoutError | RedisTimeout)
-            self._breaker.failed(now=self._monotonic(), is_certain=is_silent)
+            self._breaker.failed(now=self._monotonic(), is_certain=is_timeout(error))
         finally:
             self._calls.end(tenant, decision)
 

@@ -284,6 +284,20 @@ async def test_without_redis_a_worker_admits_its_share_and_no_more(own_valkey: V
 
 
 @pytest.mark.anyio
+async def test_a_redis_that_hangs_at_the_first_call_is_not_asked_again(own_valkey: Valkey) -> None:
+    redis = connect(own_valkey.url, timeout=0.1)
+    async with make_limiter(redis, "worker", local_share=0.5) as limiter:
+        own_valkey.pause()
+
+        await limiter.admit([charge()])
+        await until(lambda: limiter.statistics().failures == 1)
+
+        own_valkey.resume()
+        assert limiter.statistics().breaker == "open"
+    await redis.aclose()
+
+
+@pytest.mark.anyio
 async def test_a_redis_that_hangs_holds_nobody_longer_than_the_timeout(own_valkey: Valkey) -> None:
     redis = connect(own_valkey.url, timeout=0.6)
     async with make_limiter(redis, "worker", local_share=0.5) as limiter:
