@@ -117,6 +117,7 @@ class AlgorithmHost:
         """Kill the process and refuse all items. A later item starts the process again."""
         if self._opening is not None:
             self._opening.cancel()
+            self._opening = None
         items = [*self._running.values(), *self._waiting]
         self._waiting.clear()
         self._drop_process()
@@ -185,7 +186,8 @@ class AlgorithmHost:
             waiting, self._waiting = self._waiting, deque()
             self._refuse(waiting, "the algorithm's process does not start; try again later")
         finally:
-            self._opening = None
+            if self._opening is asyncio.current_task():  # else `close` has ended this opening
+                self._opening = None
         self._pump()
 
     def _refuse(self, items: Iterable[HostedItem], reason: str) -> None:

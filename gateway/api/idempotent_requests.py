@@ -59,7 +59,6 @@ _KEPT: Final = frozenset(
         b"x-request-id",
         b"sluicegate-vectors",
         b"etag",
-        b"location",
     }
 )
 _LARGEST_ANSWER: Final = 64 * 1024

@@ -22,6 +22,7 @@ from gateway.errors import DependencyUnavailable
 from gateway.idempotency.script import PREFIX, SCRIPT
 from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.redis.scripts import ScriptClient
+from gateway.redis.timeouts import is_timeout
 from gateway.tasks import TaskScope
 from gateway.types import TenantId
 
@@ -134,8 +135,7 @@ class IdempotencyStore:
             reply: list[Any] = await self._script(keys=key.keys, args=arguments)
         except _FAILURES as error:
             self._counts.failures += 1
-            is_silent = isinstance(error, TimeoutError) or "imeout" in type(error).__name__
-            self._breaker.failed(now=self._monotonic(), is_certain=is_silent)
+            self._breaker.failed(now=self._monotonic(), is_certain=is_timeout(error))
             raise
         now = self._monotonic()
         self._breaker.succeeded(now=now, duration=now - sent_at)

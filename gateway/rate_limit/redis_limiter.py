@@ -11,7 +11,7 @@ from math import inf
 from typing import Self
 
 from msgspec.structs import replace
-from redis.exceptions import RedisError, TimeoutError as RedisTimeout
+from redis.exceptions import RedisError
 
 from gateway.rate_limit.base import (
     Charge,
@@ -46,6 +46,7 @@ from gateway.rate_limit.script import (
 )
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.redis.scripts import ScriptClient
+from gateway.redis.timeouts import is_timeout
 from gateway.tasks import TaskScope
 from gateway.types import CONCURRENT
 
@@ -306,18 +307,20 @@ class RedisRateLimiter:
                 lease,
                 0 if charge in over else charge.amount,
                 now=self._monotonic,
-                on_settled=partial(self._on_settled, charge.bucket),
+                on_settled=partial(self._on_settled, charge.bucket, lease.rule.capacity),
             )
             for charge, lease in zip(charges, leases, strict=True)
         )
 
-    def _on_settled(self, bucket: str, lease: Lease) -> None:
-        """Give a settled unit of a limit on concurrent requests back to Redis immediately.
+    def _on_settled(self, bucket: str, capacity: int, lease: Lease) -> None:
+        """Give settled units back to Redis immediately if this worker should not spend them.
 
-        Another worker may need the unit.
+        Another worker may need a unit of a limit on concurrent requests. If the limit's `capacity`
+        was lowered since the units were reserved, Redis must deduct the excess from them first.
         """
         tenant = tenant_of(bucket)
-        if lease.rule.unit != CONCURRENT or tenant in self._calls or self._closing.is_set():
+        is_spendable = lease.rule.unit != CONCURRENT and lease.rule.capacity >= capacity
+        if is_spendable or tenant in self._calls or self._closing.is_set():
             return  # the next call or the next sweep gives the units back
         _ = self._take(tenant, [returning(bucket, lease, self._monotonic())])
 
@@ -365,8 +368,7 @@ class RedisRateLimiter:
             self._counts.lapsed += sum(request.back for request in requests)
             # One timeout opens the circuit breaker, because otherwise further calls would have to
             # time out, too.
-            is_silent = isinstance(error, TimeoutError | RedisTimeout)
-            self._breaker.failed(now=self._monotonic(), is_certain=is_silent)
+            self._breaker.failed(now=self._monotonic(), is_certain=is_timeout(error))
         finally:
             self._calls.end(tenant, decision)
 

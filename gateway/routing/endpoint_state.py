@@ -154,12 +154,12 @@ class EndpointState:
         """Return whether the endpoint may respond to calls although probes find it not ready.
 
         A backend that is shutting down may still respond. So may a backend that was ready before it
-        missed its last one or two probes. The result is false for a drained endpoint.
+        missed its last one or two probes.
         """
         is_silent = 0 < self.silent_probes < _SILENT_PROBES
         serving = self.serving_state
         is_leaving = serving is not None and serving.leaving and not self.trouble
-        return (is_silent or is_leaving) and not self.drained
+        return is_silent or is_leaving
 
     def record_report(self, report: Report, now: float) -> None:
         """Store the backend's report of its load."""

@@ -414,7 +414,7 @@ class Fleet:
         If `with_silent` is true, endpoints that possibly still respond follow.
         """
         serving = [state for tier in self._tiers(model) for state in tier if not state.drained]
-        found = [state for state in serving if state.health is not Health.NOT_READY]
+        found = [state for state in serving if state.health is Health.READY]
         if with_silent:
             found += [state for state in serving if state.may_still_answer()]
         return [state.config for state in found]

@@ -44,7 +44,7 @@ def availability(tiers: Sequence[Tier], context: ChoiceContext) -> Availability:
 
 def keeps_all(found: Availability, context: ChoiceContext, random: Random) -> bool:
     """Return whether the preferred region is healthy and can take all items now."""
-    if not found.is_whole or found.tiers[0][0].config.overflow:
+    if not found.is_whole:
         return False
     # With a single tier, items can go nowhere else.
     return len(found.tiers) == 1 or _has_short_wait(found.tiers[0], context, random)

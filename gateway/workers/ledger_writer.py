@@ -44,7 +44,7 @@ def _follows(one: EventBlock, other: EventBlock) -> bool:
 
 def _is_complete(block: EventBlock) -> bool:
     """Return whether the block has exactly one event for each sequence number."""
-    return not block.wrong and not block.lost and len(block.events) == block.last - block.first + 1
+    return not block.wrong and len(block.events) == block.last - block.first + 1
 
 
 class LedgerWriter:

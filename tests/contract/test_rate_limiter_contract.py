@@ -12,7 +12,7 @@ from gateway.rate_limit.base import Charge, Decision, RateLimiter
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.client import connect
 from gateway.types import Rule
-from testing.waiting import until
+from testing.waiting import eventually, until
 from tests.support.limits import LocalRateLimiter, charge, rule
 
 pytestmark = pytest.mark.anyio
@@ -195,6 +195,35 @@ async def test_what_was_held_and_not_spent_goes_back(limiter: RateLimiter) -> No
 
     assert (one.allowed, meanwhile.allowed, after.allowed) == (True, False, True)
     assert not (await decide(limiter, [charge(1, of=tokens, is_reserved=True)])).allowed
+
+
+async def test_what_goes_back_first_repays_what_a_lowered_limit_lacks(
+    limiter: RateLimiter,
+) -> None:
+    high, low = rule(100, unit="tokens"), rule(10, unit="tokens")
+    held = await decide(limiter, [charge(80, of=high, is_reserved=True)])
+    lowered = await decide(limiter, [charge(1, of=low)])
+
+    held.reservations[0].settle(0)
+    of_low = await wait_for_place(limiter, [charge(10, of=low)])
+    of_high = [await decide(limiter, [charge(amount, of=high)]) for amount in (90, 10)]
+
+    assert (lowered.allowed, of_low.allowed) == (False, True)
+    assert [decision.allowed for decision in of_high] == [True, False]
+
+
+async def test_work_that_a_shadow_limit_would_refuse_holds_no_place(limiter: RateLimiter) -> None:
+    watched = Rule(name="trial", unit="concurrent", capacity=1, shadow=True)
+    place = [charge(of=watched, is_reserved=True)]
+    first, beyond = [await decide(limiter, place) for _ in range(2)]
+
+    async def is_free() -> bool:
+        return not (await decide(limiter, place)).shadowed
+
+    first.reservations[0].settle(0)
+
+    assert (bool(first.shadowed), bool(beyond.shadowed)) == (False, True)
+    await eventually(is_free)
 
 
 async def wait_for_place(limiter: RateLimiter, charges: list[Charge]) -> Decision:

@@ -16,6 +16,7 @@ import pytest
 from redis.typing import EncodableT, FieldT
 
 from gateway.errors import DependencyUnavailable
+from gateway.events import segment
 from gateway.events.block import SHIPPED, STREAM
 from gateway.events.log import EventLog
 from gateway.ledger.ledger import Ledger
@@ -309,14 +310,19 @@ async def test_records_that_a_crash_destroyed_are_counted_as_lost(pipeline: Pipe
     with EventLog(pipeline.events, name="w0", segment_bytes=8192) as log:
         fill(log, 0, 300)
     segments = sorted((pipeline.events / log.id).glob("*.log"))
+    content = segments[1].read_bytes()
+    destroyed = len(segment.scan(content[segment.HEADER.size :], limit=300).payloads)
     segments[1].write_bytes(bytes(8192))
+    shipper = pipeline.shipper()
 
-    async with running(pipeline.shipper().run, pipeline.billing().run):
+    async with running(shipper.run, pipeline.billing().run):
         await until(lambda: pipeline.logs() == 0, what="the log is deleted")
 
     found = sums(pipeline.ledger)
-    assert found.lost > 0
-    assert found.events + found.lost == 300
+    assert destroyed > 0
+    assert (found.events, found.lost) == (300 - destroyed, destroyed)
+    counts = shipper.statistics()
+    assert (counts.events, counts.lost, counts.rewinds) == (found.events, destroyed, 0)
 
 
 async def test_what_was_deleted_as_committed_is_not_lost_when_redis_forgot_and_the_ledger_is_away(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 
 import pytest
@@ -49,10 +49,15 @@ async def ledger(worker: RunningWorker) -> AsyncIterator[Ledger]:
         yield ledger
 
 
-async def ask(worker: RunningWorker, path: str, body: bytes | None = None) -> Response:
+async def ask(
+    worker: RunningWorker,
+    path: str,
+    body: bytes | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
     async with worker.connect() as connection:
         method = "GET" if body is None else "POST"
-        await connection.send(post(path, body, key=KEY, method=method))
+        await connection.send(post(path, body, key=KEY, method=method, headers=headers))
         return await connection.response()
 
 
@@ -105,10 +110,12 @@ async def test_a_higher_budget_admits_as_soon_as_the_worker_knows(
     worker: RunningWorker, ledger: Ledger
 ) -> None:
     await watched(worker, ledger)
-    before = (await ask(worker, "/v1/classify", HIT)).status
+    keyed = {"idempotency-key": "one"}
+    before = [await ask(worker, "/v1/classify", HIT, headers) for headers in ({}, keyed)]
 
     await asyncio.to_thread(ledger.budgets.set, "acme", Budget(amount="100", refuse=True))
     await watched(worker, ledger)
+    after = [await ask(worker, "/v1/classify", HIT, headers) for headers in ({}, keyed)]
 
-    assert (before, (await ask(worker, "/v1/classify", HIT)).status) == (402, 200)
+    assert [answer.status for answer in (*before, *after)] == [402, 402, 200, 200]
     assert (await ask(worker, "/v1/usage")).json()["budget"]["remaining"] == "89.000000000"

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from backends.telemetry.spans import NO_TRACING
 from backends.tokenization import tokenizer
 from testing.model_repository import DIMENSIONS, write_model, write_repository
 from testing.waiting import until
-from tests.support.backend_calls import Backend, running_backend
+from tests.support.backend_calls import AsgiExchange, Backend, running_backend
 from tests.support.gate import Gate
 from wire.protocol import CALL_PATH, Done, Report, Task
 
@@ -31,6 +32,10 @@ def report_often(backend: Backend) -> None:
         progress=0.01,
     )
     backend.routes._handlers[CALL_PATH] = ("POST", calls)
+
+
+def answers(exchange: AsgiExchange) -> int:
+    return sum(isinstance(frame, Done) for frame in exchange.frames)
 
 
 @pytest.mark.parametrize("items", [["bad"], ["bad", "film"]], ids=["one item", "two items"])
@@ -60,35 +65,38 @@ async def test_a_call_that_waits_while_batches_run_is_not_silent(
     assert not exchange.sent[-1].get("more_body", False)
 
 
-async def test_a_call_that_an_algorithm_works_on_is_not_silent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("items", [1, 2], ids=["one item", "two items"])
+async def test_a_call_that_an_algorithm_works_on_is_not_silent(items: int, tmp_path: Path) -> None:
     """A gateway would try its items elsewhere, and hang the algorithm there, too."""
     models = write_repository(tmp_path / "models")
     manifest = {"kind": "algorithm", "algorithm": "custom", "code": "own.py", "uses": ["mood"]}
     folder = write_model(models, "own", manifest | {"tasks": ["infer"]})
     code = """
+import asyncio
 import os
 
 
 async def run(item, ask):
     while not os.path.exists(item):
-        pass
+        await asyncio.sleep(0)
     return item
 """
     (folder / "own.py").write_text(code)
-    ended = tmp_path / "ended"
+    ends = [tmp_path / f"end {item}" for item in range(items)]
     async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS)) as backend:
         report_often(backend)
-        exchange = backend.exchange(backend.call("own", Task.INFER, [str(ended)]))
+        exchange = backend.exchange(backend.call("own", Task.INFER, list(map(str, ends))))
         running = asyncio.create_task(exchange.run())
 
-        await until(lambda: bool(exchange.frames))
-        ended.touch()
+        for end in ends:
+            known = len(exchange.frames)
+            await until(lambda known=known: len(exchange.frames) > known)  # type: ignore[misc]
+            end.touch()
+            await until(lambda end=end: answers(exchange) > ends.index(end))  # type: ignore[misc]
         await running
 
-    *early, done, last = exchange.frames
-    assert early
-    assert all(isinstance(frame, Report) for frame in [*early, last])
-    assert isinstance(done, Done)
+    kinds = [kind for kind, _ in groupby(exchange.frames, type)]
+    assert kinds == [Report, Done] * items + [Report]
 
 
 async def test_a_call_that_waits_while_texts_are_read_is_not_silent(
@@ -115,7 +123,7 @@ async def test_a_call_that_waits_while_texts_are_read_is_not_silent(
         await running
 
     assert all(isinstance(frame, Report) for frame in early)
-    assert sum(isinstance(frame, Done) for frame in exchange.frames) == 1
+    assert answers(exchange) == 1
 
 
 async def test_a_call_is_silent_while_texts_are_read_beside_a_batch_that_hangs(
@@ -159,4 +167,4 @@ async def test_a_bulk_call_that_a_pause_keeps_waiting_is_not_silent(tmp_path: Pa
 
     assert all(isinstance(frame, Report) for frame in early)
     assert (queued.queued_rows, queued.queued_seconds) == (2, 0.0)
-    assert sum(isinstance(frame, Done) for frame in exchange.frames) == 2
+    assert answers(exchange) == 2

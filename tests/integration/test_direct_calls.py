@@ -233,6 +233,23 @@ async def test_a_call_that_waits_while_batches_run_is_not_silent(
     assert later
 
 
+async def test_a_call_that_was_answered_reports_no_more(
+    server: Server, direct: list[DirectCall]
+) -> None:
+    """Its connection may carry the next answer by then."""
+    server.gate.open()
+    async with Connection(server.port) as connection, Connection(server.port) as other:
+        for number, each in enumerate((connection, connection, other)):
+            await each.send(server.classify(f"film {number}"))
+            await each.response()
+        server.backend.routes.calls._timer._on_timer()
+        await connection.send(server.classify("good film"))
+        response = await connection.response()
+
+    assert len(direct) == 2
+    assert [type(frame) for frame in frames(response)] == [Done, Report]
+
+
 async def test_the_row_of_a_caller_that_left_never_runs(server: Server) -> None:
     engine = server.backend.engine
     async with Connection(server.port) as connection, Connection(server.port) as gone:

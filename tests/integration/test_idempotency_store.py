@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from redis.asyncio import Redis
@@ -13,7 +14,7 @@ from gateway.idempotency.store import ClaimOutcome, IdempotencyStore, StoredKey
 from gateway.redis.client import connect
 from gateway.types import TenantId
 from testing.valkey import Valkey
-from testing.waiting import eventually
+from testing.waiting import WAIT_LIMIT, eventually, until
 
 pytestmark = pytest.mark.anyio
 A, B = b"a" * 16, b"b" * 16
@@ -160,6 +161,32 @@ async def test_a_claim_of_the_dead_ends_with_its_lease_and_that_of_the_living_do
     await living.finish()
 
 
+async def test_a_renewal_that_fails_is_not_the_last(
+    store: IdempotencyStore, bounds: Bounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds.now = IdempotencyConfig(lease=0.3)
+    call, failed, is_renewed = store.call, asyncio.Event(), asyncio.Event()
+
+    async def fail_once(action: str, key: StoredKey, value: bytes = b"") -> list[Any]:
+        if action == "renew" and not failed.is_set():
+            failed.set()
+            raise ConnectionError
+        if action == "renew":
+            bounds.now = IdempotencyConfig(lease=60.0)
+        reply = await call(action, key, value)
+        if action == "renew":
+            is_renewed.set()
+        return reply
+
+    monkeypatch.setattr(store, "call", fail_once)
+    mine = key(store)
+    await mine.claim(A)
+    await asyncio.wait_for(is_renewed.wait(), WAIT_LIMIT)
+
+    assert (await key(store).claim(A)).outcome is ClaimOutcome.RUNNING
+    await mine.finish()
+
+
 async def test_the_oldest_keys_of_a_tenant_are_forgotten_first(
     store: IdempotencyStore, redis: Redis, bounds: Bounds
 ) -> None:
@@ -172,6 +199,51 @@ async def test_the_oldest_keys_of_a_tenant_are_forgotten_first(
 
     assert await kept(redis) == (3, 3 * (RECORD + 1))
     assert [(await key(store, name).claim(A)).outcome for name in "cde"] == [ClaimOutcome.DONE] * 3
+
+
+async def test_a_key_is_forgotten_after_its_lifetime(
+    store: IdempotencyStore, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "ab":
+        one = key(store, name)
+        await one.claim(A)
+        await one.finish(b"x")
+    await next_millisecond(redis)
+    monkeypatch.setattr("gateway.idempotency.store.LIFETIME", 0.001)
+
+    again = key(store, "a")
+    claim = await again.claim(B)
+
+    assert claim.outcome is ClaimOutcome.OWNED
+    assert await kept(redis) == (1, RECORD)
+    await again.finish()
+
+
+async def test_a_finished_key_is_renewed_no_more(store: IdempotencyStore) -> None:
+    before = asyncio.all_tasks()
+    mine = key(store)
+    await mine.claim(A)
+
+    await mine.finish()
+
+    await until(lambda: asyncio.all_tasks() <= before)
+
+
+async def test_a_silent_redis_is_not_asked_by_each_request(
+    own_valkey: Valkey, bounds: Bounds
+) -> None:
+    redis = connect(own_valkey.url, timeout=0.1)
+    async with IdempotencyStore(
+        redis=redis, config=lambda: bounds.now, monotonic=lambda: 0.0
+    ) as store:
+        own_valkey.pause()
+        for _ in range(2):
+            with pytest.raises(DependencyUnavailable):
+                await key(store).claim(A)
+        own_valkey.resume()
+
+    assert store.statistics().failures == 1
+    await redis.aclose()
 
 
 async def test_answers_are_bounded_in_bytes_and_one_that_has_no_room_is_not_kept(

@@ -217,11 +217,13 @@ async def test_a_key_is_of_one_request(scene: Scene, key: str) -> None:
     await ask(scene.one, key)
     body = await ask(scene.two, key, "another text")
     route = await ask(scene.two, key, f"the text of {key}", path="/v1/embed")
+    openai = await ask(scene.two, key, f"the text of {key}", path="/v1/embeddings")
     form = await ask(scene.two, "two words")
     unknown = await ask(scene.two, key, authorization="Bearer nobody")
 
     assert [body.status, route.status] == [422, 422]
     assert body.json()["code"] == "idempotency_key_reused"
+    assert openai.json()["error"]["code"] == "idempotency_key_reused"
     assert (form.status, form.json()["code"]) == (400, "invalid_request")
     assert unknown.status == 401
 

@@ -62,9 +62,9 @@ async def test_a_claim_is_one_to_others_and_none_to_who_made_it(valkey: str) -> 
         assert (one.statistics().claimed, other.statistics().claimed) == (0, 1)
 
 
-async def test_a_life_is_shortened_by_the_jitter(valkey: str) -> None:
+async def test_the_rest_of_a_life_is_shortened_by_the_jitter(valkey: str) -> None:
     async with make_tier(valkey, jitter=0.1) as tier:
-        tier.store_all([(cache_key("a"), entry(at=NOW, ttl=100.0))], NOW)
+        tier.store_all([(cache_key("a"), entry(at=NOW - 200.0, ttl=300.0))], NOW)
         await written(tier, 1)
 
         redis = connect(valkey, timeout=60.0)
@@ -72,6 +72,15 @@ async def test_a_life_is_shortened_by_the_jitter(valkey: str) -> None:
         await redis.aclose()
 
         assert 80_000 < left <= 90_000
+
+
+async def test_an_entry_that_has_expired_is_not_written(valkey: str) -> None:
+    async with make_tier(valkey) as tier:
+        both = [(cache_key(ttl), entry(at=NOW - 100.0, ttl=ttl)) for ttl in (100, 200)]
+        tier.store_all(both, NOW)
+        await written(tier, 1)
+
+    assert tier.statistics().write_errors == 0
 
 
 async def test_leaving_writes_what_was_queued(valkey: str) -> None:
@@ -106,6 +115,24 @@ async def test_more_than_the_queue_holds_is_dropped_and_counted(valkey: str) -> 
 
         assert tier.statistics().dropped == 10_000 - 8_192
         await written(tier, 8_192)
+
+
+async def test_more_bytes_than_the_queue_holds_are_dropped(valkey: str) -> None:
+    async with make_tier(valkey) as tier:
+        large = [(cache_key(number), entry("a" * (6 << 20))) for number in range(4)]
+        tier.store_all(large, NOW)
+
+        assert tier.statistics().dropped == 2
+        await written(tier, 2)
+
+
+async def test_written_entries_make_room_in_the_queue(valkey: str) -> None:
+    large = entry("a" * (6 << 20))
+    async with make_tier(valkey) as tier:
+        for number in range(4):
+            tier.store_all([(cache_key(number), large)], NOW)
+            assert tier.statistics().dropped == 0
+            await written(tier, number + 1)
 
 
 async def test_a_value_that_is_no_entry_is_a_miss_and_counted(valkey: str) -> None:

@@ -65,12 +65,23 @@ async def test_a_redis_that_hangs_costs_the_timeout_and_opens_the_breaker(
     assert tier.statistics().skipped >= 1
 
 
+async def test_a_write_that_fails_counts_for_the_breaker(own_valkey: Valkey) -> None:
+    async with make_tier(own_valkey.url, breaker=CircuitBreaker(failures=1)) as tier:
+        own_valkey.kill()
+
+        tier.store_all([(cache_key("a"), entry("A"))], NOW)
+        await until(lambda: tier.statistics().write_errors == 1)
+
+        assert tier.statistics().breaker == "open"
+
+
 async def test_a_full_redis_refuses_writes_and_they_are_counted() -> None:
     with Valkey("--maxmemory", "1", "--maxmemory-policy", "noeviction") as full:
         async with make_tier(full.url) as tier:
             tier.store_all([(cache_key("a"), entry("A"))], NOW)
             await until(lambda: tier.statistics().write_errors == 1)
 
+            assert tier.statistics().written == 0
             assert await fetch(tier, [cache_key("a")]) == [None]
 
 

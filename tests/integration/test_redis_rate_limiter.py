@@ -22,6 +22,7 @@ from tests.support.clock import Clock
 from tests.support.limits import WorkerFleet, charge, most_over_the_limit, rule
 
 LARGE = rule(10_000, window=60.0)
+MONTHLY = Rule(name="monthly", unit="items", capacity=100, period="month")
 
 
 @pytest.fixture
@@ -283,6 +284,20 @@ async def test_without_redis_a_worker_admits_its_share_and_no_more(own_valkey: V
 
 
 @pytest.mark.anyio
+async def test_a_redis_that_hangs_at_the_first_call_is_not_asked_again(own_valkey: Valkey) -> None:
+    redis = connect(own_valkey.url, timeout=0.1)
+    async with make_limiter(redis, "worker", local_share=0.5) as limiter:
+        own_valkey.pause()
+
+        await limiter.admit([charge()])
+        await until(lambda: limiter.statistics().failures == 1)
+
+        own_valkey.resume()
+        assert limiter.statistics().breaker == "open"
+    await redis.aclose()
+
+
+@pytest.mark.anyio
 async def test_a_redis_that_hangs_holds_nobody_longer_than_the_timeout(own_valkey: Valkey) -> None:
     redis = connect(own_valkey.url, timeout=0.6)
     async with make_limiter(redis, "worker", local_share=0.5) as limiter:
@@ -347,6 +362,61 @@ async def test_a_redis_that_is_late_is_still_asked(own_valkey: Valkey) -> None:
             assert admitted == [True] * 10 + [False] * 10
             assert limiter.statistics().admitted_by_share == 0
         await redis.aclose()
+
+
+@pytest.mark.anyio
+async def test_a_place_that_a_late_redis_grants_too_is_free_again(own_valkey: Valkey) -> None:
+    place = charge(of=Rule(name="jobs", unit=CONCURRENT, capacity=1), is_reserved=True)
+    redis = connect(own_valkey.url, timeout=60.0)
+    async with make_limiter(redis, "worker") as limiter:
+        await answered(limiter, times=100)
+        own_valkey.pause()
+
+        alone = await limiter.admit([place])
+        own_valkey.resume()
+        after = await limiter.admit([place])
+
+        assert limiter.statistics().admitted_by_share == 1
+        assert (alone.allowed, after.allowed) == (True, True)
+    await redis.aclose()
+
+
+@pytest.mark.anyio
+async def test_units_reserved_while_redis_was_late_are_taken_later(own_valkey: Valkey) -> None:
+    limit = rule(1_000, name="tokens", unit="tokens")
+    redis = connect(own_valkey.url, timeout=60.0)
+    async with make_limiter(redis, "worker", local_share=0.02) as limiter:
+        assert await decide(limiter, [charge(1, of=limit)])
+        own_valkey.pause()
+
+        alone = await limiter.admit([charge(20, of=limit, is_reserved=True)])
+        own_valkey.resume()
+        rest = [await decide(limiter, [charge(amount, of=limit)]) for amount in (970, 25)]
+
+        assert limiter.statistics().admitted_by_share == 1
+        assert alone.allowed
+        assert rest == [True, False]
+    await redis.aclose()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("limit", "seconds"),
+    [
+        pytest.param(rule(100, window=3_600.0), 3_600, id="until it is full"),
+        pytest.param(MONTHLY, 86_400, id="until the month ends"),
+    ],
+)
+async def test_redis_remembers_a_used_bucket_as_long_as_it_matters(
+    redis: Redis, limit: Rule, seconds: int
+) -> None:
+    fleet = WorkerFleet(redis, workers=1, clock=Clock(30 * 86_400.0))  # the 31st of January 1970
+    await fleet.tell_time()
+
+    assert await decide(fleet.workers[0], [charge(100, of=limit)])
+
+    left = await redis.ttl(charge(of=limit).bucket)
+    assert seconds <= left <= seconds + 5
 
 
 @pytest.mark.anyio

@@ -54,6 +54,21 @@ async def test_a_quota_begins_anew_with_the_month_whoever_held_some(redis: Redis
 
 
 @pytest.mark.anyio
+async def test_a_quota_that_begins_anew_owes_nothing_of_the_last_month(redis: Redis) -> None:
+    fleet = WorkerFleet(redis, workers=1)
+    (worker,) = fleet.workers
+    high = Rule(name="monthly", unit="items", capacity=100, period="month")
+    await fleet.advance(30 * 86_400.0)  # the 31st of January 1970
+    assert await decide(worker, [charge(50, of=high)])
+    assert not await decide(worker, [charge(1, of=MONTHLY)])
+
+    await fleet.advance(2 * 86_400.0)
+
+    assert await decide(worker, [charge(10, of=MONTHLY)])
+    assert await decide(worker, [charge(90, of=high)])
+
+
+@pytest.mark.anyio
 async def test_the_places_of_a_worker_that_died_are_free_after_its_last_hold(redis: Redis) -> None:
     fleet = WorkerFleet(redis, workers=2)
     await fleet.advance(1.0)

@@ -59,6 +59,21 @@ async def test_a_cascade_asks_the_large_model_only_below_the_threshold() -> None
     assert (small.rows, large.rows) == (2, 1)
 
 
+@pytest.mark.parametrize("function", ["none", "sigmoid"])
+async def test_a_cascade_is_unsure_by_its_small_model_s_own_function(function: Function) -> None:
+    small = Classify(model="s", labels=["no", "yes"], function="softmax")
+    cascade = Cascade(small=small, large=classify("l"), threshold=0.8)
+    models = {"s": told(sure=[-9.0, -6.0], unsure=[5.0, 6.0]), "l": told(unsure=[1.0, 0.0])}
+    parameters = ClassifyParameters(function=function)
+
+    sure, unsure = [
+        await cascade.run(text, parameters, asking(**models)) for text in ("sure", "unsure")
+    ]
+
+    assert sure == await small.run("sure", parameters, asking(**models))
+    assert unsure == await classify("l").run("unsure", parameters, asking(**models))
+
+
 async def test_a_cascade_s_labels_are_in_one_order_whoever_answers() -> None:
     small = Classify(model="s", labels=["yes", "no"], function="none")
     cascade = Cascade(small=small, large=classify("l"), threshold=0.0)

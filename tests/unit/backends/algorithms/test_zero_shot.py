@@ -33,6 +33,9 @@ VECTORS = {
     "of near": [0.03, 0.04, 5.0],
     "of far": [0.0, 1.0, 9.0],
     "of nothing": [0.0, 0.0, 3.0],
+    "not ": [0.0, 0.0, 1.0],
+    "not near": [0.0, 1.0, 1.0],
+    "not far": [1.0, 0.0, 1.0],
 }
 
 
@@ -97,3 +100,26 @@ async def test_a_set_of_labels_is_asked_once_for_each_scope() -> None:
 
     assert answers[0] == answers[1]
     assert list(map(len, vectors.questions)) == [4, 1, 4]
+
+
+async def test_each_order_of_labels_and_template_has_its_scores() -> None:
+    vectors, algorithm = told(**VECTORS), ZeroShot(model="m")
+
+    near, far, of_another_template = [
+        scores(
+            await algorithm.run(
+                "text",
+                ZeroShotParameters(labels=labels, hypothesis_template=template),
+                ask(vectors),
+            )
+        )
+        for labels, template in (
+            (["near", "far"], "of {}"),
+            (["far", "near"], "of {}"),
+            (["near", "far"], "not {}"),
+        )
+    ]
+
+    assert near == pytest.approx(far)
+    assert near["near"] > 0.9
+    assert of_another_template["near"] < 0.1

@@ -359,3 +359,31 @@ async def test_the_line_counts_only_the_rows_that_stand_in_it() -> None:
     assert (came_in, left_in_vain) == (True, False)
     assert line.rows == 0
     assert not line.holds(flow)
+
+
+async def test_who_leaves_the_queue_lets_the_next_one_of_the_line_in() -> None:
+    gate = Gate()
+    async with running(PacedExecutor(gate), QueueLimits(rows=2, tokens=100)) as (rows, batcher):
+        running_row = asyncio.create_task(ask(rows, encode(1)))
+        await until(lambda: gate.arrived == 1)
+        gone = asyncio.create_task(ask(rows, encode(2), encode(3)))
+        await until(lambda: batcher.submissions.is_full(FLOW))
+        in_line = asyncio.create_task(ask(rows, encode(4)))
+        await until(lambda: batcher.submissions._room_queue.holds(FLOW))
+
+        gone.cancel()
+        await until(lambda: batcher.statistics().queued_rows == 1, within=10.0)
+        gate.open()
+        await asyncio.gather(running_row, in_line)
+
+
+async def test_what_has_run_or_was_released_is_held_against_no_tenant() -> None:
+    async with running(DummyExecutor()) as (rows, batcher):
+        await ask(rows, encode(1), encode(2))
+        reservations = batcher.admission.admit([0.1, 0.2], time_left=10.0, flow=FLOW)
+        for reservation in reservations:
+            reservation.release()
+
+    assert batcher.submissions.held(FLOW) == 0
+    assert batcher.admission.reserved == 0.0
+    assert reservations[0].request.reserved == pytest.approx(0.0)

@@ -10,7 +10,7 @@ import pytest
 
 from backends.batching.batcher import Batcher, BatchingOptions
 from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
-from backends.errors import DeadlineExceeded, ItemRefused
+from backends.errors import DeadlineExceeded, ItemRefused, Overloaded
 from backends.executors.dummy import PacedExecutor
 from backends.telemetry.spans import NO_TRACING
 from backends.types import Encoding, OutputKind
@@ -159,6 +159,52 @@ async def test_a_row_that_an_asker_with_more_time_joined_runs_for_it() -> None:
 
     assert b.batcher.statistics().expired_rows == 0
     assert b.rows.statistics().computed_rows == 2
+
+
+async def test_a_hurried_asker_does_not_shorten_a_patient_one_s_wait() -> None:
+    clock = Clock()
+    async with bench(clock=clock) as b:
+        blocker = asyncio.create_task(b.ask(1))
+        await until(lambda: b.gate.arrived == 1)
+        patient = asyncio.create_task(b.ask(7))
+        await until(lambda: b.batcher.statistics().queued_rows == 1)
+        hurried = asyncio.create_task(b.ask(7, patience=1.0))
+        await until(lambda: b.batcher.statistics().queued_rows == 2)
+        clock.advance(2.0)
+        b.gate.open()
+
+        counted = await asyncio.gather(blocker, patient, hurried)
+
+    assert list(counted) == [(1, 2), (1, 2), (0, 0)]
+
+
+async def test_a_hurried_asker_joins_a_row_that_runs_already() -> None:
+    async with bench(clock=Clock()) as b:
+        patient = asyncio.create_task(b.ask(7))
+        await until(lambda: b.gate.arrived == 1)
+
+        hurried = asyncio.create_task(b.ask(7, patience=1.0))
+        await asyncio.wait({hurried}, timeout=0)  # it begins
+        b.gate.open()
+
+        assert [await patient, await hurried] == [(1, 2), (0, 0)]
+        assert list(b.executor.shapes) == [(1, 2)]
+
+
+async def test_an_asker_in_too_much_of_a_hurry_leaves_the_row_to_others() -> None:
+    async with bench(clock=Clock()) as b:
+        blocker = asyncio.create_task(b.ask(1))
+        await until(lambda: b.gate.arrived == 1)
+        patient = asyncio.create_task(b.ask(7))
+        await until(lambda: b.batcher.statistics().queued_rows == 1)
+
+        with pytest.raises(Overloaded):
+            await b.ask(7, patience=1e-6)
+        other = asyncio.create_task(b.ask(7))
+        await asyncio.wait({other}, timeout=0)  # it begins
+        b.gate.open()
+
+        assert [await blocker, await patient, await other] == [(1, 2), (1, 2), (0, 0)]
 
 
 async def test_an_asker_with_time_left_does_not_join_a_row_given_up() -> None:

@@ -120,3 +120,24 @@ async def test_a_prompt_is_in_every_window_of_a_long_text(tmp_path: Path) -> Non
 
     assert len(windows) == -(-MAX_TOKENS // room)
     assert windows[0].tolist() == expected[0].tolist()
+
+
+async def test_a_prompt_is_counted_where_only_the_first_window_is_read(tmp_path: Path) -> None:
+    asker = caller()
+    async with truncating(tmp_path, prompt="about ") as (encoder, _):
+        await encoder.windows("film " * MAX_TOKENS, asker, overlap=0, most=1)
+
+    assert asker.truncated_from == MAX_TOKENS + len(["[CLS]", "about", "[SEP]"])
+
+
+async def test_a_prompt_leaves_less_room_for_the_window_of_a_pair(tmp_path: Path) -> None:
+    async with truncating(tmp_path, prompt="about ") as (encoder, _):
+        pairs = await encoder.pair_windows(
+            "film " * MAX_TOKENS, ["bad"], caller(), overlap=0, text_first=True
+        )
+    room = MAX_TOKENS - len(["[CLS]", "about", "[SEP]", "bad", "[SEP]"])
+    async with truncating(tmp_path) as (plain, _):
+        expected = await plain.vectors([("about " + "film " * room, "bad")], caller())
+
+    assert len(pairs) == -(-MAX_TOKENS // room)
+    assert pairs[0].tolist() == expected[0].tolist()

@@ -95,6 +95,36 @@ async def test_refusals_of_one_tenant_slow_down_no_other() -> None:
     assert limits == {BATCH.tenant: 2, "other": 4}
 
 
+async def test_answers_that_lack_items_for_want_of_room_slow_down() -> None:
+    answering = answerer(PartialAnswers({503}))
+
+    await answering.answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore())
+
+    assert answering._windows[BATCH.tenant].limit == 2
+
+
+@pytest.mark.parametrize(
+    ("retry_after_ms", "left", "waits"),
+    [("5000", 9.0, 5.0), ("60000", 90.0, 30.0), ("5000", 2.0, 2.0)],
+)
+async def test_a_line_waits_as_told_within_bounds(
+    retry_after_ms: str, left: float, waits: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = list[float]()
+
+    async def pause(halt: asyncio.Event, seconds: float) -> None:
+        waited.append(seconds)
+        halt.set()
+
+    monkeypatch.setattr("gateway.batches.answering.pause", pause)
+    script = Script(503, retry_after_ms=retry_after_ms)
+
+    answering = answerer(script, now=BATCH.expires - left)
+    await answering.answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore())
+
+    assert waited == [waits]
+
+
 @pytest.mark.parametrize(("status", "times"), [(404, 1), (422, 1), (500, 3)])
 async def test_what_stays_is_an_error(status: int, times: int) -> None:
     script = Script(status)
@@ -121,7 +151,8 @@ class PartialAnswers(Script):
     def __init__(self, *passing: set[int]) -> None:
         super().__init__(200)
         self.passing = [*map(frozenset, passing)]
-        self.is_log_full = False
+        self.no_room_for = 0
+        """How many of the first events find no room in the log."""
         self.published: list[Reply] = []
 
     @override
@@ -133,15 +164,21 @@ class PartialAnswers(Script):
 
         def publish() -> bool:
             self.published.append(reply)
-            return not self.is_log_full
+            return len(self.published) > self.no_room_for
 
         return msgspec.structs.replace(reply, passing=passing, publish=publish)
 
 
 @pytest.mark.parametrize(
     ("passing", "times"),
-    [([{504}] * 12, 13), ([{503, 502}, {504, 500}], 3), ([{502}] * 9, 4), ([{404}], 1)],
-    ids=["late", "several kinds", "failed", "not to be mended"],
+    [
+        ([{504}] * 12, 13),
+        ([{503, 502}, {504, 500}], 3),
+        ([{429, 502}] * 9, 10),
+        ([{502}] * 9, 4),
+        ([{404}], 1),
+    ],
+    ids=["late", "several kinds", "busy and failed", "failed", "not to be mended"],
 )
 async def test_an_answer_without_some_items_is_asked_again_and_published_once(
     passing: list[set[int]], times: int, monkeypatch: pytest.MonkeyPatch
@@ -155,14 +192,26 @@ async def test_an_answer_without_some_items_is_asked_again_and_published_once(
     assert script.late == [len([0 for each in passing[:n] if 504 in each]) for n in range(times)]
 
 
-@pytest.mark.parametrize(("is_log_full", "is_expired"), [(False, False), (True, True)])
+async def test_an_answer_whose_event_finds_no_room_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.batches.answering._LONGEST_WAIT", 0.001)
+    script = PartialAnswers({404}, {404})
+    script.no_room_for = 1
+
+    result = await answerer(script).answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore())
+
+    assert (status_of(result), len(script.asked), len(script.published)) == (200, 2, 2)
+
+
+@pytest.mark.parametrize(("no_room_for", "is_expired"), [(0, False), (1, True)])
 async def test_at_the_window_s_end_a_line_has_the_items_that_were_answered(
-    *, is_log_full: bool, is_expired: bool, monkeypatch: pytest.MonkeyPatch
+    *, no_room_for: int, is_expired: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a record of what they cost they are not given."""
     monkeypatch.setattr("gateway.batches.answering._LONGEST_WAIT", 0.001)
     script = PartialAnswers({504})
-    script.is_log_full = is_log_full
+    script.no_room_for = no_room_for
     answering = answerer(script)
     answering._wall = lambda: float(BATCH.expires if script.asked else 0)
 
@@ -204,6 +253,31 @@ async def test_a_halt_ends_the_wait() -> None:
     assert await waiting is None
 
 
+async def test_a_line_that_waits_for_a_place_is_not_asked_after_a_halt() -> None:
+    class Slow(Script):
+        @override
+        async def ask(self, *args: Any, **named: Any) -> Reply:
+            reply = await super().ask(*args, **named)
+            await may_end.wait()
+            return reply
+
+    script, halt, may_end = Slow(200), asyncio.Event(), asyncio.Event()
+    window = partial(CongestionWindow, 4, clock=asyncio.get_running_loop().time)
+    answering = LineAnswerer(runner=script, most=1, window=window, wall=lambda: 0.0)
+    answers = [
+        asyncio.create_task(answering.answer(BATCH, LINE, halt, asyncio.Semaphore()))
+        for _ in range(2)
+    ]
+    await script.was_asked.wait()
+
+    halt.set()
+    may_end.set()
+    results = await asyncio.gather(*answers)
+
+    assert [result is not None for result in results] == [True, False]
+    assert len(script.asked) == 1
+
+
 async def test_refusals_halve_the_lines_in_flight_once_a_second() -> None:
     now = [0.0]
     window = CongestionWindow(8, clock=lambda: now[0])
@@ -217,6 +291,29 @@ async def test_refusals_halve_the_lines_in_flight_once_a_second() -> None:
     window.leave(refused=True)
 
     assert (once, window.limit) == (4, 2)
+
+
+async def test_a_window_never_grows_beyond_its_most() -> None:
+    window = CongestionWindow(2, clock=lambda: 0.0)
+
+    for _ in range(9):
+        await window.enter()
+        window.leave(refused=False)
+
+    assert window.limit == 2
+
+
+async def test_who_leaves_when_its_turn_has_come_lets_the_next_one_in() -> None:
+    window = CongestionWindow(1, clock=lambda: 0.0)
+    await window.enter()
+    second, third = (asyncio.create_task(window.enter()) for _ in range(2))
+    await asyncio.sleep(0)
+
+    window.leave(refused=False)
+    second.cancel()
+
+    await asyncio.wait_for(third, 60.0)
+    assert second.cancelled()
 
 
 async def test_no_more_lines_are_in_flight_than_the_window_admits() -> None:

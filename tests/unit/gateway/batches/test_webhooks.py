@@ -4,9 +4,10 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import pytest
@@ -30,11 +31,13 @@ class Receiver:
     def __init__(self, *statuses: int) -> None:
         self._statuses = list(statuses)
         self.requests: list[tuple[dict[str, str], bytes]] = []
+        self.targets: list[str] = []
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}/hook?for=acme"
+        self.host = f"127.0.0.1:{port}"
+        self.url = f"http://user:password@{self.host}/hook?for=acme"
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -43,6 +46,7 @@ class Receiver:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        self.targets.append(head.split()[1])
         lines = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:-2])
         self.requests.append((lines, await reader.readexactly(int(lines["content-length"]))))
         status = self._statuses.pop(0)
@@ -110,11 +114,13 @@ def test_a_signature_is_that_of_the_specification() -> None:
     }
 
 
+@pytest.mark.parametrize("last", [204, 410])
 async def test_a_webhook_is_sent_until_it_is_taken_under_one_id(
-    ledger: Ledger, clock: Clock
+    last: int, ledger: Ledger, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")  # which is for others
     end_a_batch(ledger)
-    async with Receiver(500, 204) as receiver:
+    async with Receiver(500, last) as receiver:
         webhook = Webhook(url=receiver.url, secret=SECRET, allow_private=True)
         delivering = runner(ledger, webhook)
         for _ in range(4):
@@ -123,21 +129,42 @@ async def test_a_webhook_is_sent_until_it_is_taken_under_one_id(
 
     (first, body), (second, _) = receiver.requests
     event = msgspec.json.decode(body)
+    assert (receiver.targets, first["host"]) == (["/hook?for=acme"] * 2, receiver.host)
     assert first["webhook-id"] == second["webhook-id"] == event["id"]
     assert (event["type"], event["data"]) == ("batch.completed", {"id": BATCH.id})
     signed = f"{event['id']}.77.".encode() + body
     key = base64.b64decode(SECRET.removeprefix("whsec_"))
     signature = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
     assert first["webhook-signature"] == f"v1,{signature}".lower()
+    clock.advance(1e6)
+    assert ledger.deliveries.take(seconds=1.0) == []
 
 
 @pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:{}/", "https://localhost:{}/", "https://[::ffff:127.0.0.1]:{}/"]
+    ("url", "reason"),
+    [
+        ("http://127.0.0.1:{}/", "not `https://`"),
+        ("https://localhost:{}/", "outside the public Internet"),
+        ("https://[::ffff:127.0.0.1]:{}/", "outside the public Internet"),
+        ("https://private-and-public.example:{}/", "outside the public Internet"),
+    ],
 )
 async def test_private_networks_and_plain_http_are_not_called(
-    ledger: Ledger, url: str, caplog: pytest.LogCaptureFixture
+    url: str,
+    reason: str,
+    ledger: Ledger,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     end_a_batch(ledger)
+    resolve = socket.getaddrinfo
+
+    def resolved(host: str, *rest: Any, **options: Any) -> Any:
+        known = {"private-and-public.example": ["127.0.0.1", "1.1.1.1"]}
+        names = known.get(host, [host])
+        return [each for name in names for each in resolve(name, *rest, **options)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
     connected = asyncio.Event()
 
     def on_connection(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -149,7 +176,9 @@ async def test_private_networks_and_plain_http_are_not_called(
         await runner(ledger, Webhook(url=url.format(port), secret=SECRET)).run_once()
 
     assert not connected.is_set()
-    assert "a webhook was not delivered" in caplog.text
+    (logged,) = caplog.records
+    assert logged.message == "a webhook was not delivered"
+    assert reason in logged.__dict__["reason"]
 
 
 async def test_a_tenant_without_a_webhook_is_told_nothing(ledger: Ledger, clock: Clock) -> None:
@@ -161,13 +190,23 @@ async def test_a_tenant_without_a_webhook_is_told_nothing(ledger: Ledger, clock:
     assert ledger.deliveries.take(seconds=1.0) == []
 
 
-async def test_a_delivery_is_given_up_in_the_end(ledger: Ledger, clock: Clock) -> None:
+async def test_a_delivery_waits_longer_each_time_and_is_given_up(
+    ledger: Ledger, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     end_a_batch(ledger)
     forbidden = runner(ledger, Webhook(url="http://localhost/", secret=SECRET))
-    for _ in range(12):
+    attempts = []
+    await forbidden.run_once()
+    for wait in (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400):
+        clock.advance(wait - 1)
         await forbidden.run_once()
-        clock.advance(1e5)
+        attempts.append(len(caplog.records))
+        clock.advance(1)
+        await forbidden.run_once()
 
+    assert attempts == [*range(1, 10)]
+    assert len(caplog.records) == 10
+    clock.advance(1e6)
     assert ledger.deliveries.take(seconds=1.0) == []
 
 

@@ -66,10 +66,12 @@ def test_a_full_disk_refuses_the_event_and_loses_none_before_and_after(tmp_path:
         disk.full = True
         with pytest.raises(EventLogUnavailable) as refused:
             publish_until_refused(log, kept)
+        unfinished = list((tmp_path / log.id).glob(".*"))
         disk.full = False
         now[0] += 0.1
         log.publish(make_event(999))
 
+    assert unfinished == []
     assert refused.value.retry_after is not None
     assert "No space left" in refused.value.detail
     assert log.statistics().refused == 1
@@ -98,6 +100,21 @@ def test_a_log_that_begins_on_a_full_disk_refuses_events_until_there_is_room(
 
     assert (refusals, left, "No space left" in trouble, after) == ([1.0] * 3, [], True, "")
     assert read_all(LogReader(folder / log.id)) == [make_event(1)]
+
+
+def test_a_full_disk_is_tried_again_every_tenth_of_a_second(tmp_path: Path) -> None:
+    disk, now = Disk(), [0.0]
+    disk.full = True
+
+    with EventLog(tmp_path, name="w0", allocate=disk.allocate, clock=lambda: now[0]) as log:
+        disk.full = False
+        now[0] = 0.09
+        with pytest.raises(EventLogUnavailable):
+            log.publish(make_event(1))
+        now[0] = 0.1
+        log.publish(make_event(2))
+
+    assert read_all(LogReader(tmp_path / log.id)) == [make_event(2)]
 
 
 def test_who_asks_whether_events_are_kept_has_that_tried_again(tmp_path: Path) -> None:
@@ -146,12 +163,33 @@ def test_a_limit_on_the_size_of_files_is_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_a_log_that_never_had_room_leaves_nothing(tmp_path: Path) -> None:
-    disk = Disk()
+    disk, now = Disk(), [0.0]
     disk.full = True
+    before = len(list(Path("/proc/self/fd").iterdir()))
 
-    EventLog(tmp_path, name="w0", allocate=disk.allocate).close()
+    log = EventLog(tmp_path, name="w0", allocate=disk.allocate, clock=lambda: now[0])
+    log.close()
+    disk.full = False
+    now[0] += 1.0
+    log.refusal_reason()
 
     assert list(tmp_path.iterdir()) == []
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.parametrize("kept", [300, 0])
+def test_space_set_aside_for_an_event_is_given_back_whole(tmp_path: Path, kept: int) -> None:
+    payload = msgspec.msgpack.encode(make_event(1))
+
+    with EventLog(tmp_path, name="w0", segment_bytes=SMALL) as log:
+        for _ in range(300):
+            log.reserve_bytes(len(payload))
+            if kept:
+                log.publish_encoded(payload)
+            else:
+                log.release_bytes(len(payload))
+
+    assert len(read_all(LogReader(tmp_path / log.id))) == kept
 
 
 def test_an_unusable_directory_is_an_error_of_the_log(tmp_path: Path) -> None:

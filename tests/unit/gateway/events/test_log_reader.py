@@ -1,5 +1,6 @@
 """The reader of event logs follows a writer, outlives it, and tells a torn record from a whole."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from gateway.events import segment
 from gateway.events.committed import CommittedMark
 from gateway.events.log import EventLog
 from gateway.events.reader import LogPosition, LogReader, UnreadableLog, list_logs
+from gateway.events.syncing import LogSync
 from tests.support.events import make_event
 
 SMALL = 4096
@@ -80,6 +82,7 @@ def test_a_closed_log_has_an_end(log: EventLog, tmp_path: Path) -> None:
 
 def test_seeking_goes_to_the_record_after(log: EventLog, tmp_path: Path) -> None:
     fill(log, 100)
+    log.close()
     reader = LogReader(tmp_path / log.id)
 
     for sequence in (0, 1, 50, 99, 100):
@@ -125,6 +128,21 @@ def test_the_segment_being_written_is_never_deleted(log: EventLog, tmp_path: Pat
     fill(log, 1)
 
     assert read_sequences(reader) == [101]
+
+
+def test_an_ended_log_keeps_its_last_segment_until_its_commit(
+    log: EventLog, tmp_path: Path
+) -> None:
+    fill(log, 100)
+    log.close()
+    reader = LogReader(tmp_path / log.id)
+    read_sequences(reader)
+
+    discard(reader, 99)
+    before = reader.is_empty
+    discard(reader, 100)
+
+    assert (before, reader.is_empty) == (False, True)
 
 
 def test_a_removed_log_is_gone(log: EventLog, tmp_path: Path) -> None:
@@ -207,6 +225,46 @@ def test_a_segment_that_a_crash_emptied_is_passed_over(log: EventLog, tmp_path: 
     assert read_sequences(reader)[-1] == 100
 
 
+def test_a_segment_that_a_crash_emptied_was_not_deleted(log: EventLog, tmp_path: Path) -> None:
+    fill(log, 100)
+    log.close()
+    (tmp_path / log.id / segment.file_name(0)).write_bytes(bytes(SMALL))
+    reader = LogReader(tmp_path / log.id)
+    first = reader.read(1)
+    assert first is not None
+
+    emptied = reader.deleted_up_to()
+    reader.delete(0)
+
+    assert (emptied, reader.deleted_up_to()) == (0, first.first - 1)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "destroyed"),
+    [
+        pytest.param("one", "other", 5, id="the machine crashed"),
+        pytest.param("one", "one", 0, id="only the process died"),
+        pytest.param("", "other", 0, id="nobody knows"),
+    ],
+)
+def test_only_a_crash_of_the_machine_destroys_records(
+    tmp_path: Path, before: str, now: str, destroyed: int
+) -> None:
+    sync = LogSync(interval=3600.0, boot=before)
+    log = EventLog(tmp_path, name="w0", sync=sync)
+    fill(log, 5)
+    sync.run_once(is_last=True)
+    os.close(log._lock)
+    log._lock = -1
+
+    reader = LogReader(tmp_path / log.id, boot=lambda: now)
+    read_sequences(reader)
+
+    assert reader.destroyed_up_to() == destroyed
+    log.close()
+    sync.close()
+
+
 def test_a_log_of_another_version_is_left_alone(log: EventLog, tmp_path: Path) -> None:
     path = tmp_path / log.id / segment.file_name(0)
     header = segment.HEADER.pack(segment.MAGIC, 99, 0, 1, log.id.encode())
@@ -239,7 +297,9 @@ def test_a_log_that_ended_gives_back_what_it_had_reserved(log: EventLog, tmp_pat
 
     assert shorter is not None
     assert shorter.stat().st_size < 1024
-    assert read_sequences(LogReader(tmp_path / log.id)) == [1, 2, 3, 4, 5]
+    again = LogReader(tmp_path / log.id)
+    assert read_sequences(again) == [1, 2, 3, 4, 5]
+    assert again.truncate() is None
 
 
 def test_what_the_ledger_had_is_remembered_beside_the_log(tmp_path: Path) -> None:

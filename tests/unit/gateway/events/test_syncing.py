@@ -56,6 +56,11 @@ class Written:
         """Begin a segment."""
         self.sync.add(os.open(self.folder / name, os.O_CREAT | os.O_RDWR), self.folder)
 
+    def open_segments(self) -> int:
+        """Return how many segments this process has open."""
+        files = [each for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        return sum(each.readlink().match(f"{self.folder}/*.log") for each in files)
+
     def expected(self) -> int:
         """Return up to which number records may have been written."""
         mark = read_mark(self.folder)
@@ -90,6 +95,17 @@ def test_what_came_is_synced_with_every_segment_that_it_may_be_in(
 
     assert first == [MARK_NAME, "0.log", "1.log", "log", log.folder.parent.name]
     assert device.synced == [MARK_NAME, "1.log"]
+
+
+def test_no_more_segments_stay_open_than_wait_for_a_sync(log: Written) -> None:
+    for number in range(1, 100):
+        log.begin(f"{number}.log")
+    unsynced = log.open_segments()
+    log.records = 100
+
+    log.sync.run_once()
+
+    assert (unsynced, log.open_segments()) == (64, 1)
 
 
 def test_nothing_is_synced_while_nothing_comes(log: Written, device: Device) -> None:

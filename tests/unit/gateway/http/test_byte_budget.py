@@ -6,7 +6,7 @@ import random
 import pytest
 
 from gateway.errors import Overloaded
-from gateway.http.byte_budget import ByteBudget
+from gateway.http.byte_budget import LARGE, ByteBudget, HeldBytes
 
 pytestmark = pytest.mark.anyio
 LONG = 1e9
@@ -56,6 +56,20 @@ async def test_released_bytes_can_be_held_again() -> None:
     budget.release("a", 300)
     budget.release("b", 500)
     assert (budget.used_bytes, budget.held_by("a"), budget.held_by("b")) == (0, 0, 0)
+
+
+async def test_bytes_that_grow_are_held_once_and_released_together() -> None:
+    budget = ByteBudget(9 * LARGE, what="Large bodies", clock=lambda: 0.0)
+    held, used = HeldBytes(budget, "a"), []
+
+    for size in (LARGE, 2 * LARGE, 3 * LARGE, LARGE):
+        held.grow(size)
+        used.append(budget.used_bytes // LARGE)
+    held.release()
+    held.release()
+
+    assert used == [0, 2, 3, 3]
+    assert budget.used_bytes == 0
 
 
 async def test_a_request_waits_until_there_is_room() -> None:
@@ -133,6 +147,7 @@ async def test_those_who_wait_are_bounded_for_each_key_and_together() -> None:
     for task in scene.tasks:
         task.cancel()
     await asyncio.gather(*scene.tasks, return_exceptions=True)
+    assert scene.budget.waits == 0
     scene.budget.release("x", 800)
     assert scene.budget.try_hold("new", 800)
 

@@ -63,8 +63,18 @@ async def test_small_answers_count_too() -> None:
 
     answers.check(0.0)
 
-    assert sum(peer.size for peer in peers if not peer.is_closed) <= 100 * _KB
-    assert answers.statistics().unsent_bytes <= 100 * _KB
+    unsent = sum(peer.size for peer in peers if not peer.is_closed)
+    assert unsent <= 100 * _KB
+    assert answers.statistics().unsent_bytes == unsent
+
+
+async def test_what_is_within_the_bound_closes_nobody() -> None:
+    peers = [Peer(_KB) for _ in range(95)]
+    answers = answers_of(peers, Clock())
+
+    answers.check(0.0)
+
+    assert not any(peer.is_closed for peer in peers)
 
 
 async def test_a_peer_without_unread_bytes_is_left_alone() -> None:
@@ -92,6 +102,21 @@ async def test_who_waits_gets_the_room_of_a_peer_that_does_not_read() -> None:
     assert (early, peers[0].is_closed) == (False, True)
 
 
+async def test_the_key_that_holds_the_most_makes_room_for_who_waits() -> None:
+    clock, peers = Clock(), list[Peer]()
+    answers = answers_of(peers, clock)
+    for key, size in (("a", 50 * _KB), ("z", 10 * _KB)):
+        peers.append(Peer(await answers.hold(key, size, clock() + 60.0), answers, key))
+    waiting = asyncio.create_task(answers.hold("b", 40 * _KB, clock() + 60.0))
+    await asyncio.sleep(0)
+
+    for second in (0.0, 6.0):
+        answers.check(second)
+
+    assert await waiting == 40 * _KB
+    assert [peer.is_closed for peer in peers] == [True, False]
+
+
 async def test_a_peer_that_reads_keeps_its_room_and_others_are_told_to_come_back() -> None:
     clock, peers = Clock(), list[Peer]()
     answers = answers_of(peers, clock)
@@ -105,6 +130,24 @@ async def test_a_peer_that_reads_keeps_its_room_and_others_are_told_to_come_back
 
     with pytest.raises(Overloaded):
         await waiting
+    assert not peers[0].is_closed
+
+
+@pytest.mark.parametrize("has_left", [False, True])
+async def test_who_waits_no_longer_closes_nobody(*, has_left: bool) -> None:
+    clock, peers = Clock(), list[Peer]()
+    answers = answers_of(peers, clock)
+    peers.append(Peer(await answers.hold("a", 60 * _KB, clock() + 60.0), answers, "a"))
+    waiting = asyncio.create_task(answers.hold("b", 60 * _KB, clock() + 60.0 * has_left))
+    await asyncio.sleep(0)
+
+    if has_left:
+        waiting.cancel()
+    with pytest.raises(asyncio.CancelledError if has_left else Overloaded):
+        await waiting
+    for second in range(10):
+        answers.check(float(second))
+
     assert not peers[0].is_closed
 
 

@@ -8,6 +8,7 @@ from gateway.types import KeyId, Principal, TenantId
 
 CALLER = Principal(tenant=TenantId("acme"), key=KeyId("key_1"))
 NARROW = Principal(tenant=TenantId("acme"), key=KeyId("key_2"), models=frozenset({"a"}))
+OTHER_TENANT = Principal(tenant=TenantId("globex"), key=KeyId("key_3"))
 DAY = 86_400.0
 
 
@@ -87,5 +88,6 @@ def test_the_id_is_one_within_a_day_and_another_when_the_key_is_forgotten() -> N
     assert id_of(CALLER, b"k", printed(), DAY * 20_001 + 5) != first
     assert id_of(CALLER, b"k", printed(body=b"[]"), DAY * 20_000 + 5) != first
     assert id_of(CALLER, b"l", printed(), DAY * 20_000 + 5) != first
+    assert id_of(OTHER_TENANT, b"k", printed(), DAY * 20_000 + 5) != first
     # As long as others: the log's templates take no longer ones.
     assert len(first) == len("req_") + 26

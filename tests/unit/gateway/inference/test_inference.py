@@ -1,9 +1,11 @@
 """Items are answered from the cache, joined, or computed and stored."""
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
 from gateway.types import CacheDirectives, Criticality, ItemFailure, Source
@@ -241,6 +243,46 @@ async def test_a_model_whose_answers_are_not_kept_is_computed_each_time(scene: S
     assert scene.cache.entries == {}
 
 
+async def test_what_was_kept_is_not_given_once_nothing_is(scene: Scene) -> None:
+    await scene.ask("a")
+
+    scene.configure(cache_ttl=0)
+
+    assert sources(await scene.ask("a")) == [_COMPUTED]
+
+
+@pytest.mark.parametrize(
+    ("asked", "cache_ttl", "is_shared"),
+    [
+        ({}, 60.0, True),
+        ({}, 0.0, False),
+        ({"truncate": False}, 60.0, False),
+        ({"directives": CacheDirectives(no_cache=True)}, 60.0, False),
+    ],
+    ids=["plain", "never kept", "not truncated", "without the cache"],
+)
+async def test_other_workers_learn_of_what_all_may_be_given(
+    asked: dict[str, Any], cache_ttl: float, *, is_shared: bool, scene: Scene
+) -> None:
+    scene.configure(cache_ttl=cache_ttl)
+
+    await scene.ask("a", **asked)
+
+    (work,) = scene.runner.works
+    assert (work.items[0].key is not None) == is_shared
+
+
+async def test_what_other_workers_computed_may_not_be_too_old(scene: Scene) -> None:
+    scene.configure(cache_ttl=60.0)
+    await scene.ask("a")
+
+    (work,), (entry,) = scene.runner.works, scene.cache.entries.values()
+
+    assert work.is_valid is not None
+    ages = {age: work.is_valid(entry, scene.wall() + age) for age in (60.0, 61.0)}
+    assert ages == {60.0: True, 61.0: False}
+
+
 async def test_a_bug_below_leaves_nobody_waiting_and_the_next_request_leads(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -392,6 +434,21 @@ async def test_a_shorter_life_applies_to_what_is_stored(tiered: Scene) -> None:
     assert kept == [Source.HIT]
     assert sources(await tiered.ask("a")) == [_COMPUTED]
     assert sources(await tiered.ask("a")) == [Source.HIT]
+
+
+async def test_a_shorter_life_applies_to_refusals_that_are_stored(tiered: Scene) -> None:
+    tiered.runner.failure = ItemFailure(status=422, code="empty_input", detail="Say something.")
+    for _ in range(2):
+        await tiered.ask("a")
+        tiered.wall.advance(2.0)
+    kept = len(tiered.runner.computed) == 1
+
+    cache = replace(tiered.document.cache, refusal_ttl=1.0)
+    tiered.document = replace(tiered.document, cache=cache)
+    await tiered.ask("a")
+
+    assert kept
+    assert len(tiered.runner.computed) == 2
 
 
 async def test_purging_a_tenant_reaches_its_answers_that_others_are_given(tiered: Scene) -> None:

@@ -78,3 +78,17 @@ async def test_joined_items_that_fail_for_their_leaders_are_not_compared_with_al
 
     assert await ended
     assert compared < 1000
+
+
+async def test_an_item_that_fails_for_its_own_request_is_not_tried_again(
+    anyio_backend: str,
+) -> None:
+    caller = Caller(principal=Principal(tenant=TenantId("t"), key=KeyId("k")), deadline=1e9)
+    waits = ItemWaits(caller, is_whole=False)
+    flight = waits.led[0] = waits.joined[1] = Flight(Criticality.DEFAULT)
+    flight.outcome = _LIMITED
+    ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    waits.on_end(ended.set_result)
+    await ended
+
+    assert waits.fill([None, None], has_failed=False) == []

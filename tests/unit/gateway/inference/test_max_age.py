@@ -28,6 +28,17 @@ async def test_max_age_refuses_what_is_older(anyio_backend: str) -> None:
     assert sources(stale) == [Source.COMPUTED]
 
 
+async def test_max_age_does_not_lengthen_the_life_of_an_answer(anyio_backend: str) -> None:
+    scene = Scene()
+    await scene.ask("a")
+    scene.configure(cache_ttl=60.0)
+    scene.wall.advance(61.0)
+
+    answer = await scene.ask("a", directives=CacheDirectives(max_age=86_400.0))
+
+    assert sources(answer) == [Source.COMPUTED]
+
+
 class StoredTier(NullTier):
     """A remote tier that finds what was stored."""
 

@@ -54,6 +54,18 @@ def test_a_rotated_key_is_valid_for_as_long_as_said(ledger: Ledger, clock: Clock
     assert valid(ledger) == {"h2": "alice"}
 
 
+def test_a_former_key_ends_as_said_though_the_key_expires_later(
+    ledger: Ledger, clock: Clock
+) -> None:
+    ends = to_datetime(clock.now) + timedelta(days=1)
+    ledger.operators.create("alice", roles=["viewer"], key_hash="h1", expires=ends)
+
+    ledger.operators.rotate("alice", key_hash="h2", keep=60.0)
+    clock.advance(60.0)
+
+    assert valid(ledger) == {"h2": "alice"}
+
+
 def test_a_rotation_ends_all_texts_but_the_last(ledger: Ledger) -> None:
     ledger.operators.create("alice", roles=["viewer"], key_hash="h1")
 

@@ -78,6 +78,35 @@ def test_lost_records_are_counted_once_and_passed(ledger: Ledger) -> None:
     assert sums(ledger).lost == 3
 
 
+def test_a_gap_that_comes_again_or_is_known_loses_nothing(ledger: Ledger) -> None:
+    ledger.recorder.record([block(1, 2)])
+    gaps = [EventBlock(log_id="w0-1", first=first, last=first + 1, lost=True) for first in (1, 5)]
+
+    lost = [ledger.recorder.record([gap]).lost for gap in (*gaps, *gaps)]
+
+    assert lost == [0, 2, 0, 0]
+
+
+def test_a_block_that_spans_a_known_range_moves_the_mark_to_its_end(ledger: Ledger) -> None:
+    ledger.recorder.record([block(3, 4)])
+
+    ledger.recorder.record([block(1, 6)])
+
+    assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": 6}
+    assert sums(ledger).events == 6
+
+
+def test_a_wrong_record_of_a_block_that_is_half_known_is_set_aside(ledger: Ledger) -> None:
+    ledger.recorder.record([block(1, 2)])
+
+    half = EventBlock(
+        log_id="w0-1", first=2, last=3, events=[make_event(2)], wrong=[b"\x2a"], numbers=[2]
+    )
+    recorded = ledger.recorder.record([half])
+
+    assert (recorded.duplicates, recorded.dead) == (1, 1)
+
+
 def test_a_record_that_is_no_event_is_set_aside_once(ledger: Ledger) -> None:
     bad = EventBlock(log_id="w0-1", first=1, last=2, events=[make_event(1)], wrong=[b"\x2a"])
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.rate_limit.lease import Lease, LeaseReservation
-from gateway.types import CONCURRENT
-from tests.support.limits import rule
+from gateway.rate_limit.lease import Lease, LeaseReservation, Leases
+from gateway.types import CONCURRENT, Rule
+from tests.support.limits import charge, rule
 
 
 def known(level: float, *, unit: str = "requests") -> Lease:
@@ -29,6 +29,7 @@ def test_what_was_given_out_counts_until_redis_granted_as_much() -> None:
     lease.add_grant(10, sent_at=0.0, now=0.0)
 
     assert (lease.overdrawn, lease.available) == (5, 0)
+    assert lease.wanted(0, 1.0) == 1  # as for any 15 units spent in a second
     assert lease.may_overdraw(15, 0.0)
 
 
@@ -54,3 +55,72 @@ def test_a_place_stays_held_though_redis_is_silent_and_units_that_refill_count_a
     LeaseReservation(lease, 1, now=lambda: 0.0, on_settled=lambda _: None)
 
     assert lease.keep_reserved(100.0) == kept
+
+
+@pytest.mark.parametrize(
+    ("spent", "available"),
+    [
+        pytest.param(2, 13, id="less than reserved"),
+        pytest.param(8, 7, id="more than reserved"),
+        pytest.param(16, 0, id="more than the lease has"),
+    ],
+)
+def test_a_lease_pays_what_work_spent_beyond_its_reservation(spent: int, available: int) -> None:
+    lease = known(1_000, unit="rows")
+    lease.add_grant(10, sent_at=0.0, now=0.0)
+    reservation = LeaseReservation(lease, 5, now=lambda: 0.0, on_settled=lambda _: None)
+
+    reservation.settle(spent)
+
+    assert (lease.available, lease.reserved) == (available, 0)
+
+
+def test_reserved_units_that_expired_are_not_settled() -> None:
+    lease = known(1_000, unit="tokens")
+    lease.add_grant(10, sent_at=0.0, now=0.0)
+    reservation = LeaseReservation(lease, 5, now=lambda: 100.0, on_settled=lambda _: None)
+    lease.keep_reserved(100.0)
+    lease.add_grant(3, sent_at=100.0, now=100.0)
+
+    reservation.settle(0)
+
+    assert (lease.available, lease.reserved) == (3, 0)
+
+
+def test_a_lease_ends_by_the_time_of_its_request() -> None:
+    lease = known(1_000)
+
+    lease.add_grant(10, sent_at=0.0, now=1.0)
+    usable = [lease.usable(now) for now in (1.7, 1.9)]
+    lease.add_grant(3, sent_at=1.9, now=2.0)
+
+    assert usable == [10, 0]
+    assert lease.usable(2.0) == 3
+
+
+def test_only_as_much_as_redis_refused_is_refused_again() -> None:
+    lease = known(50)
+
+    lease.record_refusal(100, level=50, now=0.0)
+
+    assert lease.refuses(100, 0.05)
+    assert not lease.refuses(60, 0.05)
+
+
+@pytest.mark.parametrize(("unit", "after"), [(CONCURRENT, 0.1), ("requests", 0.5)])
+def test_a_free_place_is_idle_at_once_and_other_units_later(unit: str, after: float) -> None:
+    lease = known(1_000, unit=unit)
+    lease.add_grant(10, sent_at=0.0, now=0.0)
+    lease.spend(1, 1.0)
+
+    idle = [now for now in (0.1, 0.4, 0.5) if lease.is_idle(1.0 + now, 0.5)]
+
+    assert idle[0] == after
+
+
+def test_a_refusal_of_a_quota_that_is_repeated_says_when_it_ends() -> None:
+    monthly = charge(of=Rule(name="monthly", unit="items", capacity=10, period="month"))
+    leases = Leases()
+    leases.of(monthly).record_level(level=0.0, amount=0, now=100.0, ends=60.0)
+
+    assert leases.refusal([monthly], 110.0).retry_after == pytest.approx(50.0)

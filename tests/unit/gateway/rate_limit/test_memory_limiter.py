@@ -69,6 +69,22 @@ def test_a_share_is_that_part_of_capacity_and_refill() -> None:
     assert (at_once, later) == (10, 5)
 
 
+def test_a_share_of_a_changed_limit_changes_by_its_part() -> None:
+    clock = Clock()
+    limiter = MemoryRateLimiter(monotonic=clock, fraction=0.1)
+    low, high = rule(100, window=100.0), rule(200, window=100.0)
+
+    def admitted(limit: Rule) -> int:
+        return sum(limiter.try_admit([charge(of=limit)]).allowed for _ in range(50))
+
+    used, raised, lowered = admitted(low), admitted(high), admitted(low)
+    clock.advance(50.0)
+    raised_again = admitted(high)
+
+    # In 50 s, 5 of the units refilled that were in use beyond the lowered limit, and 5 of it.
+    assert (used, raised, lowered, raised_again) == (10, 10, 0, 10)
+
+
 def test_a_share_says_how_long_it_takes_to_refill() -> None:
     limiter = MemoryRateLimiter(monotonic=Clock(), fraction=0.1)
     limit = rule(100, window=10.0)
@@ -93,6 +109,21 @@ def test_a_quota_that_begins_anew_leaves_out_what_work_still_holds() -> None:
     assert not limiter.try_admit([charge(of=monthly)]).allowed
 
 
+def test_a_quota_that_begins_anew_owes_nothing_of_the_last_month() -> None:
+    wall = Clock(30 * 86_400.0)  # the 31st of January 1970
+    limiter = MemoryRateLimiter(monotonic=Clock(), wall=wall)
+    high = Rule(name="monthly", unit="tokens", capacity=100, period="month")
+    low = Rule(name="monthly", unit="tokens", capacity=10, period="month")
+    limiter.try_admit([charge(50, of=high)])
+    limiter.try_admit([charge(1, of=low)])
+
+    wall.advance(2 * 86_400.0)
+    of_low = limiter.try_admit([charge(10, of=low)])
+    of_high = limiter.try_admit([charge(90, of=high)])
+
+    assert (of_low.allowed, of_high.allowed) == (True, True)
+
+
 def test_a_share_of_a_small_limit_is_one_unit_and_of_nothing_nothing() -> None:
     limiter = MemoryRateLimiter(monotonic=Clock(), fraction=0.1)
 
@@ -113,11 +144,13 @@ def test_what_only_the_share_cannot_hold_may_be_tried_again() -> None:
     assert not decision.impossible
 
 
-def test_full_buckets_are_forgotten_and_the_others_are_not() -> None:
+def test_full_buckets_are_forgotten_and_used_or_held_ones_not() -> None:
     clock = Clock()
     limiter = MemoryRateLimiter(monotonic=clock)
     slow, quick = rule(10, window=10_000.0), rule(10, window=1.0)
     limiter.try_admit([charge(10, of=slow, bucket="rl:{slow}:t:minute")])
+    place = charge(of=Rule(name="running", unit="concurrent", capacity=1), is_reserved=True)
+    limiter.try_admit([place])
 
     for number in range(20_000):
         clock.advance(0.001)
@@ -125,3 +158,4 @@ def test_full_buckets_are_forgotten_and_the_others_are_not() -> None:
 
     assert len(limiter._buckets) < 10_000
     assert not limiter.try_admit([charge(10, of=slow, bucket="rl:{slow}:t:minute")]).allowed
+    assert not limiter.try_admit([place]).allowed

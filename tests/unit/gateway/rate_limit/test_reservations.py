@@ -1,10 +1,12 @@
-"""Reserved units are returned if the limiter fails while it decides on a call."""
+"""Reserved units are returned if the limiter gives no decision about a call, or refuses it."""
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 from typing_extensions import override
 
+from gateway.errors import MAX_RETRY_AFTER
 from gateway.rate_limit.base import Charge, Decision
 from gateway.rate_limit.charges import Estimate, WorkLimits
 from gateway.rate_limit.reservations import reserve
@@ -17,23 +19,29 @@ _MODEL = Rule(name="shared", unit="rows", capacity=10, window=3600.0)
 _TENANT = Rule(name="own", unit="rows", capacity=10, window=3600.0)
 
 
-class _SilentForTenants(LocalRateLimiter):
-    """Decides for models, and times out for tenants."""
+class _FailingForTenants(LocalRateLimiter):
+    """Decides for models, and fails with `failure` for tenants."""
+
+    failure: type[BaseException]
 
     @override
     async def admit(self, charges: Sequence[Charge]) -> Decision:
         if any(charge.rule.name == _TENANT.name for charge in charges):
-            raise TimeoutError
+            raise self.failure
         return await super().admit(charges)
 
 
-async def test_a_model_s_units_are_returned_if_the_tenant_s_limit_times_out() -> None:
-    limiter = _SilentForTenants(monotonic=Clock())
+@pytest.mark.parametrize("failure", [TimeoutError, asyncio.CancelledError])
+async def test_a_model_s_units_go_back_if_the_tenant_s_limit_is_silent(
+    failure: type[BaseException],
+) -> None:
+    limiter = _FailingForTenants(monotonic=Clock())
+    limiter.failure = failure
     principal = Principal(tenant=TenantId("a"), key=KeyId("k"))
     most = Estimate(items=1, rows=10, tokens=10)
     both = WorkLimits(tenant=(_TENANT,), model=(_MODEL,))
 
-    with pytest.raises(TimeoutError):
+    with pytest.raises(failure):
         await reserve(limiter, both, principal, model="m", most=most)
 
     again = await reserve(limiter, WorkLimits(model=(_MODEL,)), principal, model="m", most=most)
@@ -52,3 +60,16 @@ async def test_what_a_model_s_limit_gave_goes_back_when_the_tenant_is_refused() 
     assert refused.refusal is not None
     again = await reserve(limiter, WorkLimits(model=(_MODEL,)), principal, model="m", most=most)
     assert again.refusal is None
+
+
+async def test_a_refused_call_is_retried_within_two_minutes() -> None:
+    limiter = LocalRateLimiter(monotonic=Clock())
+    principal = Principal(tenant=TenantId("a"), key=KeyId("k"))
+    limits = WorkLimits(tenant=(_TENANT,))
+    most = Estimate(items=1, rows=10, tokens=10)
+    await reserve(limiter, limits, principal, model="m", most=most)
+
+    refused = await reserve(limiter, limits, principal, model="m", most=most)
+
+    assert refused.refusal is not None
+    assert refused.refusal.retry_after == MAX_RETRY_AFTER

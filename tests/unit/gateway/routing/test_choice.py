@@ -103,10 +103,13 @@ def test_what_was_queued_shrinks_and_what_was_sent_since_counts() -> None:
     later = state.finish_time(NOW + 0.6, 5.0)
     state.sent_since = 20
     more = state.finish_time(NOW + 0.6, 5.0)
+    state.record_report(Report(queued_seconds=0.2, rows_per_second=100.0), NOW + 0.6)
+    reported = state.finish_time(NOW + 0.6, 5.0)
 
     assert abs(then - 1.01) < 1e-6
     assert abs(later - 0.41) < 1e-6
     assert abs(more - 0.61) < 1e-6
+    assert abs(reported - 0.21) < 1e-6
 
 
 def test_items_of_many_rows_take_longer() -> None:

@@ -39,6 +39,12 @@ def test_a_failure_after_the_return_ejects_at_once_and_for_longer() -> None:
     assert not again.holds(131.0)
 
 
+def test_a_late_success_does_not_spare_a_backend_its_trial() -> None:
+    ejected = fail(CLEAN, 100.0, times=5)
+
+    assert fail(after_success(ejected, 101.0, RULES), 111.0).holds(130.9)
+
+
 def test_ejections_are_forgotten_after_a_good_while() -> None:
     ejected = fail(CLEAN, 100.0, times=5)
 
@@ -47,6 +53,16 @@ def test_ejections_are_forgotten_after_a_good_while() -> None:
 
     assert early.times == 1
     assert late == CLEAN
+
+
+def test_a_recent_failure_does_not_keep_old_ejections_in_mind() -> None:
+    ejected = fail(CLEAN, 100.0, times=5)
+    back = fail(after_success(ejected, 115.0, RULES), 120.0)
+
+    later = after_success(back, 121.0, RULES)
+
+    assert fail(later, 121.0, times=5).holds(130.9)
+    assert not fail(later, 121.0, times=5).holds(131.0)
 
 
 def test_a_share_of_failures_ejects_though_none_follows_another() -> None:

@@ -100,16 +100,29 @@ def test_backends_that_are_not_ready_are_no_candidates(clock: Clock) -> None:
     assert ids(fleet.candidates(model_of(fleet), b"item")) == ["eu-1", "us-0"]
 
 
+def test_a_backend_gets_no_items_of_a_model_that_it_lost(clock: Clock) -> None:
+    fleet = fleet_of([*EU[:1], *US], clock)
+    both = ids(fleet.candidates(model_of(fleet), b"item"))
+
+    fleet.observe(EU[0], state(models=[stub_model("other")]))
+
+    assert both == ["eu-0", "us-0"]
+    assert ids(fleet.candidates(model_of(fleet), b"item")) == ["us-0"]
+
+
 def test_an_ejected_backend_comes_last_until_its_time_is_over(clock: Clock) -> None:
     fleet = fleet_of([*EU[:1], *US], clock)
+    before = ids(fleet.candidates(model_of(fleet), b"item"))
 
     fail(fleet, EU[0])
     while_ejected = ids(fleet.candidates(model_of(fleet), b"item"))
     clock.advance(10.0)
     afterwards = ids(fleet.candidates(model_of(fleet), b"item"))
+    share = fleet.statistics()[0].share
 
+    assert before == afterwards == ["eu-0", "us-0"]
     assert while_ejected == ["us-0", "eu-0"]
-    assert afterwards == ["eu-0", "us-0"]
+    assert share == INITIAL_SHARE
 
 
 def test_when_all_are_ejected_all_are_tried_anyway(clock: Clock) -> None:
@@ -227,10 +240,15 @@ def test_a_drained_backend_is_given_nothing_until_it_is_restored(clock: Clock) -
 
 
 def test_backends_of_a_name_are_drained_together_by_its_entry(clock: Clock) -> None:
-    fleet = fleet_of([endpoint("eu@10.0.0.1"), endpoint("eu@10.0.0.2"), *US], clock)
+    named = [endpoint(f"eu@10.0.0.{n}") for n in range(3)]
+    fleet = fleet_of([*named[:2], *US], clock)
 
     fleet.drain(frozenset({"eu"}))
+    drained = ids(fleet.candidates(model_of(fleet), b"item"))
+    fleet.configure([*named, *US], ROUTING)
+    fleet.observe(named[2], state())
 
+    assert drained == ["us-0"]
     assert ids(fleet.candidates(model_of(fleet), b"item")) == ["us-0"]
 
 
@@ -272,6 +290,25 @@ def test_in_a_panic_ejections_count_for_nothing(clock: Clock) -> None:
 
     assert calm[:2] == ["us-0", "eu-spare"]
     assert panicking[0] in ("eu-0", "eu-1")
+
+
+def test_a_drained_backend_is_given_nothing_in_a_panic_either(clock: Clock) -> None:
+    fleet = fleet_of([*EU, *US, *SPARE], clock)
+    fleet.drain(frozenset({"eu-0"}))
+
+    fail(fleet, EU[1])
+    fleet.observe(US[0], ProbeFailure(detail="refused"))
+
+    assert ids(fleet.candidates(model_of(fleet), b"item")) == ["eu-1", "eu-spare"]
+
+
+def test_drained_backends_cause_no_panic(clock: Clock) -> None:
+    fleet = fleet_of([*EU, *US, *SPARE], clock)
+    fleet.drain(frozenset({"eu-0", "us-0"}))
+
+    fail(fleet, EU[1])
+
+    assert ids(fleet.candidates(model_of(fleet), b"item")) == ["eu-spare", "eu-1"]
 
 
 def test_full_backends_that_just_came_back_take_what_is_critical_only(clock: Clock) -> None:
@@ -351,6 +388,18 @@ def test_items_of_others_that_leave_a_region_are_spread_over_all_the_rest(clock:
     assert min(len(share.items) for share in shares) > 15
 
 
+@pytest.mark.parametrize(("is_ejected", "regions"), [(False, {"eu"}), (True, {"eu", "us"})])
+def test_a_region_that_lacks_a_backend_shares_large_requests(
+    *, is_ejected: bool, regions: set[str], clock: Clock
+) -> None:
+    fleet = fleet_of([*EU, *US], clock)
+    fail(fleet, EU[0], times=5 * is_ejected)
+
+    shares = fleet.spread(model_of(fleet), [bytes([n]) for n in range(60)], together=False)
+
+    assert {share.endpoint.region for share in shares} == regions
+
+
 def test_a_choice_that_fails_leaves_no_trace(clock: Clock) -> None:
     fleet = fleet_of(EU, clock)
 
@@ -369,6 +418,19 @@ def test_a_backend_that_joins_others_begins_with_little(clock: Clock) -> None:
     assert [each.share for each in fleet.statistics()] == [1.0, 1.0, INITIAL_SHARE]
 
 
+def test_calls_to_a_former_backend_free_no_items_of_the_new(clock: Clock) -> None:
+    fleet = fleet_of(EU, clock)
+    for each in EU:
+        fleet.started(each, 3)
+    fleet.configure(US, ROUTING)
+    fleet.configure(EU, ROUTING)
+
+    fleet.answered(EU[0], 3, 0.1, ended=3)
+    fleet.ended(EU[1], 3)
+
+    assert [each.in_flight for each in fleet.statistics()] == [0, 0]
+
+
 def test_news_of_a_backend_that_left_is_ignored(clock: Clock) -> None:
     fleet = fleet_of(EU, clock)
 
@@ -378,6 +440,17 @@ def test_news_of_a_backend_that_left_is_ignored(clock: Clock) -> None:
     fail(fleet, US[0])
 
     assert [each.backend for each in fleet.statistics()] == ["eu-0", "eu-1"]
+
+
+def test_news_of_a_former_address_of_a_backend_is_ignored(clock: Clock) -> None:
+    fleet = fleet_of(EU, clock)
+    fleet.configure([replace(EU[0], url="http://elsewhere.invalid"), EU[1]], ROUTING)
+
+    fleet.observe(EU[0], state())
+    fail(fleet, EU[0])
+
+    found = fleet.statistics()[0]
+    assert (found.health, found.failures) == (Health.UNKNOWN, 0)
 
 
 def test_statistics_tell_what_is_known(clock: Clock) -> None:
@@ -407,3 +480,14 @@ def test_a_model_is_served_at_a_revision_whose_backends_are_not_all_drained(cloc
 
     assert [share.endpoint for share in after_drain] == [EU[1]]
     assert [share.endpoint for share in the_other] == [EU[0]]
+
+
+def test_a_model_is_served_at_a_revision_of_ready_backends(clock: Clock) -> None:
+    fleet = fleet_of(EU, clock, observed=False)
+    for each, revision in zip(EU, ("bbbbbbbbbbbb", "aaaaaaaaaaaa"), strict=True):
+        fleet.observe(each, state(models=[stub_model(revision=revision)]))
+    before = model_of(fleet).info.revision
+
+    fleet.observe(EU[0], ProbeFailure(detail="refused"))
+
+    assert (before, model_of(fleet).info.revision) == ("bbbbbbbbbbbb", "aaaaaaaaaaaa")

@@ -66,3 +66,5 @@ def test_overflow_is_used_only_when_all_others_would_be_late() -> None:
     assert shares(tier("eu", queued=0.15), tier("us", queued=0.18), spare)["spare-0"] == 0
     assert shares(tier("eu", queued=0.5), tier("us"), spare)["spare-0"] == 0
     assert shares(tier("eu", queued=0.5), tier("us", queued=0.3), spare) == {"spare-0": 1000}
+    spare[0].record_report(Report(queued_seconds=0.4, rows_per_second=100.0), NOW)
+    assert shares(tier("eu", queued=0.5), tier("us", queued=0.3), spare) == {"us-0": 1000}

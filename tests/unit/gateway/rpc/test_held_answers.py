@@ -6,7 +6,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 from grpc import StatusCode
+from typing_extensions import override
 
+from gateway.api.http import Headers
+from gateway.api.in_process import ApplicationReply, ApplicationRequest
+from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
+from gateway.rpc import handler, listener
+from gateway.rpc.application_client import ApplicationClient
+from gateway.rpc.held_answers import HeldAnswers
 from gateway.rpc.infer_route import SERVICE
 from testing.waiting import until
 from tests.support.api import KEY
@@ -14,13 +21,13 @@ from tests.support.rpc import RunningRpc, infer, running_rpc, serialized
 
 pytestmark = pytest.mark.anyio
 _LONG = "x" * 2_000_000
+_RESULT = b'{"labels":[{"label":"%b","score":0.5}]}' % _LONG.encode()
 
 
 @pytest.fixture
 async def rpc(anyio_backend: str) -> AsyncIterator[RunningRpc]:
     async with running_rpc() as running:
-        result = b'{"labels":[{"label":"%b","score":0.5}]}' % _LONG.encode()
-        running.api.scene.runner.result = lambda _: result
+        running.api.scene.runner.result = lambda _: _RESULT
         yield running
 
 
@@ -31,7 +38,7 @@ def held(rpc: RunningRpc) -> int:
 async def test_a_peer_that_does_not_read_holds_memory_until_it_goes(rpc: RunningRpc) -> None:
     writer = await _ask_and_read_nothing(rpc.port)
 
-    await until(lambda: held(rpc) >= len(_LONG))
+    await until(lambda: held(rpc) >= 2 * len(_LONG))  # grpcio has a copy
     async with rpc.client() as other:  # meanwhile no other has to be read
         assert (await other.ask("ModelInfer", infer("sentiment", "b"))).code is StatusCode.OK
     assert held(rpc) >= len(_LONG)
@@ -43,15 +50,59 @@ async def test_a_peer_that_does_not_read_holds_memory_until_it_goes(rpc: Running
 async def test_what_is_read_holds_nothing(rpc: RunningRpc) -> None:
     async with rpc.client() as client:
         alone = await client.ask("ModelInfer", infer("sentiment", "a"))
+        await until(lambda: held(rpc) == 0)
         stream = client.stream()
         for text in ("b", "c", "d"):
             await stream.write(infer("sentiment", text))
-        await stream.done_writing()
-        answers = [answer async for answer in stream]
+        answers = [await stream.read() for _ in range(3)]
+        await until(lambda: held(rpc) == 0)  # while the stream is open
+        is_open = not stream.done()
 
     assert len(alone.message.raw_output_contents[0]) > len(_LONG)
     assert [answer.error_message for answer in answers] == [""] * 3
-    await until(lambda: held(rpc) == 0)
+    assert is_open
+
+
+async def test_an_answer_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = "another key"
+
+    class Overtaken(ApplicationClient):
+        """Another key takes the room between the application's answer and the call's."""
+
+        @override
+        async def ask(self, call: ApplicationRequest, headers: Headers) -> ApplicationReply:
+            reply = await super().ask(call, headers)
+            taken.append(await rpc.api.unsent.hold(other, 8_000_000, 0.0))
+            return reply
+
+    taken = list[int]()
+    monkeypatch.setattr(handler, "_LONGEST_HOLD", 0.0)
+    monkeypatch.setattr(listener, "ApplicationClient", Overtaken)
+    async with running_rpc() as rpc, rpc.client() as client:
+        rpc.api.unsent._budget.limit_bytes = 9_000_000
+        rpc.api.scene.runner.result = lambda _: _RESULT
+        alone = await client.ask("ModelInfer", infer("sentiment", "a"))
+        rpc.api.unsent.release(other, taken.pop())
+        stream = client.stream()
+        await stream.write(infer("sentiment", "a"))
+        one_of_many = await stream.read()
+
+    assert (alone.code, "set aside" in alone.details) == (StatusCode.UNAVAILABLE, True)
+    assert one_of_many.error_message == alone.details
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+async def test_a_call_that_has_ended_holds_nothing(*, is_over: bool) -> None:
+    unsent = UnsentAnswers()
+    holding = HeldAnswers(unsent, "key", is_over=lambda: is_over)
+
+    await holding.hold(LARGE_BYTES, 0.0)  # which needs no room
+    size = await holding.hold(200_000, 0.0)
+    before = unsent.statistics().unsent_bytes
+    holding.end()
+    holding.release(size)
+
+    assert (before, unsent.statistics().unsent_bytes) == (0 if is_over else 400_000, 0)
 
 
 async def _ask_and_read_nothing(port: int) -> asyncio.StreamWriter:

@@ -13,12 +13,13 @@ from gateway.api.http import Headers
 from gateway.api.in_process import ApplicationReply, ApplicationRequest
 from gateway.http.edge import ListenerEdge
 from gateway.http.listener_tls import HTTP_2, ListenerTls
+from gateway.http.request_head import MAX_FIELDS
 from gateway.rpc import handler, listener
 from gateway.rpc.application_client import ApplicationClient
 from gateway.rpc.infer_route import SERVICE
 from gateway.tasks import TaskScope
 from testing.certificates import Authority
-from testing.waiting import until
+from testing.waiting import eventually, until
 from tests.support.api import KEY
 from tests.support.rpc import floats, infer, running_rpc
 
@@ -109,6 +110,34 @@ async def test_streams_at_a_time_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
         again = client.stream()
         await again.write(infer("minilm", "a"))
         assert floats((await again.read()).infer_response) == [0.25, -0.5]
+
+
+async def test_a_stream_that_is_cancelled_leaves_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handler, "_MOST_STREAMS", 1)
+    async with running_rpc() as rpc, rpc.client() as client:
+        first = client.stream()
+        await first.write(infer("minilm", "a"))
+        await first.read()
+        first.cancel()
+
+        async def has_place() -> bool:
+            stream = client.stream()
+            await stream.done_writing()
+            return await stream.code() is StatusCode.OK
+
+        await eventually(has_place)
+
+
+async def test_a_call_with_too_many_fields_is_refused() -> None:
+    fields = tuple(("x-field", str(number)) for number in range(MAX_FIELDS + 1))
+    async with running_rpc() as rpc, rpc.client() as client:
+        refused = await client.ask("ServerLive", metadata=fields)
+        few = await client.ask("ServerLive", metadata=fields[: MAX_FIELDS // 2])
+
+    assert (refused.code, few.code) == (StatusCode.RESOURCE_EXHAUSTED, StatusCode.OK)
+    assert str(MAX_FIELDS) in refused.details
 
 
 async def test_requests_that_cancelled_calls_leave_are_bounded() -> None:

@@ -266,3 +266,32 @@ async def test_a_fault_of_one_caller_costs_no_other_his_answer() -> None:
     assert [type(how) for how in faulty] == [ZeroDivisionError]
     assert sound == [Report()]
     assert len(received) == 1
+
+
+@pytest.mark.parametrize("patience", [(5.0, 20.0), (20.0, 5.0)])
+async def test_a_call_may_take_as_long_as_its_most_patient_caller(
+    patience: tuple[float, float],
+) -> None:
+    now = asyncio.get_running_loop().time()
+    shared = SharedCall(call_of("a"))
+
+    for within in patience:
+        shared.join(call_of("a"), print, print, deadline=now + within, idle_timeout=60.0)
+
+    assert shared.silent_at() == now + 20.0
+
+
+async def test_an_answer_that_ends_after_outcomes_without_a_report_is_cut() -> None:
+    call = call_of("a", "b")
+    shared = SharedCall(call)
+    now = asyncio.get_running_loop().time()
+    ended: list[Report | BaseException] = []
+    shared.join(call, print, ended.append, deadline=now + 20.0, idle_timeout=10.0)
+
+    shared.feed(encode_frame(Report()))
+    shared.feed(encode_frame(Done(index=0, result=b"{}", rows=1, tokens=1)))
+    shared.end()
+
+    (how,) = ended
+    assert isinstance(how, CallFailed)
+    assert how.cause is Cause.CUT

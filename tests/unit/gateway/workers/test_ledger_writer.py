@@ -67,6 +67,15 @@ def test_a_block_with_more_records_than_numbers_counts_none_twice(ledger: Ledger
     assert sums(ledger).events == 4
 
 
+def test_a_block_with_fewer_records_than_numbers_is_set_aside(ledger: Ledger) -> None:
+    short = msgspec.structs.replace(block_of(1, 3), last=4)
+
+    result = LedgerWriter(ledger).write([entry(short)])
+
+    assert (result.recorded.counted, result.recorded.dead) == (3, 1)
+    assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": 4}
+
+
 def test_a_block_that_was_counted_before_is_not_counted_with_the_next(ledger: Ledger) -> None:
     writer = LedgerWriter(ledger)
     writer.write([entry(block_of(1, 3))])

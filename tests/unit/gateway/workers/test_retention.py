@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.workers.retention import missing_bytes
+from gateway.events.log import EventLog
+from gateway.workers.retention import RetainedLog, SegmentRetention, missing_bytes
+from tests.support.clock import Clock
+from tests.support.events import make_event
 
 GIB = 1 << 30
 
@@ -29,3 +32,64 @@ def test_what_should_be_free_is_1_gib_or_a_tenth(
 
 def test_an_unknown_disk_has_enough(tmp_path: Path) -> None:
     assert missing_bytes(tmp_path / "none") <= 0
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> RetainedLog:
+    """A log that has ended, of which all 100 events were read."""
+    with EventLog(tmp_path, name="w0", segment_bytes=8192) as written:
+        for number in range(100):
+            written.publish(make_event(number))
+    opened = RetainedLog(tmp_path / written.id)
+    while batch := opened.reader.read(100):
+        opened.reader.accept(batch)
+    return opened
+
+
+def segments(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*/*.log"))
+
+
+def test_a_segment_is_kept_from_its_own_commit_on(tmp_path: Path, log: RetainedLog) -> None:
+    clock = Clock(1_000.0)
+    retention = SegmentRetention(tmp_path, keep=100.0, keep_bytes=1 << 30, wall=clock)
+    half = len(log.reader.committed_segments(50))
+    whole = len(segments(tmp_path))
+
+    left = []
+    for commit in (50, 100, 100):
+        retention.record_commit(log, commit)
+        clock.advance(60.0)
+        retention.expire([log])
+        left.append(len(segments(tmp_path)))
+
+    assert 0 < half < whole
+    assert left == [whole, whole - half, 0]
+
+
+@pytest.mark.parametrize(
+    ("excess", "missing"),
+    [
+        pytest.param(1, 0, id="more is kept than may be"),
+        pytest.param(0, 1, id="too little is free"),
+    ],
+)
+def test_only_the_oldest_segment_makes_room_if_that_is_enough(
+    tmp_path: Path, log: RetainedLog, excess: int, missing: int
+) -> None:
+    SegmentRetention(tmp_path, wall=Clock()).record_commit(log, 100)
+    before = {path: path.stat().st_blocks * 512 for path in segments(tmp_path)}
+    retention = SegmentRetention(
+        tmp_path,
+        keep=3600.0,
+        keep_bytes=sum(before.values()) - excess,
+        wall=Clock(),
+        missing_bytes=lambda _: missing,
+    )
+
+    retention.expire([log])
+
+    oldest, *others = before
+    assert segments(tmp_path) == others
+    counts = retention.statistics()
+    assert (counts.deleted, counts.size_bytes) == (1, sum(before.values()) - before[oldest])

@@ -44,7 +44,8 @@ async def test_a_request_that_the_caller_named_has_an_event_of_its_own_and_is_no
 ) -> None:
     head, _, body = ask("known").partition(b"\r\n\r\n")
     heads = entry_point.api.fast_path.heads
-    await entry_point.send(ask("known"))
+    for _ in range(2):  # the second is a hit that equal requests repeat
+        await entry_point.send(ask("known"))
     before = len(heads)
 
     for number in range(3):
@@ -55,7 +56,7 @@ async def test_a_request_that_the_caller_named_has_an_event_of_its_own_and_is_no
 
     events = entry_point.api.events.events
     named_by = [event.client_id for event in events for _ in range(event.count)]
-    assert named_by == ["", "order-0", "order-1", "order-2", ""]
+    assert named_by == ["", "", "order-0", "order-1", "order-2", ""]
     assert len(heads) == before
 
 

@@ -1,0 +1,19 @@
+"""What an algorithm is given counts the item as long as the item is where it says."""
+
+import math
+from contextlib import suppress
+
+from backends.batching.coalescing import HostedItems, RowCaller
+from backends.pipelines.ask import AlgorithmContext
+
+
+def test_an_item_that_fails_in_a_host_no_longer_runs_there() -> None:
+    hosted = HostedItems()
+    context = AlgorithmContext({}, RowCaller(scope="s", deadline=math.inf, hosted=hosted))
+
+    counts = []
+    with suppress(ValueError), context.hosted():
+        counts.append(hosted.count)
+        raise ValueError("refused")
+
+    assert [*counts, hosted.count] == [1, 0]
