@@ -59,9 +59,9 @@ class _Run(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @classmethod
     def read(cls, path: Path, begin: int, until: int) -> Self | None:
-        """Return the run of a file, or `None` if a crash has left it incomplete.
+        """Read a file of sorted entries; return `None` if a crash has left the file incomplete.
 
-        Its columns are memory-mapped, so the system can drop them if memory is short.
+        The columns are memory-mapped, so the system can drop them if memory is short.
         """
         with path.open("rb") as file:
             head = file.read(_HEAD.size)

@@ -56,9 +56,10 @@ class StepMarks:
         self._words[_FIRST_SLOT + slot] += took
 
     def note_unmarked(self) -> None:
-        """Record that some code runs without marks.
+        """Record that the host runs code whose steps are not marked.
 
-        Such code is a thread, or a task of an item that has ended.
+        This code is in a thread that the algorithm started, or in a task that did not end with its
+        item.
         """
         self._words[_UNMARKED] = 1
 

@@ -208,9 +208,10 @@ class PartTextQueue(TextQueue):
 
 
 class PlannedRows(RowCoalescer):
-    """Answers the rows of one encoder through `RowRounds`.
+    """Computes the outputs of rows with one encoder.
 
-    There is no queue, no row cache and no deadline.
+    `RowRounds` runs the rows of many items together. There is no queue, no row cache and no
+    deadline.
     """
 
     def __init__(

@@ -178,7 +178,10 @@ class DeadLetterController(Controller):
         dead_letters: NamedDependency[DeadLetterReplay],
         operator: NamedDependency[Operator],
     ) -> ReplayResult:
-        """Count the events of a dead letter, and remove it. Events counted before are skipped."""
+        """Count the events of a dead letter, and remove it once usage has each event exactly once.
+
+        Events that were counted before are skipped.
+        """
         return await asyncio.to_thread(dead_letters.replay, number, actor=operator.name)
 
     @delete(

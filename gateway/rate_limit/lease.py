@@ -193,9 +193,10 @@ class Lease:
             self.used_at = now
 
     def add_grant(self, units: int, *, sent_at: float, now: float) -> None:
-        """Add `units` that Redis granted to a call sent at `sent_at`.
+        """Add to the lease the `units` that Redis has granted.
 
-        Units that were spent before Redis granted them are first deducted from `units`.
+        The worker asked Redis for them at `sent_at`. Units that were spent before Redis granted
+        them are first deducted from `units`.
         """
         repaid = min(self.overdrawn, units)
         self.overdrawn -= repaid

@@ -171,7 +171,8 @@ def connect(
     for the task.
 
     Raises:
-        ConfigurationError: the URL names several servers and is invalid.
+        ConfigurationError: `url` is an invalid URL of Sentinels or of a cluster, or is the URL of a
+            cluster although `key` is empty.
     """
     servers = read_servers(url)
     address: dict[str, Any] = dict(parse_url(url if servers is None else servers.urls[0]))

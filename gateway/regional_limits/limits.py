@@ -139,9 +139,10 @@ class DividedLimits:
         return SharesStatistics(regions=self._regions, rest=self._rest.used, lease=lease)
 
     def report(self) -> ShareReport:
-        """Return the demand since the last report.
+        """Return how many units callers have requested of each bucket since the last report.
 
-        If there are too many buckets, only the buckets with the highest demand are included.
+        A bucket holds the units of one limit. If there are too many buckets, the report includes
+        only those with the most requested units.
         """
         demand = self._demand
         if len(demand) > _MAX_REPORTED:

@@ -122,10 +122,10 @@ def open_grid(graph: GraphBuilder, *, width: int) -> Grid | PaddedGrid:
 
 
 def count_positions(graph: GraphBuilder, padding: int) -> str:
-    """Append nodes that compute the position of every place of a row: int32 `[batch, sequence]`.
+    """Append nodes that compute the position of each token in its row.
 
-    Positions begin at 1, and count only tokens whose id is not `padding`. A token with the id
-    `padding` has position 0.
+    The output is int32 `[batch, sequence]`. Positions begin at 1, and count only tokens whose id is
+    not `padding`. A token with the id `padding` has position 0.
     """
     token = graph.constant("positions.padding", np.array(padding, dtype=np.int32))
     zero = graph.constant("positions.zero", np.array(0, dtype=np.int32))

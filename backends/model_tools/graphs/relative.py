@@ -16,10 +16,10 @@ _FARTHEST = 128
 
 
 def add_distances(graph: GraphBuilder, *, positions: int) -> str:
-    """Append the distance between each pair of places in a row, as an index of a table.
+    """Append nodes that compute the distance between any two tokens of a row.
 
-    The output is int64 `[sequence, sequence]`. The value at `[i, j]` is `j - i + positions - 1`,
-    which is not negative.
+    The output is int64 `[sequence, sequence]`. The value at `[i, j]` is `j - i + positions - 1`. It
+    is not negative, so it can be the index into a table with an entry for each distance.
     """
     zero = graph.constant("distance.zero", np.array(0, dtype=np.int64))
     one = graph.constant("distance.one", np.array(1, dtype=np.int64))

@@ -31,7 +31,8 @@ class HttpTensorCall(msgspec.Struct, frozen=True, kw_only=True):
     def request(self, model: str) -> InferenceRequest:
         """Return the native request for this call.
 
-        The argument `model` is ignored. It comes from the path, which may also name a version.
+        The argument `model` is ignored, because `call` already holds the model. That model was
+        found by the name in the path, and by the version if the path has one.
         """
         return self.call.request()
 
