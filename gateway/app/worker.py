@@ -262,6 +262,7 @@ class Worker:
         for context in contexts:
             await stack.enter_async_context(context)
         await self.backends.prober.wait_until_ready()
+        follower.report_soon()  # operators see then which backends are ready
         return build_processor(self._settings, self._dependencies())
 
     async def listen(self, stack: AsyncExitStack, draining: Draining) -> Listeners:

@@ -156,6 +156,10 @@ class RuntimeFollower:
         with contextlib.suppress(DependencyUnavailable):
             await self._control.leave(self._worker)
 
+    def report_soon(self) -> None:
+        """Send the next heartbeat, which has the worker's report, without waiting for its turn."""
+        self._polling.wake()
+
     @property
     def is_reached(self) -> bool:
         """Whether Redis responded to the last command."""

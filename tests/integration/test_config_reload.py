@@ -27,7 +27,7 @@ from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from testing.valkey import Valkey
-from testing.waiting import until
+from testing.waiting import eventually, until
 
 pytestmark = pytest.mark.anyio
 
@@ -131,6 +131,23 @@ async def test_a_worker_starts_without_redis(settings: Settings, tmp_path: Path)
         assert ttl(store.current) == 1
 
     await away.aclose()
+
+
+async def test_a_worker_reports_what_is_new_before_its_next_turn(
+    redis: Redis, settings: Settings
+) -> None:
+    store, reports = RuntimeStore(await first_runtime(redis, settings)), [b"{}"]
+    follower = RuntimeFollower(
+        store=store, redis=redis, settings=settings, report=lambda: reports[-1], poll=3600.0
+    )
+
+    async def is_reported() -> bool:
+        return reports[-1] in (await Control(redis).reports()).values()
+
+    async with follower:
+        reports.append(b'{"new": 1}')
+        follower.report_soon()
+        await eventually(is_reported)
 
 
 async def test_a_reload_is_live_in_every_worker_when_it_returns(
