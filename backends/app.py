@@ -34,11 +34,12 @@ from backends.serving.device_watch import DeviceWatch, watch_device, watch_while
 from backends.serving.loading import LoadingTools, OpenExecutor
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings, process_environment, quiet_libraries
-from backends.supervision import StopSignals, heartbeat, wait_for_parent_end
+from backends.supervision import StopSignals, wait_for_parent_end
 from backends.telemetry.nvml import GpuReader, open_gpus
 from backends.telemetry.process import ProcessFigures
 from backends.telemetry.spans import NO_TRACING, Tracing
 from wire.gpus import GPU_PROVIDERS, PATIENCE
+from wire.heartbeat import heartbeat
 from wire.otlp.variables import TracingProblem, drop_unusable
 
 _log = logging.getLogger(__name__)

@@ -1,41 +1,10 @@
-"""Connects a process to its supervisor: heartbeats, stop signals, the end of the parent process."""
+"""Ends a process: on stop signals, and when its parent process has ended."""
 
 import asyncio
-import contextlib
 import os
 import signal
-from collections.abc import Iterator
 
-_HEARTBEAT_INTERVAL = 0.5
 _PARENT_CHECK = 0.5
-
-
-@contextlib.contextmanager
-def heartbeat(descriptor: int | None) -> Iterator[None]:
-    """Write a byte to `descriptor` every half second during the `with` block.
-
-    A timer of the event loop writes the bytes, because a task could fail. If `descriptor` is
-    `None`, nothing is written.
-    """
-    if descriptor is None:
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    os.set_blocking(descriptor, False)
-    timer: asyncio.TimerHandle
-
-    def beat() -> None:
-        nonlocal timer
-        # The pipe may be full because the supervisor sleeps, or closed because it has ended.
-        with contextlib.suppress(OSError):
-            os.write(descriptor, b".")
-        timer = loop.call_later(_HEARTBEAT_INTERVAL, beat)
-
-    beat()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 class StopSignals:

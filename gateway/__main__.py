@@ -22,9 +22,9 @@ from gateway.errors import ConfigurationError, GatewayError
 from gateway.http.draining import Stop
 from gateway.settings import Settings, export_metrics_dir, load_settings
 from gateway.supervisor.errors import CannotStart, ExitCode
-from gateway.supervisor.heartbeat import heartbeat
 from gateway.supervisor.priority import give_way
 from gateway.telemetry.logs import configure_logging
+from wire.heartbeat import heartbeat
 
 # Takes the settings and the keyword argument `stop`, and runs until the event `stop` is set.
 _ProcessMain = Callable[..., Coroutine[object, object, None]]

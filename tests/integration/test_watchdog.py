@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 # A process whose event loop gives signs of life until the file `spin` (or `grow`) is there.
 LIVES = """
 import asyncio, os, pathlib, signal, sys
-from gateway.supervisor.heartbeat import heartbeat
+from wire.heartbeat import heartbeat
 from testing.waiting import until
 folder = pathlib.Path(sys.argv[1])
 

@@ -5,7 +5,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-HEARTBEAT_INTERVAL = 0.5
+_INTERVAL = 0.5
 
 
 @contextlib.contextmanager
@@ -27,7 +27,7 @@ def heartbeat(descriptor: int | None) -> Iterator[None]:
         # The pipe is full if its reader is suspended, and broken if its reader has ended.
         with contextlib.suppress(OSError):
             os.write(descriptor, b".")
-        timer = loop.call_later(HEARTBEAT_INTERVAL, beat)
+        timer = loop.call_later(_INTERVAL, beat)
 
     beat()
     try:
