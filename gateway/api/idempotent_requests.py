@@ -41,7 +41,7 @@ from gateway.errors import (
     PayloadTooLarge,
 )
 from gateway.http.byte_budget import ByteBudget
-from gateway.http.client_id import ECHO, parse_client_id
+from gateway.http.client_id import echo_line, parse_client_id
 from gateway.idempotency.keys import HEADER, fingerprint, id_of, name_of, read_key
 from gateway.idempotency.store import Claim, ClaimOutcome, IdempotencyStore, StoredKey
 from gateway.rate_limit.base import Decision, RateLimiter
@@ -290,8 +290,7 @@ async def _inflated(answer: StoredAnswer) -> StoredAnswer:
 
 def _name_lines(scope: HTTPScope) -> bytes:
     """Return the header line that repeats the caller's own id of the request, if there is one."""
-    name = parse_client_id(dict(scope["headers"]))
-    return b"%b: %b\r\n" % (ECHO.encode(), name.encode()) if name else b""
+    return echo_line(parse_client_id(dict(scope["headers"])))
 
 
 def _replay(answer: StoredAnswer, limit_lines: bytes) -> HttpReply:

@@ -17,6 +17,7 @@ from gateway.api.inference_route import InferenceRoute, InferenceRoutes
 from gateway.api.problem_replies import problem_reply
 from gateway.api.request_headers import RequestOptions, parse_request_options
 from gateway.errors import InvalidRequest, Overloaded
+from gateway.http.client_id import echo_line, parse_client_id
 from gateway.http.loop_iterations import LoopIterations
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
@@ -124,4 +125,5 @@ class SheddingRequests:
             options = parse_request_options(headers, self._runtimes.current.document.deadline)
         except InvalidRequest:
             return None  # the application says what is wrong
-        return self._shedder.refuse(match.route, options)
+        own_lines = echo_line(parse_client_id(headers))
+        return self._shedder.refuse(match.route, options, own_lines)

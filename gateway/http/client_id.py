@@ -28,8 +28,8 @@ def split_client_id(head: bytes) -> tuple[str, bytes]:
 
 
 def echo_line(client_id: str) -> bytes:
-    """Return the header line of an answer that repeats the id."""
-    return b"%b: %b\r\n" % (ECHO.encode(), client_id.encode())
+    """Return the header line of an answer that repeats the id; nothing if the id is empty."""
+    return b"%b: %b\r\n" % (ECHO.encode(), client_id.encode()) if client_id else b""
 
 
 def parse_client_id(headers: Mapping[bytes, bytes]) -> str:

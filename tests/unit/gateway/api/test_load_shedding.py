@@ -86,13 +86,14 @@ async def ask(app: SheddingRequests, path: str, method: str = "POST", **headers:
 async def test_a_refusal_says_when_to_come_back_and_is_counted(
     app: SheddingRequests, api: Api
 ) -> None:
-    start, body = await ask(app, "/v1/classify")
+    start, body = await ask(app, "/v1/classify", x_request_id="order-1")
     api.metrics.flush()
 
     headers, problem = dict(start["headers"]), msgspec.json.decode(body["body"])
     assert (start["status"], problem["code"]) == (503, "overloaded")
     assert headers[b"retry-after"] in {b"1", b"2"}
     assert headers[b"x-request-id"].decode() == problem["request_id"]
+    assert headers[b"x-client-request-id"] == b"order-1"
     counted = api.registry.get_sample_value(
         "sluicegate_requests_shed_total", {"reason": WORKER_DELAY}
     )
