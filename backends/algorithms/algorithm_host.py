@@ -169,7 +169,7 @@ class AlgorithmHost:
     async def _open(self) -> None:
         try:
             await asyncio.sleep(self._lost_at + self._delay - asyncio.get_running_loop().time())
-            await asyncio.to_thread(self.open)
+            await self._open_in_thread()
             process = self._live()
             loop = asyncio.get_running_loop()
             protocol = HostProtocol(
@@ -189,6 +189,21 @@ class AlgorithmHost:
             if self._opening is asyncio.current_task():  # else `close` has ended this opening
                 self._opening = None
         self._pump()
+
+    async def _open_in_thread(self) -> None:
+        starting = asyncio.create_task(asyncio.to_thread(self.open))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # The thread goes on, and may start a process that nobody needs any more.
+            starting.add_done_callback(self._drop_unneeded)
+            raise
+
+    def _drop_unneeded(self, starting: "asyncio.Task[None]") -> None:
+        if not starting.cancelled():
+            starting.exception()  # a later start reports it
+        if self._opening is None and self._link is None:
+            self._drop_process()
 
     def _refuse(self, items: Iterable[HostedItem], reason: str) -> None:
         for item in items:

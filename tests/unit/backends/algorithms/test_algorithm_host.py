@@ -1,6 +1,12 @@
 """The queue of an algorithm's host: no item waits for a process that does not come."""
 
 import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
 
 import pytest
 
@@ -8,10 +14,13 @@ from backends.algorithms.algorithm_host import AlgorithmHost
 from backends.algorithms.budget import Budget
 from backends.algorithms.host_process import HostProcess
 from backends.algorithms.hosted_item import HostedItem
+from backends.algorithms.step_marks import StepMarks
 from backends.errors import Overloaded
+from testing.waiting import until
 from tests.support.fake_models import asking
 
 pytestmark = pytest.mark.anyio
+FOREVER = "import signal; signal.pause()"
 
 
 def start_nothing(_: object) -> HostProcess:
@@ -37,3 +46,36 @@ async def test_a_closed_host_refuses_what_waits_and_takes_later_items() -> None:
             await waiting
         with pytest.raises(Overloaded, match="does not start"):
             await later
+
+
+async def test_a_host_that_is_closed_while_its_process_starts_leaves_none_behind() -> None:
+    began, goes_on = threading.Event(), threading.Event()
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_slowly(_: object) -> HostProcess:
+        began.set()
+        goes_on.wait()
+        link, other = socket.socketpair()
+        marks, descriptor = StepMarks.create()
+        os.close(descriptor)
+        other.close()
+        process = subprocess.Popen([sys.executable, "-c", FOREVER], start_new_session=True)
+        started.append(process)
+        return HostProcess(process, link, marks)
+
+    host = AlgorithmHost(
+        name="own", budget=Budget(), start=start_slowly, on_lost=lambda _reason: None
+    )
+    waiting = begin_item(host)
+    await asyncio.to_thread(began.wait)
+
+    host.close()
+    goes_on.set()
+
+    with pytest.raises(Overloaded):
+        await waiting
+    await until(lambda: bool(started) and has_ended(started[0].pid), what="the process is killed")
+
+
+def has_ended(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
