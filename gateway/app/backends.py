@@ -71,6 +71,7 @@ class BackendAccess:
         clock: Callable[[], float],
         tracer: Tracer,
         load_plans: Callable[[], ServingPlans],
+        changed: Callable[[], None],
         phases: PhaseDurations | None = None,
     ) -> None:
         chooser = random.Random()  # noqa: S311 - chooses among backends, guards nothing
@@ -83,7 +84,11 @@ class BackendAccess:
         self.plans = PlanFollower(load=load_plans, client=client)
         self.assigner = ModelAssigner(fleet=self.fleet, client=client, clock=clock)
         self.prober = Prober(
-            fleet=self.fleet, client=client, random=chooser, bring_up=self._bring_up
+            fleet=self.fleet,
+            client=client,
+            random=chooser,
+            bring_up=self._bring_up,
+            changed=changed,
         )
         self.plans.on_change(self.prober.probe_all)
         self.reloader = ModelReloader(

@@ -180,6 +180,7 @@ class Worker:
             clock=self._clock,
             tracer=self._tracer,
             load_plans=stores.ledger.plans.load,
+            changed=self._report_soon,
             phases=metrics.phases,
         )
         self.path = InferencePath(
@@ -262,7 +263,7 @@ class Worker:
         for context in contexts:
             await stack.enter_async_context(context)
         await self.backends.prober.wait_until_ready()
-        follower.report_soon()  # operators see then which backends are ready
+        self._report_soon()
         return build_processor(self._settings, self._dependencies())
 
     async def listen(self, stack: AsyncExitStack, draining: Draining) -> Listeners:
@@ -320,6 +321,11 @@ class Worker:
                 keepalive=settings.tcp_keepalive,
             )
         )
+
+    def _report_soon(self) -> None:
+        """Tell operators soon which backends are ready."""
+        if self._follower is not None:
+            self._follower.report_soon()
 
     def _is_state_reached(self) -> bool:
         return self._follower is None or self._follower.is_reached

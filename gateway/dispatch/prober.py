@@ -59,20 +59,21 @@ class _ProbeLoop:
         self.task: asyncio.Task[None] | None = None
         self._problem = ""
 
-    def log_change(self, found: ServingState | ProbeFailure) -> None:
-        """Log why the backend is not used where the reason changed, and when it is used again."""
+    def log_change(self, found: ServingState | ProbeFailure) -> bool:
+        """Log a new reason not to use the backend, or that it is used again; return whether."""
         if isinstance(found, ProbeFailure):
             problem = found.detail
         else:
             problem = "" if found.ready else ", ".join(found.missing) or "it does not say why"
         if problem == self._problem:
-            return
+            return False
         self._problem = problem
         backend = {"backend": self.endpoint.backend, "region": self.endpoint.region}
         if problem:
             _log.warning("a backend did not pass its probe", extra={**backend, "reason": problem})
         else:
             _log.info("a backend passes its probe again", extra=backend)
+        return True
 
     def request_probe(self) -> "asyncio.Future[None]":
         """Begin the next probe soon; return `next`, to be waited for but not cancelled."""
@@ -96,10 +97,15 @@ class Prober:
         client: BackendClient,
         random: Random,
         bring_up: BringUp = _as_it_is,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`bring_up` is awaited with each state, and returns the one to report."""
+        """`bring_up` is awaited with each state, and returns the one to report.
+
+        `changed` is called when the reason why a backend is not used has changed.
+        """
         self._fleet = fleet
         self._bring_up = bring_up
+        self._changed = changed
         self._client = client
         self._random = random
         self._tasks = TaskScope()
@@ -210,7 +216,8 @@ class Prober:
                 found, took = await self._probe(probing.endpoint)
                 found = await self._brought_up(probing.endpoint, found)
                 self._fleet.observe(probing.endpoint, found, took)
-                probing.log_change(found)
+                if probing.log_change(found):
+                    self._changed()
             finally:
                 ended.set_result(None)
             await asyncio.sleep(MIN_INTERVAL)

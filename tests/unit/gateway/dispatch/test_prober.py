@@ -91,6 +91,22 @@ async def test_a_probe_can_be_asked_for() -> None:
         assert health(fleet) == {"eu-0": Health.READY}
 
 
+async def test_each_change_of_a_backend_is_told_once() -> None:
+    client, fleet = CountingClient(), fleet_of(EU, routing=RoutingConfig(probe_interval=0.02))
+    client.states.clear()
+    told: list[Health] = []
+
+    def tell() -> None:
+        told.append(health(fleet)["eu-0"])
+
+    async with Prober(fleet=fleet, client=client, random=Random(1), changed=tell):
+        await client.until(3)
+        client.states["eu-0"] = state("eu-0")
+        await client.until(6)
+
+    assert told == [Health.NOT_READY, Health.READY]
+
+
 async def test_probes_repeat() -> None:
     client, fleet = CountingClient(), fleet_of(EU, routing=RoutingConfig(probe_interval=0.02))
 
