@@ -197,6 +197,18 @@ async def test_what_was_held_and_not_spent_goes_back(limiter: RateLimiter) -> No
     assert not (await decide(limiter, [charge(1, of=tokens, is_reserved=True)])).allowed
 
 
+async def test_work_that_needs_more_than_it_reserved_pays_for_all_of_it(
+    limiter: RateLimiter,
+) -> None:
+    tokens = Rule(name="tokens", unit="tokens", capacity=100, window=3_600.0)
+    one = await decide(limiter, [charge(10, of=tokens, is_reserved=True)])
+
+    one.reservations[0].settle(60)
+    after = [await decide(limiter, [charge(of=tokens)]) for _ in range(50)]
+
+    assert [decision.allowed for decision in after] == [True] * 40 + [False] * 10
+
+
 async def test_what_goes_back_first_repays_what_a_lowered_limit_lacks(
     limiter: RateLimiter,
 ) -> None:
