@@ -166,15 +166,20 @@ async def test_a_restart_of_redis_loses_and_repeats_nothing(
     assert pipeline.ledger.recorder.high_water([log.id]) == {log.id: 900}
 
 
-async def test_what_an_emptied_redis_forgot_is_shipped_again(
-    pipeline: Pipeline, server: Valkey
-) -> None:
+@pytest.mark.parametrize(
+    "forgotten",
+    [
+        pytest.param([STREAM, SHIPPED], id="everything"),
+        pytest.param([STREAM], id="the stream, but not what was shipped"),
+    ],
+)
+async def test_what_redis_forgot_is_shipped_again(pipeline: Pipeline, forgotten: list[str]) -> None:
     shipper = pipeline.shipper(block_events=10)
     with EventLog(pipeline.events, name="w0") as log:
         async with running(shipper.run):
             fill(log, 0, 300)
             await until(lambda: shipper.statistics().events == 300, what="all are shipped")
-            server.flush()
+            await pipeline.redis.delete(*forgotten)
             async with running(pipeline.billing().run):
                 await until(lambda: pipeline.billed() == 300, what="all are billed")
 
@@ -288,6 +293,25 @@ async def test_a_ledger_that_is_away_is_waited_for(pipeline: Pipeline, tmp_path:
                 fill(log, 0, 50)
                 await until(lambda: billing.statistics().failures > 1, what="the ledger is missed")
             await until(lambda: billing.statistics().events == 50, what="all are billed")
+
+    assert pipeline.billed() == 50
+
+
+async def test_what_could_not_be_committed_waits_in_the_stream(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    """Even if its log is gone, so that nothing can be shipped again."""
+    with EventLog(pipeline.events, name="w0") as log:
+        fill(log, 0, 50)
+        async with running(pipeline.shipper().run):
+            pass
+    before, after = pipeline.billing(), pipeline.billing()
+
+    with emptied(ledger_url(tmp_path)):
+        async with running(before.run):
+            await until(lambda: before.statistics().failures > 0, what="the ledger is missed")
+    async with running(after.run):
+        await until(lambda: after.statistics().events == 50, what="all are billed")
 
     assert pipeline.billed() == 50
 
