@@ -1,0 +1,43 @@
+"""Admission keeps the device time of admitted items until their rows are queued."""
+
+import pytest
+
+from backends.batching.admission import Admission
+from backends.batching.lateness_margin import LatenessMargin
+from backends.batching.meter import Meter
+from backends.batching.policy import BatchLimits
+from backends.batching.queue import RowQueue
+from backends.executors.cost import CostModel
+from tests.support.clock import Clock
+
+COST = CostModel(base=1e-3, token=1e-4, padded=1e-5)
+FLOW = ("interactive", "tenant")
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def admission(clock: Clock) -> Admission:
+    return Admission(
+        name="tiny",
+        queue=RowQueue(limits=BatchLimits(), cost=COST, clock=clock),
+        meter=Meter(worker_threads=1, cost=COST, clock=clock),
+        margin=LatenessMargin(),
+    )
+
+
+def test_an_item_beyond_its_estimate_takes_no_time_of_others(
+    admission: Admission, clock: Clock
+) -> None:
+    large, other = admission.admit([0.1, 0.2], time_left=10.0, flow=FLOW)
+
+    admission.take(0.25, deadline=clock() + 10.0, flow=FLOW, reservation=large)
+    after = admission.reserved
+    large.release()
+    other.release()
+
+    assert after == pytest.approx(0.2)
+    assert admission.reserved == 0.0
