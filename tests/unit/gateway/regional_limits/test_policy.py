@@ -1,8 +1,9 @@
 """The next share of a region leaves the others what they may still spend."""
 
 import pytest
+from msgspec.structs import replace
 
-from gateway.regional_limits.policy import OtherRegions, ShareEntry, decide
+from gateway.regional_limits.policy import LEASE, OtherRegions, ShareEntry, decide
 
 SECOND = 1_000_000_000
 NOW = 1_000 * SECOND
@@ -40,3 +41,36 @@ def test_a_share_grows_only_by_what_no_other_region_holds() -> None:
     grown = decided(eu, us)
 
     assert (grown.used, grown.held) == pytest.approx((0.4, 0.4))
+
+
+def test_a_share_that_keeps_falling_is_given_up_once_at_a_time() -> None:
+    first = decided(entry("eu", used=0.8, demand=2.0), entry("us", used=0.2, demand=2.0))
+
+    second = decided(replace(first, demand=0.1), entry("us", used=0.2, demand=2.0), now=NOW + 1)
+
+    assert (first.used, first.lowered) == (pytest.approx(0.5), NOW)
+    assert (second.used, second.lowered) == (first.used, first.lowered)
+
+
+@pytest.mark.parametrize("linger", [0.0, 60.0])
+@pytest.mark.parametrize(
+    ("later_demand", "used"),
+    [
+        pytest.param(1.0, 0.5, id="as much is needed"),
+        pytest.param(2.0, 0.65, id="a part is needed again"),
+    ],
+)
+def test_a_region_gives_up_what_it_held_once_work_has_ended(
+    linger: float, later_demand: float, used: float
+) -> None:
+    us = entry("us", used=0.1, demand=1.0)
+    lowered = decided(replace(entry("eu", used=0.9, demand=1.0), linger=linger), us)
+    ends = NOW + int((LEASE + linger) * SECOND)
+
+    applied = decided(lowered, us)
+    again = decided(replace(applied, demand=later_demand), us)
+    before = decided(again, us, now=ends - 1)
+    after = decided(before, us, now=ends)
+
+    assert (before.used, before.held) == (pytest.approx(used), 0.9)
+    assert after.held == after.used == before.used
