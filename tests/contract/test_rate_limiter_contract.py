@@ -224,6 +224,20 @@ async def test_what_goes_back_first_repays_what_a_lowered_limit_lacks(
     assert [decision.allowed for decision in of_high] == [True, False]
 
 
+async def test_what_goes_back_is_free_only_once_all_beyond_the_limit_is_repaid(
+    limiter: RateLimiter,
+) -> None:
+    high, low = rule(100, unit="tokens"), rule(10, unit="tokens")
+    await decide(limiter, [charge(60, of=high)])
+    held = await decide(limiter, [charge(20, of=high, is_reserved=True)])
+    await decide(limiter, [charge(1, of=low)])
+
+    held.reservations[0].settle(0)
+    of_high = [await decide(limiter, [charge(amount, of=high)]) for amount in (41, 40)]
+
+    assert [decision.allowed for decision in of_high] == [False, True]
+
+
 async def test_work_that_a_shadow_limit_would_refuse_holds_no_place(limiter: RateLimiter) -> None:
     watched = Rule(name="trial", unit="concurrent", capacity=1, shadow=True)
     place = [charge(of=watched, is_reserved=True)]
