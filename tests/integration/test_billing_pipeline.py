@@ -16,7 +16,7 @@ import pytest
 from redis.typing import EncodableT, FieldT
 
 from gateway.errors import DependencyUnavailable
-from gateway.events import segment
+from gateway.events import committed, segment
 from gateway.events.block import SHIPPED, STREAM
 from gateway.events.log import EventLog
 from gateway.ledger.ledger import Ledger
@@ -222,8 +222,11 @@ async def test_a_shipper_that_starts_again_ships_only_the_rest(pipeline: Pipelin
     assert second.statistics().events == 50
 
 
-async def test_a_shipper_that_stops_ships_what_is_there(pipeline: Pipeline) -> None:
-    shipper = pipeline.shipper(block_events=7)
+@pytest.mark.parametrize("max_blocks", [1000, 1])
+async def test_a_shipper_that_stops_ships_what_is_there(
+    pipeline: Pipeline, max_blocks: int
+) -> None:
+    shipper = pipeline.shipper(max_blocks=max_blocks, block_events=7)
     billing = pipeline.billing()
     async with running(shipper.run, billing.run):
         with EventLog(pipeline.events, name="w0") as log:
@@ -349,8 +352,9 @@ async def test_records_that_a_crash_destroyed_are_counted_as_lost(pipeline: Pipe
     assert (counts.events, counts.lost, counts.rewinds) == (found.events, destroyed, 0)
 
 
+@pytest.mark.parametrize("is_mark_kept", [True, False])
 async def test_what_was_deleted_as_committed_is_not_lost_when_redis_forgot_and_the_ledger_is_away(
-    pipeline: Pipeline,
+    pipeline: Pipeline, is_mark_kept: bool
 ) -> None:
     with EventLog(pipeline.events, name="w0", segment_bytes=8192) as log:
         fill(log, 0, 300)
@@ -358,6 +362,8 @@ async def test_what_was_deleted_as_committed_is_not_lost_when_redis_forgot_and_t
         async with running(shipper.run, pipeline.billing().run):
             await until(lambda: shipper.statistics().segments_deleted > 0, what="some are deleted")
         await pipeline.redis.flushall()
+        if not is_mark_kept:
+            (pipeline.events / log.id / committed.NAME).unlink()
         fill(log, 300, 10)
 
         alone = Shipper(
