@@ -326,6 +326,23 @@ async def test_without_redis_a_worker_admits_its_share_and_no_more(own_valkey: V
 
 
 @pytest.mark.anyio
+async def test_units_that_could_not_be_given_back_are_counted(own_valkey: Valkey) -> None:
+    redis = connect(own_valkey.url, timeout=0.5)
+    fleet = WorkerFleet(redis, workers=1)
+    (worker,) = fleet.workers
+    await fleet.tell_time()
+    assert await decide(worker, [charge(10, of=LARGE)])
+    leased = worker.statistics().leased
+
+    own_valkey.kill()
+    await worker.give_back(idle=0.0)
+
+    assert leased > 0
+    assert (worker.statistics().lapsed, worker.statistics().leased) == (leased, 0)
+    await redis.aclose()
+
+
+@pytest.mark.anyio
 async def test_a_redis_that_hangs_at_the_first_call_is_not_asked_again(own_valkey: Valkey) -> None:
     redis = connect(own_valkey.url, timeout=0.1)
     async with make_limiter(redis, "worker", local_share=0.5) as limiter:

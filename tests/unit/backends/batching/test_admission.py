@@ -3,6 +3,7 @@
 import pytest
 
 from backends.batching.admission import Admission
+from backends.batching.fair_queue import BULK
 from backends.batching.lateness_margin import LatenessMargin
 from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
@@ -19,14 +20,18 @@ def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture
-def admission(clock: Clock) -> Admission:
+def make_admission(clock: Clock) -> Admission:
     return Admission(
         name="tiny",
         queue=RowQueue(limits=BatchLimits(), cost=COST, clock=clock),
         meter=Meter(worker_threads=1, cost=COST, clock=clock),
         margin=LatenessMargin(),
     )
+
+
+@pytest.fixture
+def admission(clock: Clock) -> Admission:
+    return make_admission(clock)
 
 
 def test_an_item_beyond_its_estimate_takes_no_time_of_others(
@@ -41,3 +46,22 @@ def test_an_item_beyond_its_estimate_takes_no_time_of_others(
 
     assert after == pytest.approx(0.2)
     assert admission.reserved == 0.0
+
+
+def test_admitted_bulk_items_reserve_no_time(admission: Admission) -> None:
+    (item,) = admission.admit([5.0], time_left=10.0, flow=(BULK, "tenant"))
+
+    assert (item.remaining, admission.reserved, admission.pending()) == (0.0, 0.0, 0.0)
+
+
+def test_rows_that_another_queue_takes_use_up_no_reservation(
+    admission: Admission, clock: Clock
+) -> None:
+    """As those of a model that was reloaded after it had admitted the item."""
+    (item,) = admission.admit([0.2], time_left=10.0, flow=FLOW)
+
+    make_admission(clock).take(0.1, deadline=clock() + 10.0, flow=FLOW, reservation=item)
+    during = admission.reserved
+    item.release()
+
+    assert (during, admission.reserved) == (0.2, 0.0)

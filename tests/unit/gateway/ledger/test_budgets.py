@@ -318,6 +318,19 @@ def test_the_status_is_that_of_this_month(ledger: Ledger, clock: Clock) -> None:
 
 
 @SQLITE
+def test_the_status_needs_no_published_price(database: str, clock: Clock) -> None:
+    with Ledger.create(database, clock=clock) as ledger:
+        ledger.accounts.create_tenant("acme")
+        ledger.budgets.set("acme", Budget(amount="10"), prices=[EURO])
+        spend(ledger, 4, at=9 * DAY)
+
+        status = ledger.budgets.status("acme", [EURO])
+
+    assert status is not None
+    assert status.spent == "4.000000000"
+
+
+@SQLITE
 def test_costs_in_another_currency_do_not_count(ledger: Ledger) -> None:
     dollar = PriceConfig(model="us", since="2026-01-01", currency="USD", hit=NANO)
     ledger.prices.publish([EURO, dollar], former=[EURO])
