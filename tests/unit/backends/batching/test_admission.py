@@ -8,6 +8,7 @@ from backends.batching.lateness_margin import LatenessMargin
 from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue
+from backends.batching.row import RequestWork
 from backends.executors.cost import CostModel
 from tests.support.clock import Clock
 
@@ -20,12 +21,12 @@ def clock() -> Clock:
     return Clock()
 
 
-def make_admission(clock: Clock) -> Admission:
+def make_admission(clock: Clock, margin: LatenessMargin | None = None) -> Admission:
     return Admission(
         name="tiny",
         queue=RowQueue(limits=BatchLimits(), cost=COST, clock=clock),
         meter=Meter(worker_threads=1, cost=COST, clock=clock),
-        margin=LatenessMargin(),
+        margin=margin or LatenessMargin(),
     )
 
 
@@ -65,3 +66,27 @@ def test_rows_that_another_queue_takes_use_up_no_reservation(
     item.release()
 
     assert (during, admission.reserved) == (0.2, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("items", "rows", "counted"),
+    [
+        pytest.param(1, [0], 0, id="a single row, which expired"),
+        pytest.param(1, [3], 3, id="the earlier rows of an item"),
+        pytest.param(3, [0], 3, id="all items of the request"),
+        pytest.param(2, [5, 5], 5, id="once a request"),
+        pytest.param(2, [100], 8, id="at most eight rows"),
+    ],
+)
+def test_a_late_request_counts_the_rows_that_it_wasted(
+    clock: Clock, items: int, rows: list[int], counted: int
+) -> None:
+    margin, other = LatenessMargin(), LatenessMargin()
+    admission = make_admission(clock, margin)
+    request = RequestWork(reserved=0.0, items=items)
+
+    for number in rows:
+        admission.note_late(request, number)
+    other.count(in_time=0, late=counted)
+
+    assert margin.factor == other.factor
