@@ -354,7 +354,7 @@ async def test_records_that_a_crash_destroyed_are_counted_as_lost(pipeline: Pipe
 
 @pytest.mark.parametrize("is_mark_kept", [True, False])
 async def test_what_was_deleted_as_committed_is_not_lost_when_redis_forgot_and_the_ledger_is_away(
-    pipeline: Pipeline, is_mark_kept: bool
+    pipeline: Pipeline, *, is_mark_kept: bool
 ) -> None:
     with EventLog(pipeline.events, name="w0", segment_bytes=8192) as log:
         fill(log, 0, 300)

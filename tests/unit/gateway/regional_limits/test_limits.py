@@ -92,7 +92,7 @@ def test_units_are_asked_for_with_the_quota_as_it_is_now() -> None:
         pytest.param(58 * DAY, False, id="the next month"),
     ],
 )
-def test_only_demand_of_this_month_asks_for_its_units(ends: float, asks: bool) -> None:
+def test_only_demand_of_this_month_asks_for_its_units(*, ends: float, asks: bool) -> None:
     region = Region()
     region.capacity("q", of=QUOTA)
     region.hear(granted=40)
