@@ -290,6 +290,9 @@ class LeaseReservation:
             return
         lease.reserved -= amount
         if lease.usable_until > self._now():
-            # If more units were spent than reserved, the difference is taken from the lease.
-            lease.available = max(0, lease.available + amount - spent)
+            # If more units were spent than reserved, the difference is taken from the lease. What
+            # the lease lacks is deducted from the next grant.
+            left = lease.available + amount - spent
+            lease.available = max(0, left)
+            lease.overdrawn += max(0, -left)
         self._on_settled(lease)

@@ -84,7 +84,7 @@ def decide(
 ) -> ShareEntry:
     """Return the next entry of the region `own` for a bucket.
 
-    `entries` holds the bucket's present entries by region.
+    `entries` holds the bucket's present entries by region. Only live regions have entries.
     """
     entry = _lowered(entries.get(own) or ShareEntry(bucket=bucket, region=own), others.seen, now)
     target = _target(entries, bucket=bucket, own=own, others=others, now=now)
@@ -93,9 +93,7 @@ def decide(
     # While the second step is pending, the share is not lowered again. Otherwise, a target that
     # keeps falling would postpone the second step for ever.
     if not entry.lowered and target < entry.used - (_STEP if bucket else _MIN_CHANGE):
-        return replace(
-            entry, used=target, before=min(entry.before, target), lowered=now, lowers=0, changed=now
-        )
+        return replace(entry, used=target, lowered=now, lowers=0, changed=now)
     if entry.used < entry.held and target > entry.used + _MIN_CHANGE:
         return _raised(entry, used=min(target, entry.held), held=entry.held, now=now)
     if entry.used == entry.held and room > entry.held + _MIN_CHANGE:
@@ -132,9 +130,7 @@ def _target(
 ) -> float:
     """Return the share that `own` should have: an equal part of `EVEN`, and a part by demand."""
     even = 1.0 / len(others.regions)
-    demands = {
-        region: entry.demanded(now) for region, entry in entries.items() if region in others.regions
-    }
+    demands = {region: entry.demanded(now) for region, entry in entries.items()}
     total = sum(demands.values())
     if bucket == REST or total < _QUIET:
         return even

@@ -197,6 +197,18 @@ async def test_what_was_held_and_not_spent_goes_back(limiter: RateLimiter) -> No
     assert not (await decide(limiter, [charge(1, of=tokens, is_reserved=True)])).allowed
 
 
+async def test_work_that_needs_more_than_it_reserved_pays_for_all_of_it(
+    limiter: RateLimiter,
+) -> None:
+    tokens = Rule(name="tokens", unit="tokens", capacity=100, window=3_600.0)
+    one = await decide(limiter, [charge(10, of=tokens, is_reserved=True)])
+
+    one.reservations[0].settle(60)
+    after = [await decide(limiter, [charge(of=tokens)]) for _ in range(50)]
+
+    assert [decision.allowed for decision in after] == [True] * 40 + [False] * 10
+
+
 async def test_what_goes_back_first_repays_what_a_lowered_limit_lacks(
     limiter: RateLimiter,
 ) -> None:
@@ -210,6 +222,20 @@ async def test_what_goes_back_first_repays_what_a_lowered_limit_lacks(
 
     assert (lowered.allowed, of_low.allowed) == (False, True)
     assert [decision.allowed for decision in of_high] == [True, False]
+
+
+async def test_what_goes_back_is_free_only_once_all_beyond_the_limit_is_repaid(
+    limiter: RateLimiter,
+) -> None:
+    high, low = rule(100, unit="tokens"), rule(10, unit="tokens")
+    await decide(limiter, [charge(60, of=high)])
+    held = await decide(limiter, [charge(20, of=high, is_reserved=True)])
+    await decide(limiter, [charge(1, of=low)])
+
+    held.reservations[0].settle(0)
+    of_high = [await decide(limiter, [charge(amount, of=high)]) for amount in (41, 40)]
+
+    assert [decision.allowed for decision in of_high] == [False, True]
 
 
 async def test_work_that_a_shadow_limit_would_refuse_holds_no_place(limiter: RateLimiter) -> None:

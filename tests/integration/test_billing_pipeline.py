@@ -16,7 +16,7 @@ import pytest
 from redis.typing import EncodableT, FieldT
 
 from gateway.errors import DependencyUnavailable
-from gateway.events import segment
+from gateway.events import committed, segment
 from gateway.events.block import SHIPPED, STREAM
 from gateway.events.log import EventLog
 from gateway.ledger.ledger import Ledger
@@ -166,15 +166,20 @@ async def test_a_restart_of_redis_loses_and_repeats_nothing(
     assert pipeline.ledger.recorder.high_water([log.id]) == {log.id: 900}
 
 
-async def test_what_an_emptied_redis_forgot_is_shipped_again(
-    pipeline: Pipeline, server: Valkey
-) -> None:
+@pytest.mark.parametrize(
+    "forgotten",
+    [
+        pytest.param([STREAM, SHIPPED], id="everything"),
+        pytest.param([STREAM], id="the stream, but not what was shipped"),
+    ],
+)
+async def test_what_redis_forgot_is_shipped_again(pipeline: Pipeline, forgotten: list[str]) -> None:
     shipper = pipeline.shipper(block_events=10)
     with EventLog(pipeline.events, name="w0") as log:
         async with running(shipper.run):
             fill(log, 0, 300)
             await until(lambda: shipper.statistics().events == 300, what="all are shipped")
-            server.flush()
+            await pipeline.redis.delete(*forgotten)
             async with running(pipeline.billing().run):
                 await until(lambda: pipeline.billed() == 300, what="all are billed")
 
@@ -217,8 +222,11 @@ async def test_a_shipper_that_starts_again_ships_only_the_rest(pipeline: Pipelin
     assert second.statistics().events == 50
 
 
-async def test_a_shipper_that_stops_ships_what_is_there(pipeline: Pipeline) -> None:
-    shipper = pipeline.shipper(block_events=7)
+@pytest.mark.parametrize("max_blocks", [1000, 1])
+async def test_a_shipper_that_stops_ships_what_is_there(
+    pipeline: Pipeline, max_blocks: int
+) -> None:
+    shipper = pipeline.shipper(max_blocks=max_blocks, block_events=7)
     billing = pipeline.billing()
     async with running(shipper.run, billing.run):
         with EventLog(pipeline.events, name="w0") as log:
@@ -292,6 +300,25 @@ async def test_a_ledger_that_is_away_is_waited_for(pipeline: Pipeline, tmp_path:
     assert pipeline.billed() == 50
 
 
+async def test_what_could_not_be_committed_waits_in_the_stream(
+    pipeline: Pipeline, tmp_path: Path
+) -> None:
+    """Even if its log is gone, so that nothing can be shipped again."""
+    with EventLog(pipeline.events, name="w0") as log:
+        fill(log, 0, 50)
+        async with running(pipeline.shipper().run):
+            pass
+    before, after = pipeline.billing(), pipeline.billing()
+
+    with emptied(ledger_url(tmp_path)):
+        async with running(before.run):
+            await until(lambda: before.statistics().failures > 0, what="the ledger is missed")
+    async with running(after.run):
+        await until(lambda: after.statistics().events == 50, what="all are billed")
+
+    assert pipeline.billed() == 50
+
+
 async def test_two_billing_workers_count_each_event_once(pipeline: Pipeline) -> None:
     workers = [pipeline.billing(consumer=name) for name in ("one", "two")]
     with EventLog(pipeline.events, name="w0") as log, EventLog(pipeline.events, name="w1") as other:
@@ -325,8 +352,9 @@ async def test_records_that_a_crash_destroyed_are_counted_as_lost(pipeline: Pipe
     assert (counts.events, counts.lost, counts.rewinds) == (found.events, destroyed, 0)
 
 
+@pytest.mark.parametrize("is_mark_kept", [True, False])
 async def test_what_was_deleted_as_committed_is_not_lost_when_redis_forgot_and_the_ledger_is_away(
-    pipeline: Pipeline,
+    pipeline: Pipeline, *, is_mark_kept: bool
 ) -> None:
     with EventLog(pipeline.events, name="w0", segment_bytes=8192) as log:
         fill(log, 0, 300)
@@ -334,6 +362,8 @@ async def test_what_was_deleted_as_committed_is_not_lost_when_redis_forgot_and_t
         async with running(shipper.run, pipeline.billing().run):
             await until(lambda: shipper.statistics().segments_deleted > 0, what="some are deleted")
         await pipeline.redis.flushall()
+        if not is_mark_kept:
+            (pipeline.events / log.id / committed.NAME).unlink()
         fill(log, 300, 10)
 
         alone = Shipper(

@@ -115,6 +115,27 @@ async def test_what_was_shipped_before_a_power_cut_is_not_lost(machine: Machine)
     assert lost == 70
 
 
+async def test_what_a_power_cut_took_is_a_gap_though_the_stream_was_full(machine: Machine) -> None:
+    for _ in range(2):
+        machine.answer(5)
+        machine.sync()
+    machine.cut_power()
+    pipeline = machine.pipeline
+    shipper, billing = pipeline.shipper(max_blocks=1), pipeline.billing()
+
+    for _ in range(2):
+        await shipper.run_once()
+    was_full = shipper.statistics().full
+    async with running(billing.run):
+        await until(lambda: pipeline.billed() == 10, what="events are billed")
+    async with running(shipper.run, pipeline.billing().run):
+        await until(lambda: not pipeline.logs(), what="the log is deleted")
+
+    assert was_full
+    found = sums(pipeline.ledger)
+    assert (found.events, found.lost) == (10, 5)
+
+
 async def test_a_power_cut_of_an_idle_machine_loses_nothing(machine: Machine) -> None:
     machine.answer(100)
     machine.sync()

@@ -136,6 +136,48 @@ async def test_the_lease_of_a_worker_that_died_is_refilled_after_its_end(redis: 
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        # The unit a second of the higher limit, and 0.1 a second of the bucket itself.
+        pytest.param([100], 500 + 100 + 10, id="lowered"),
+        # 100 s later with 0.2 a second of each: the last limit is the higher one.
+        pytest.param([100, 200], 500 + 100 + 10 + 20 + 20, id="then raised a little"),
+    ],
+)
+async def test_what_is_beyond_a_limit_shrinks_at_the_higher_refill(
+    redis: Redis, limits: list[int], left: int
+) -> None:
+    fleet = WorkerFleet(redis, workers=1)
+    (worker,) = fleet.workers
+    await fleet.tell_time()
+    full = rule(1000, window=1000.0)
+    assert await decide(worker, [charge(500, of=full)])
+
+    for limit in limits:
+        await decide(worker, [charge(limit, of=rule(limit, window=1000.0))])
+        await fleet.advance(100.0)
+
+    assert not await decide(worker, [charge(left + 1, of=full)])
+    assert await decide(worker, [charge(left, of=full)])
+
+
+@pytest.mark.anyio
+async def test_units_that_are_neither_spent_nor_given_back_are_counted(redis: Redis) -> None:
+    fleet = WorkerFleet(redis, workers=1)
+    (worker,) = fleet.workers
+    await fleet.tell_time()
+    assert await decide(worker, [charge(10, of=LARGE)])
+    leased = worker.statistics().leased
+
+    await fleet.advance(2.0)
+    await worker.give_back(idle=0.0)
+
+    assert leased > 0
+    assert (worker.statistics().lapsed, worker.statistics().leased) == (leased, 0)
+
+
+@pytest.mark.anyio
 async def test_a_lease_is_not_spent_after_its_end(redis: Redis) -> None:
     fleet = WorkerFleet(redis, workers=1)
     await fleet.advance(1.0)
@@ -280,6 +322,23 @@ async def test_without_redis_a_worker_admits_its_share_and_no_more(own_valkey: V
         assert limiter.statistics().admitted_by_share == 10
         assert limiter.statistics().failures >= 5
         assert limiter.statistics().breaker == "open"
+    await redis.aclose()
+
+
+@pytest.mark.anyio
+async def test_units_that_could_not_be_given_back_are_counted(own_valkey: Valkey) -> None:
+    redis = connect(own_valkey.url, timeout=0.5)
+    fleet = WorkerFleet(redis, workers=1)
+    (worker,) = fleet.workers
+    await fleet.tell_time()
+    assert await decide(worker, [charge(10, of=LARGE)])
+    leased = worker.statistics().leased
+
+    own_valkey.kill()
+    await worker.give_back(idle=0.0)
+
+    assert leased > 0
+    assert (worker.statistics().lapsed, worker.statistics().leased) == (leased, 0)
     await redis.aclose()
 
 

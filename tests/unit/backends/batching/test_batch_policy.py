@@ -102,6 +102,14 @@ def test_rows_of_others_hold_up_no_request_that_has_more_to_come() -> None:
     assert last.lengths == [(10, 8)]
 
 
+def test_rows_of_the_urgent_request_join_only_once() -> None:
+    cheap = CostModel(base=10e-3, token=0.01e-3, padded=0.0, square=0.0)
+
+    chosen = choose_batch(10, {10: 6}, LIMITS, cheap, time_left=9.0, own={10: 2}, own_work=0.0)
+
+    assert (chosen.lengths, chosen.release) == ([(10, 6)], Release.IDLE)
+
+
 def test_rows_of_others_join_a_request_with_more_to_come_where_they_cost_little() -> None:
     cheap = CostModel(base=10e-3, token=0.01e-3, padded=0.0, square=0.0)
     work = 60 * cheap.alone(10)

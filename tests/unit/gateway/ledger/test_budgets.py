@@ -160,18 +160,39 @@ def test_a_changed_amount_is_reached_anew_and_changed_thresholds_are_not(ledger:
 
 
 @SQLITE
+def test_a_changed_currency_is_reached_anew(ledger: Ledger) -> None:
+    dollar = PriceConfig(model="us", since="2026-01-01", currency="USD", hit=NANO)
+    ledger.prices.publish([EURO, dollar], former=[EURO])
+    spend(ledger, 9, at=DAY)
+
+    found = []
+    for currency in ("EUR", "USD", "EUR"):
+        ledger.budgets.set("acme", Budget(amount="10", currency=currency))
+        found.append(reached(ledger))
+
+    assert found == [[("acme", 80)], [], [("acme", 80)]]
+
+
+@SQLITE
+@pytest.mark.parametrize(
+    ("late", "counted"),
+    [
+        pytest.param(3600, [("acme", 100)], id="an hour is not late"),
+        pytest.param(3601, [], id="more than an hour is"),
+    ],
+)
 def test_events_that_come_late_are_counted_after_a_quarter_of_an_hour(
-    ledger: Ledger, clock: Clock
+    ledger: Ledger, clock: Clock, late: int, counted: list[tuple[str, int]]
 ) -> None:
     ledger.budgets.set("acme", Budget(amount="10", thresholds=(100,)))
     spend(ledger, 9, at=DAY)
     reached(ledger)
-    spend(ledger, 1, at=2 * DAY)
+    spend(ledger, 1, at=10 * DAY - late)
     at_once = reached(ledger)
     clock.advance(901)
 
-    assert at_once == []
-    assert reached(ledger) == [("acme", 100)]
+    assert at_once == counted
+    assert [*at_once, *reached(ledger)] == [("acme", 100)]
 
 
 def test_a_process_that_sees_less_of_the_costs_ends_no_refusal(
@@ -294,6 +315,19 @@ def test_the_status_is_that_of_this_month(ledger: Ledger, clock: Clock) -> None:
     later = ledger.budgets.status("acme")
     assert later is not None
     assert (later.month, later.spent) == ("2026-10", "0.000000000")
+
+
+@SQLITE
+def test_the_status_needs_no_published_price(database: str, clock: Clock) -> None:
+    with Ledger.create(database, clock=clock) as ledger:
+        ledger.accounts.create_tenant("acme")
+        ledger.budgets.set("acme", Budget(amount="10"), prices=[EURO])
+        spend(ledger, 4, at=9 * DAY)
+
+        status = ledger.budgets.status("acme", [EURO])
+
+    assert status is not None
+    assert status.spent == "4.000000000"
 
 
 @SQLITE

@@ -43,6 +43,16 @@ def test_the_total_is_the_sum_of_rounded_lines() -> None:
     assert [total.amount for total in invoice.totals] == ["0.04"]
 
 
+def test_what_batch_jobs_used_has_a_line_of_its_own() -> None:
+    one = priced(1)
+    of_batch = msgspec.structs.replace(one, price=one.price.for_batches())
+
+    lines = make_invoice("acme", "2026-09", [one, of_batch, one]).lines
+
+    kinds = [(line.price.partition("+")[2], line.units.hit) for line in lines]
+    assert kinds == [("", 2), ("batch", 1)]
+
+
 def test_currencies_are_never_added_up() -> None:
     lines = [priced(1), priced(2, model="n", currency="CHF")]
 

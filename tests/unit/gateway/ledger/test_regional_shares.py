@@ -16,6 +16,7 @@ from tests.support.ledgers import Clock, ledger_url
 
 LIMIT = Rule(name="minute", unit="requests", capacity=1000, window=60.0)
 QUOTA = Rule(name="month", unit="tokens", capacity=10_000, period="month")
+PLACES = Rule(name="running", unit="concurrent", capacity=1000)
 BUCKETS = ("rl:{acme}:t:minute", "rl:{else}:t:minute", "rl:{third}:t:minute")
 LEASE, SPENT_AFTER, LONGEST = 30.0, 2.0, 60.0
 
@@ -42,6 +43,9 @@ class Worker:
         shares = self._ledger.shares.report(self.shares.report(), lease=LEASE, longest=LONGEST)
         self.shares.apply(shares, sent_at=sent_at)
 
+    def leave(self) -> None:
+        self._ledger.shares.leave(self.shares.region, self.shares.worker)
+
     def capacity(self, bucket: str = BUCKETS[0], *, of: Rule = LIMIT) -> int:
         return self.shares.rule(bucket, of).capacity
 
@@ -60,6 +64,9 @@ class Regions:
 
     def worker(self, region: str, name: str = "0") -> Worker:
         return Worker(self._ledger, self.clock, region, name)
+
+    def live(self) -> dict[str, int]:
+        return {region.name: region.workers for region in self._ledger.shares.regions()}
 
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -128,6 +135,37 @@ def test_a_lost_region_stops_before_the_other_gets_its_share(regions: Regions) -
 
     assert when["us stops"] + SPENT_AFTER <= when["eu has all"]
     assert when["eu has all"] <= LEASE + SPENT_AFTER + 2
+
+
+def test_a_region_keeps_its_share_when_its_last_worker_stops(regions: Regions) -> None:
+    first, last, us = (regions.worker(*place) for place in (("eu", "0"), ("eu", "1"), ("us", "0")))
+    regions.run(first, last, us, seconds=8)
+
+    left = []
+    for worker in (first, last):
+        worker.leave()
+        regions.run(us, seconds=2)
+        left.append(regions.live())
+
+    assert left == [{"eu": 1, "us": 1}] * 2
+    assert us.capacity() == 500
+
+
+def test_places_of_work_move_once_the_longest_work_has_ended(regions: Regions) -> None:
+    eu, us = regions.worker("eu"), regions.worker("us")
+    regions.run(eu, us, seconds=8)
+    for worker in (eu, us):
+        worker.ask(BUCKETS[0], 1, of=PLACES)
+
+    capacities = []
+    for _ in range(2):
+        for _ in range(int(LONGEST)):
+            eu.ask(BUCKETS[0], 100, of=PLACES)
+            regions.run(eu, us, seconds=1)
+        capacities.append(eu.capacity(of=PLACES))
+
+    assert capacities[0] <= 510
+    assert capacities[1] > 900
 
 
 def test_while_nobody_reaches_the_store_shares_hold_for_their_lease(regions: Regions) -> None:

@@ -58,21 +58,23 @@ def test_a_place_stays_held_though_redis_is_silent_and_units_that_refill_count_a
 
 
 @pytest.mark.parametrize(
-    ("spent", "available"),
+    ("spent", "available", "overdrawn"),
     [
-        pytest.param(2, 13, id="less than reserved"),
-        pytest.param(8, 7, id="more than reserved"),
-        pytest.param(16, 0, id="more than the lease has"),
+        pytest.param(2, 13, 0, id="less than reserved"),
+        pytest.param(8, 7, 0, id="more than reserved"),
+        pytest.param(18, 0, 3, id="more than the lease has"),
     ],
 )
-def test_a_lease_pays_what_work_spent_beyond_its_reservation(spent: int, available: int) -> None:
+def test_a_lease_pays_what_work_spent_beyond_its_reservation(
+    spent: int, available: int, overdrawn: int
+) -> None:
     lease = known(1_000, unit="rows")
     lease.add_grant(10, sent_at=0.0, now=0.0)
     reservation = LeaseReservation(lease, 5, now=lambda: 0.0, on_settled=lambda _: None)
 
     reservation.settle(spent)
 
-    assert (lease.available, lease.reserved) == (available, 0)
+    assert (lease.available, lease.reserved, lease.overdrawn) == (available, 0, overdrawn)
 
 
 def test_reserved_units_that_expired_are_not_settled() -> None:

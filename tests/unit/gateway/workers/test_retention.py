@@ -1,5 +1,6 @@
 """How much of a disk the kept segments of event logs leave free."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -65,6 +66,33 @@ def test_a_segment_is_kept_from_its_own_commit_on(tmp_path: Path, log: RetainedL
 
     assert 0 < half < whole
     assert left == [whole, whole - half, 0]
+
+
+def test_no_segment_outlasts_the_one_after_it(tmp_path: Path, log: RetainedLog) -> None:
+    clock = Clock(1_000.0)
+    retention = SegmentRetention(tmp_path, keep=100.0, keep_bytes=1 << 30, wall=clock)
+    retention.record_commit(log, 100)
+    os.utime(segments(tmp_path)[0], (5_000.0, 5_000.0))
+
+    clock.advance(100.0)
+    retention.expire([log])
+
+    assert segments(tmp_path) == []
+
+
+def test_a_segment_that_is_truncated_is_kept_from_then_on(tmp_path: Path, log: RetainedLog) -> None:
+    clock = Clock(1_000.0)
+    retention = SegmentRetention(tmp_path, keep=100.0, keep_bytes=1 << 30, wall=clock)
+    last = segments(tmp_path)[-1]
+    before = last.stat().st_size
+
+    retention.record_commit(log, 100)
+    after = last.stat().st_size
+    clock.advance(100.0)
+    retention.expire([log])
+
+    assert after < before
+    assert segments(tmp_path) == []
 
 
 @pytest.mark.parametrize(

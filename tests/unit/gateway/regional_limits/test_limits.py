@@ -1,0 +1,128 @@
+"""What a region may use of each limit, as the store has last told it."""
+
+import pytest
+
+from gateway.regional_limits.limits import DividedLimits
+from gateway.regional_limits.values import BucketShare, BucketShares
+from gateway.types import Rule
+from tests.support.clock import Clock
+
+LIMIT = Rule(name="minute", unit="requests", capacity=100, window=60.0)
+QUOTA = Rule(name="month", unit="requests", capacity=100, period="month")
+DAY = 86_400.0
+LEASE, ALONE = 30.0, 0.1
+
+
+class Region:
+    """A region's limits, and the store's replies. It is the 1st of January 1970."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.limits = DividedLimits(
+            region="eu",
+            worker="w",
+            alone=lambda: ALONE,
+            monotonic=self.clock,
+            wall=self.clock,
+        )
+
+    def hear(self, *, rest: float = 0.5, granted: int | None = None, **own: float) -> None:
+        """Apply all shares: `rest`, and those of single buckets."""
+        shares = BucketShares(
+            now=1_000_000_000_000,
+            lease=LEASE,
+            regions=2,
+            rest=BucketShare(used=rest, before=rest, raised=0.0),
+            changed={b: BucketShare(used=used, before=used, raised=0.0) for b, used in own.items()},
+            are_all=True,
+            granted={} if granted is None else {"q": granted},
+        )
+        self.limits.apply(shares, sent_at=self.clock())
+
+    def capacity(self, bucket: str = "b", *, of: Rule = LIMIT) -> int:
+        return self.limits.rule(bucket, of).capacity
+
+
+@pytest.mark.parametrize(("share", "alone"), [(0.6, 10), (0.05, 5)])
+def test_without_the_store_a_region_has_no_more_than_before(share: float, alone: int) -> None:
+    region = Region()
+    region.hear(rest=share)
+
+    region.clock.advance(LEASE)
+
+    assert region.capacity() == alone
+
+
+def test_a_share_that_is_not_among_all_shares_is_forgotten() -> None:
+    region = Region()
+    region.hear(b=0.9)
+    before = region.capacity()
+
+    region.hear()
+
+    assert (before, region.capacity()) == (90, 50)
+
+
+def test_a_new_month_has_nothing_of_the_last_months_grant() -> None:
+    region = Region()
+    region.capacity("q", of=QUOTA)
+    region.hear(granted=40)
+    before = region.capacity("q", of=QUOTA)
+
+    region.clock.advance(31 * DAY)
+
+    assert (before, region.capacity("q", of=QUOTA)) == (40, 0)
+    asked = region.limits.report().quotas["q"]
+    assert (asked.period, asked.granted) == (59 * DAY, 0)
+
+
+def test_units_are_asked_for_with_the_quota_as_it_is_now() -> None:
+    region = Region()
+    region.capacity("q", of=QUOTA)
+
+    region.capacity("q", of=Rule(name="month", unit="requests", capacity=300, period="month"))
+
+    assert region.limits.report().quotas["q"].limit == 300
+
+
+@pytest.mark.parametrize(
+    ("ends", "asks"),
+    [
+        pytest.param(30 * DAY, True, id="this month"),
+        pytest.param(58 * DAY, False, id="the next month"),
+    ],
+)
+def test_only_demand_of_this_month_asks_for_its_units(*, ends: float, asks: bool) -> None:
+    region = Region()
+    region.capacity("q", of=QUOTA)
+    region.hear(granted=40)
+
+    region.limits.record_demand("q", QUOTA, 7, level=0.0, ends=ends)
+
+    assert ("q" in region.limits.report().quotas) == asks
+
+
+def test_a_quota_that_has_no_units_left_is_asked_again_after_5_s() -> None:
+    region = Region()
+    region.capacity("q", of=QUOTA)
+    region.hear(granted=40)
+    region.hear(granted=40)
+
+    asked = []
+    for seconds in (0.0, 4.9, 0.1):
+        region.clock.advance(seconds)
+        region.limits.record_demand("q", QUOTA, 7, level=0.0)
+        asked.append("q" in region.limits.report().quotas)
+
+    assert asked == [False, False, True]
+
+
+def test_a_granted_need_is_not_asked_for_again() -> None:
+    region = Region()
+    region.limits.record_demand("q", QUOTA, 30, level=0.0)
+    first = region.limits.report().quotas["q"].minimum
+    region.hear(granted=40)
+
+    region.limits.record_demand("q", QUOTA, 2, level=1.0)
+
+    assert (first, region.limits.report().quotas["q"].minimum) == (30, 2)
