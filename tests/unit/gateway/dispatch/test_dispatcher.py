@@ -41,6 +41,16 @@ async def test_a_call_names_revision_profile_scope_and_the_time_left() -> None:
     assert 2.5 < call.items[0].remaining <= 3.0
 
 
+async def test_the_tokens_of_an_item_include_those_of_known_rows() -> None:
+    done = Done(index=0, result=b"{}", rows=1, tokens=3, known=2, known_tokens=4)
+    scene = Scene({"eu-0": steps(done, Report())})
+
+    outcome = (await scene.run(1)).by_index[0]
+
+    assert (outcome.rows, outcome.tokens) == (1, 3)
+    assert (outcome.known_rows, outcome.input_tokens) == (2, 7)
+
+
 @pytest.mark.parametrize("cause", [Cause.UNREACHABLE, Cause.CUT, Cause.TIMED_OUT])
 async def test_a_failed_call_is_repeated_in_the_next_region(cause: Cause) -> None:
     scene = Scene({"eu-0": failing(cause)})
