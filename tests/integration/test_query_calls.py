@@ -115,6 +115,21 @@ async def test_what_fails_before_it_is_tokenized_is_sent_at_once(backend: Backen
     assert sum(isinstance(frame, Done) for frame in exchange.frames) == 19
 
 
+async def test_each_item_on_a_stalled_device_expires_at_its_own_deadline(tmp_path: Path) -> None:
+    gate = Gate()
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    async with running_backend(write_repository(tmp_path), executor) as backend:
+        call = backend.call("mood", Task.CLASSIFY, ["good", "bad", "film"])
+        call = with_time(with_time(call, 0, 0.2), 1, 0.05)
+        exchange = backend.exchange(call)
+        running = asyncio.create_task(exchange.run())
+        await until(lambda: sum(isinstance(frame, Failed) for frame in exchange.frames) == 2)
+        gate.open()
+        await running
+
+    assert [frame.index for frame in exchange.frames if isinstance(frame, Done)] == [2]
+
+
 async def test_texts_that_cannot_be_tokenized_fail_at_once(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
