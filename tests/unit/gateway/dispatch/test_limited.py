@@ -35,7 +35,7 @@ async def codes_of(
 ) -> list[str]:
     """Run works of one row one after the other; return each failure's code, empty if none."""
     scene = Scene(runner=runner)
-    runner = LimitedRunner(
+    limited = LimitedRunner(
         runner=scene.runner,
         limiter=LocalRateLimiter(monotonic=Clock()),
         runtimes=RuntimeStore(compile_runtime(document, 1)),
@@ -47,7 +47,7 @@ async def codes_of(
     found: list[str] = []
     for _ in range(works):
         ended: asyncio.Future[Outcomes] = asyncio.get_running_loop().create_future()
-        runner.start(work, deadline=caller.deadline, settle=ended.set_result)
+        limited.start(work, deadline=caller.deadline, settle=ended.set_result)
         ((_, outcome),) = await ended
         found.append("" if outcome.failure is None else outcome.failure.code)
     return found
