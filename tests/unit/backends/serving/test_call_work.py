@@ -122,14 +122,17 @@ def test_an_item_is_reserved_for_its_own_tenant() -> None:
     assert waits[0] / waits[1] == pytest.approx(4 / 10)
 
 
-@pytest.mark.parametrize(("rows", "counted"), [(0, 4), (1, 4), (6, 6), (99, 8)])
-def test_a_late_request_is_learned_from_once(rows: int, counted: int) -> None:
+@pytest.mark.parametrize(
+    ("items", "rows", "counted"),
+    [(4, 0, 4), (4, 1, 4), (4, 6, 6), (4, 99, 8), (1, 0, 0), (1, 1, 1)],
+)
+def test_a_late_request_is_learned_from_once(items: int, rows: int, counted: int) -> None:
     scene = Scene()
     scene.begin(item("other"))
     before = scene.wait_of("other")
-    late = scene.begin(*[item("tenant")] * 4, atomic=True)
+    late = scene.begin(*[item("tenant")] * items, atomic=True)
 
-    for index in range(4):
+    for index in range(items):
         late.end(index, brought=1.0, is_done=False, late_rows=rows)
 
     assert scene.wait_of("other") / before == pytest.approx(1 + 0.02 * 0.995 * counted)
