@@ -151,7 +151,7 @@ def test_a_call_that_is_over_has_nothing_reserved(*, ended: int, atomic: bool) -
     scene.work(item("a", remaining=0.0))
 
 
-def test_an_item_that_ended_has_nothing_reserved_while_its_call_goes_on() -> None:
+def test_an_item_that_ended_has_nothing_reserved_in_its_call() -> None:
     scene = Scene()
     work = scene.begin(item("a"), item("b"))
     before = scene.wait_of("a")
