@@ -197,13 +197,16 @@ async def test_an_outcome_of_a_request_waits_for_the_others_for_a_moment_only(
     assert direct[0].response_complete
 
 
+@pytest.mark.parametrize("failing", ["", "bad"], ids=["at once", "after another has ended"])
 async def test_a_failure_ends_the_wait_for_the_rest_of_a_request(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    failing: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("backends.api.direct_calls._LONGEST_HOLD", 3600.0)
+    call = server.backend.call("mood", Task.CLASSIFY, ["the first", failing, "good"], atomic=True)
+    call.items[1] = msgspec.structs.replace(call.items[1], remaining=0.2)
     async with Connection(server.port) as connection:
         await begun(server, connection)
-        await connection.send(server.classify("the first", "", "good", atomic=True))
+        await connection.send(server.request(call))
         await connection.head()
         early = await chunk_of(connection)
         server.gate.open()

@@ -9,12 +9,21 @@ from backends.algorithms.embedding import Rerank
 from backends.algorithms.split import Split, WeightedAlgorithm
 from backends.executors.dummy import DummyExecutor
 from backends.repository.catalogue import read_catalogue
-from testing.model_repository import DIMENSIONS, write_head, write_repository
+from testing.model_repository import DIMENSIONS, write_head, write_model, write_repository
 from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import Task
+from wire.protocol import Done, Task
 
 pytestmark = pytest.mark.anyio
 TEXTS = [f"good film {number}" for number in range(200)]
+ABOVE = """
+from typing import Any
+
+from backends.algorithms.authoring import Ask
+
+
+async def run(item: str, ask: Ask) -> dict[str, Any]:
+    return await ask.answer("mood", item)
+"""
 
 
 @pytest.fixture
@@ -83,6 +92,21 @@ async def test_a_revision_that_is_kept_warm_answers_by_its_own_name(models: Path
         answer = await backend.answer("mood@2", Task.CLASSIFY, "good")
 
     assert {label["label"] for label in answer["labels"]} == {"calm", "angry"}
+
+
+async def test_a_model_above_one_with_shares_has_no_revision_of_its_own(models: Path) -> None:
+    serve(models, "revisions: {1: 80, 2: 20}\n")
+    manifest = {"algorithm": "custom", "code": "own.py", "uses": ["mood"], "tasks": ["infer"]}
+    folder = write_model(models, "above", {"kind": "algorithm", **manifest})
+    (folder / "own.py").write_text(ABOVE)
+    async with running_backend(models, executor()) as backend:
+        (above,) = await backend.ask("above", Task.INFER, ["good film"])
+        counted = backend.engine.state().arms
+        (itself,) = await backend.ask("mood", Task.CLASSIFY, ["good film"])
+
+    assert isinstance(above, Done)
+    assert (above.arm, counted) == ("", [])
+    assert itself.arm in {"1", "2"}
 
 
 async def test_a_change_of_the_shares_is_another_revision(models: Path) -> None:

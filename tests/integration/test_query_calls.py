@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from backends.algorithms.base import QueryAlgorithm
 from backends.executors.dummy import DummyExecutor, PacedExecutor
 from backends.serving.items import Decoders, ItemAnswerer
-from backends.serving.queries import QueryCall
+from backends.serving.queries import ITEMS_AT_ONCE, QueryCall
 from backends.telemetry.otel_tracing import OtelTracing
 from backends.telemetry.spans import NO_TRACING
 from backends.tokenization.tokenizer import TextKind, Tokenizer
@@ -58,6 +58,24 @@ def with_time(call: Call, index: int, remaining: float) -> Call:
     items = list(call.items)
     items[index] = msgspec.structs.replace(items[index], remaining=remaining)
     return msgspec.structs.replace(call, items=items)
+
+
+def query_of(backend: Backend, call: Call, *, received: float | None = None) -> QueryCall:
+    """Return a call that came at `received`, admitted but not begun."""
+    entry, work = backend.engine.admit(call)
+    answerer = ItemAnswerer(
+        core=backend.engine,
+        entry=entry,
+        work=work,
+        call=call,
+        decoders=Decoders(),
+        received=time.monotonic() if received is None else received,
+        clock=time.monotonic,
+        tracing=NO_TRACING,
+    )
+    algorithm = answerer.algorithm
+    assert isinstance(algorithm, QueryAlgorithm)
+    return QueryCall(answerer, algorithm, lambda: None)
 
 
 async def test_answers_are_sent_while_the_next_items_are_tokenized(tmp_path: Path) -> None:
@@ -115,6 +133,21 @@ async def test_what_fails_before_it_is_tokenized_is_sent_at_once(backend: Backen
     assert sum(isinstance(frame, Done) for frame in exchange.frames) == 19
 
 
+async def test_each_item_on_a_stalled_device_expires_at_its_own_deadline(tmp_path: Path) -> None:
+    gate = Gate()
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    async with running_backend(write_repository(tmp_path), executor) as backend:
+        call = backend.call("mood", Task.CLASSIFY, ["good", "bad", "film"])
+        call = with_time(with_time(call, 0, 0.2), 1, 0.05)
+        exchange = backend.exchange(call)
+        running = asyncio.create_task(exchange.run())
+        await until(lambda: sum(isinstance(frame, Failed) for frame in exchange.frames) == 2)
+        gate.open()
+        await running
+
+    assert [frame.index for frame in exchange.frames if isinstance(frame, Done)] == [2]
+
+
 async def test_texts_that_cannot_be_tokenized_fail_at_once(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,23 +191,53 @@ async def test_tokenization_that_nobody_waits_for_any_more_has_a_span(tmp_path: 
 async def test_an_item_that_the_end_of_another_ended_is_not_ended_again(backend: Backend) -> None:
     """Rows that are withdrawn bring those of other items to a queue that was closed meanwhile."""
     call = backend.call("mood", Task.CLASSIFY, ["good", "bad", "film"])
-    entry, work = backend.engine.admit(call)
-    answerer = ItemAnswerer(
-        core=backend.engine,
-        entry=entry,
-        work=work,
-        call=call,
-        decoders=Decoders(),
-        received=time.monotonic(),
-        clock=time.monotonic,
-        tracing=NO_TRACING,
-    )
-    algorithm = answerer.algorithm
-    assert isinstance(algorithm, QueryAlgorithm)
-    query = QueryCall(answerer, algorithm, lambda: None)
+    query = query_of(backend, call)
     query.begin()
     backend.batchers[0].submissions.queue.close()
     query.close()
 
     ends = {what: n for (_, _, what), n in backend.engine._items.items()}
     assert ends == {"cancelled": 1, "failed": 2}
+
+
+async def test_the_time_of_an_item_runs_from_when_its_call_came(backend: Backend) -> None:
+    call = with_time(backend.call("mood", Task.CLASSIFY, ["good", "bad"]), 0, 3.0)
+    query = query_of(backend, call, received=time.monotonic() - 5.0)
+
+    query.begin()
+    outcomes = query.take()
+    query.close()
+
+    assert [(each.index, getattr(each, "code", "")) for each in outcomes] == [
+        (0, "deadline_exceeded")
+    ]
+
+
+async def test_no_more_than_some_items_of_a_call_are_in_progress(tmp_path: Path) -> None:
+    gate = Gate()
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    async with running_backend(write_repository(tmp_path), executor) as backend:
+        query = query_of(backend, backend.call("mood", Task.CLASSIFY, ["", *WORDS[:600]]))
+        query.begin()
+        while query.take():
+            query.begin()
+        await until(lambda: gate.arrived > 0)
+        in_progress = len(query._open)
+        gate.open()
+        query.close()
+
+    assert in_progress == ITEMS_AT_ONCE
+
+
+async def test_items_of_a_caller_that_left_are_not_begun(backend: Backend) -> None:
+    exchange = backend.exchange(backend.call("mood", Task.CLASSIFY, LONG[:300]))
+    with busy_tokenizer(backend):
+        running = asyncio.create_task(exchange.run())
+        await until(lambda: backend.engine.calls_in_flight == 1)
+        exchange.leave()
+        await running
+    await backend.ask("mood", Task.CLASSIFY, LONG[300:320])
+
+    ends = {what: n for (_, _, what), n in backend.engine.snapshot().items.items()}
+    assert ends.keys() == {"cancelled", "done"}
+    assert ends["done"] == 20

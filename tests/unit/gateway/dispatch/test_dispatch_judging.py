@@ -39,7 +39,7 @@ async def test_retries_of_failed_items_are_limited_by_the_budget() -> None:
     statistics = scene.dispatcher.statistics()
     assert len(outcomes.failures()) == 1000
     assert 890 <= statistics.retried <= 910
-    assert statistics.denied >= 100
+    assert statistics.denied == 1000 - statistics.retried
 
 
 async def test_failures_eject_and_time_too_short_to_judge_does_not() -> None:
@@ -59,6 +59,32 @@ async def test_a_backend_is_blamed_when_all_its_items_fail() -> None:
 
     assert (await scene.run(2)).backends() == ["us-0"] * 2
     assert scene.fleet.statistics()[0].failures == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "is_blamed"),
+    [("run_failed", True), ("overloaded", False), ("algorithm_failed", False), (None, True)],
+)
+async def test_a_backend_is_blamed_for_failures_of_its_own_only(
+    code: str | None, *, is_blamed: bool
+) -> None:
+    failed = [] if code is None else [item_failure(0, retryable=True, code=code)]
+    scene = Scene({"eu-0": steps(*failed, Report())}, routing=RoutingConfig(eject_after=1))
+
+    await scene.run(1)
+
+    assert (scene.fleet.statistics()[0].failures == 1) == is_blamed
+
+
+@pytest.mark.parametrize("cause", [Cause.UNREACHABLE, Cause.CUT])
+async def test_items_of_a_lost_backend_are_retried_without_credit(cause: Cause) -> None:
+    now = asyncio.get_running_loop().time()
+    scene = Scene({"eu-0": failing(cause)}, clock=lambda: now)
+
+    outcomes = await scene.run(1000)
+
+    assert outcomes.backends() == ["us-0"] * 1000
+    assert scene.dispatcher.statistics().denied == 0
 
 
 async def test_the_report_of_a_reply_reaches_the_fleet() -> None:
@@ -154,16 +180,17 @@ async def test_what_is_begun_after_the_end_is_cancelled() -> None:
     assert scene.dispatcher.in_progress == 0
 
 
+@pytest.mark.parametrize("is_gathered", [False, True])
 @pytest.mark.parametrize(("task", "is_measured"), [(Task.EMBED, True), (Task.TOKENIZE, False)])
 async def test_what_runs_no_model_does_not_tell_how_busy_a_backend_is(
-    task: Task, *, is_measured: bool
+    task: Task, *, is_measured: bool, is_gathered: bool
 ) -> None:
     scene = Scene()
 
     async with scene.dispatcher:
         await dispatch(
             scene.dispatcher,
-            msgspec.structs.replace(work(2), task=task),
+            msgspec.structs.replace(work(2), task=task, is_gathered=is_gathered),
             deadline=scene.loop.time() + 60.0,
             settle=scene.outcomes.settle,
         )

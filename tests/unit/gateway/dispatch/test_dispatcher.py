@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 
+import msgspec
 import pytest
 
 from gateway.config.document import RoutingConfig
@@ -39,6 +40,37 @@ async def test_a_call_names_revision_profile_scope_and_the_time_left() -> None:
     assert (call.model, call.revision, call.profile) == ("stub", "aaaaaaaaaaaa", "fp32")
     assert call.items[0].scope == "tenant-a"
     assert 2.5 < call.items[0].remaining <= 3.0
+
+
+@pytest.mark.parametrize(("count", "is_atomic"), [(1, False), (2, True)])
+async def test_only_several_items_are_of_use_as_a_whole(count: int, *, is_atomic: bool) -> None:
+    """A call of one item may travel with others."""
+    scene = Scene()
+
+    await scene.run(count, atomic=True)
+
+    assert [call.atomic for _, call in scene.client.calls] == [is_atomic]
+
+
+async def test_the_tokens_of_an_item_include_those_of_known_rows() -> None:
+    done = Done(index=0, result=b"{}", rows=1, tokens=3, known=2, known_tokens=4)
+    scene = Scene({"eu-0": steps(done, Report())})
+
+    outcome = (await scene.run(1)).by_index[0]
+
+    assert (outcome.rows, outcome.tokens) == (1, 3)
+    assert (outcome.known_rows, outcome.input_tokens) == (2, 7)
+
+
+async def test_outcomes_name_the_revision_that_answered_and_its_shadow() -> None:
+    done = Done(index=0, result=b"{}", rows=1, tokens=1, arm="2", shadow="3")
+    failed = msgspec.structs.replace(item_failure(1, retryable=False), arm="2")
+    scene = Scene({"eu-0": steps(done, failed, Report())})
+
+    outcomes = (await scene.run(2)).by_index
+
+    assert [outcomes[index].arm for index in (0, 1)] == ["2", "2"]
+    assert outcomes[0].shadow == "3"
 
 
 @pytest.mark.parametrize("cause", [Cause.UNREACHABLE, Cause.CUT, Cause.TIMED_OUT])

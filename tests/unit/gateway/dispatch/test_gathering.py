@@ -284,3 +284,143 @@ async def test_a_report_before_the_answers_is_no_end() -> None:
     async with scene.dispatcher:
         asked = Asked(scene, [single(0), single(1)])
         assert [len(codes) for codes in await asked.ended()] == [1, 1]
+
+
+async def test_an_item_that_is_tried_twice_holds_its_first_place_too() -> None:
+    is_lost, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        await is_lost.wait()
+        yield echo(call, 0, target.backend)
+        await may_end.wait()
+        yield echo(call, 1, target.backend)
+        yield Report()
+
+    scene = Scene({"eu-0": slow, "us-0": steps(Hang())})
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(0), single(1)])
+        await until(lambda: bool(scene.client.calls))
+        scene.fleet.observe(EU, ProbeFailure(detail="refused"))
+        is_lost.set()
+        await until(lambda: bool(asked.outcomes[0].by_index))
+        in_flight = [each.in_flight for each in scene.fleet.statistics()]
+        may_end.set()
+        await asked.ended()
+
+    assert in_flight == [1, 2]
+
+
+async def test_a_call_that_others_answered_is_not_ended_for_a_stranger() -> None:
+    scene = Scene(endpoints=(EU, replace(EU, backend="eu-1", url="http://eu-1.invalid")))
+    lost: list[Endpoint] = []
+
+    async def answers_the_lost(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        if not lost or target in lost:
+            yield Hang()
+        for index in range(len(call.items)):
+            yield echo(call, index, target.backend)
+        yield Report()
+
+    scene.scripts = dict.fromkeys(("eu-0", "eu-1"), answers_the_lost)
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(number) for number in range(12)])
+        await until(lambda: len(scene.client.calls) == 2)
+        (gone, call), _ = scene.client.calls
+        first = {msgspec.msgpack.decode(item.body) for item in call.items}
+        lost.append(gone)
+        scene.fleet.observe(gone, ProbeFailure(detail="refused"))
+        others = [number for number in range(12) if f"text {number}" not in first]
+        await until(lambda: sum(bool(each.by_index) for each in asked.outcomes) == len(first))
+        asked.started[others[0]].cancel()
+        in_flight = {each.backend: each.in_flight for each in scene.fleet.statistics()}
+
+    assert in_flight[gone.backend] == len(first)
+
+
+async def test_the_place_of_an_answered_item_is_freed_once() -> None:
+    may_end = asyncio.Event()
+
+    async def one_then_cut(target: Endpoint, call: Call) -> AsyncIterator[Step]:
+        if len(call.items) == 1:
+            yield Hang()
+        yield echo(call, 0, target.backend)
+        await may_end.wait()
+
+    scene = Scene({"eu-0": one_then_cut}, endpoints=(EU,), routing=RoutingConfig(attempts=1))
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(0), single(1)])
+        await until(lambda: bool(asked.outcomes[0].by_index))
+        Asked(scene, [single(2)])
+        await until(lambda: len(scene.client.calls) == 2)
+        may_end.set()
+        await asked.ended()
+        (eu,) = scene.fleet.statistics()
+
+    assert eu.in_flight == 1
+
+
+async def test_a_cancelled_item_takes_no_credit_for_a_hedge() -> None:
+    scene = Scene({"eu-0": steps(Hang())}, routing=RoutingConfig(hedge_share=0.5))
+    latencies = scene.dispatcher.hedging.of((MODEL.info.name, work(1).task))
+    for _ in range(100):
+        latencies.note(0.01)
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [single(0), single(1)])
+        await until(lambda: bool(scene.client.calls))
+        asked.started[0].cancel()
+        ended = await asked.ended()
+
+    assert ended == [[failures.CANCELLED.code], ["us-0"]]
+    assert scene.dispatcher.statistics().hedged == 1
+
+
+async def test_each_call_has_the_time_of_the_least_patient() -> None:
+    scene = Scene(endpoints=(EU,))
+
+    async with scene.dispatcher:
+        early = Asked(scene, [single(0)], within=60.0)
+        late = Asked(scene, [single(1)], within=60.001)
+        await early.ended()
+        await late.ended()
+
+    ((_, call),) = scene.client.calls
+    assert {item.remaining <= 60.0 for item in call.items} == {True}
+
+
+@pytest.mark.parametrize(
+    ("works", "items", "size", "calls"), [(86, 3, 1, [255, 3]), (3, 1, 100_000, [2, 1])]
+)
+async def test_no_call_is_larger_than_a_backend_takes_at_once(
+    works: int, items: int, size: int, calls: list[int]
+) -> None:
+    scene = Scene(endpoints=(EU,))
+    given = replace(work(items, model=MODEL), is_gathered=True)
+    large = tuple([replace(item, body=msgspec.msgpack.encode("x" * size)) for item in given.items])
+
+    async with scene.dispatcher:
+        asked = Asked(scene, [replace(given, items=large)] * works)
+        await until(lambda: all(each.by_index for each in asked.outcomes))
+
+    assert [len(call.items) for _, call in scene.client.calls] == calls
+
+
+async def test_each_item_keeps_the_trace_of_its_own_request() -> None:
+    scene = Scene(endpoints=(EU,))
+
+    async with scene.dispatcher:
+        ends = [Outcomes(), Outcomes()]
+        for number, outcomes in enumerate(ends):
+            scene.dispatcher.start(
+                single(number),
+                deadline=scene.loop.time() + 60.0,
+                settle=outcomes.settle,
+                traceparent=f"trace-{number}",
+            )
+        await until(lambda: all(each.by_index for each in ends))
+
+    ((_, call),) = scene.client.calls
+    assert [item.traceparent for item in call.items] == ["trace-0", "trace-1"]

@@ -4,6 +4,7 @@ import asyncio
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from gateway.config.document import Document, LimitsConfig, ModelConfig
 from gateway.dispatch.limited import LimitedRunner
@@ -11,9 +12,9 @@ from gateway.dispatch.work import Outcomes
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.tracing import Tracer
-from gateway.types import KeyId, Principal, Rule, TenantId
+from gateway.types import ItemOutcome, KeyId, Principal, Rule, TenantId
 from tests.support.clock import Clock
-from tests.support.inference_scene import RecordedTasks, Scene
+from tests.support.inference_scene import GatedRunner, RecordedTasks, Scene
 from tests.support.limits import LocalRateLimiter
 
 pytestmark = pytest.mark.anyio
@@ -21,10 +22,20 @@ _ROW = Rule(name="rows", unit="rows", capacity=1, window=3600.0)
 _NOBODY = Principal(tenant=TenantId("acme"), key=KeyId("key_1"))
 
 
-async def codes_of(principal: Principal, document: Document, *, works: int) -> list[str]:
+class Knowing(GatedRunner):
+    """Computes nothing, as a backend that has every row in its row cache."""
+
+    @override
+    def _outcome(self, body: bytes) -> ItemOutcome:
+        return msgspec.structs.replace(super()._outcome(body), rows=0, tokens=0, known_rows=1)
+
+
+async def codes_of(
+    principal: Principal, document: Document, *, works: int, runner: GatedRunner | None = None
+) -> list[str]:
     """Run works of one row one after the other; return each failure's code, empty if none."""
-    scene = Scene()
-    runner = LimitedRunner(
+    scene = Scene(runner=runner)
+    limited = LimitedRunner(
         runner=scene.runner,
         limiter=LocalRateLimiter(monotonic=Clock()),
         runtimes=RuntimeStore(compile_runtime(document, 1)),
@@ -36,7 +47,7 @@ async def codes_of(principal: Principal, document: Document, *, works: int) -> l
     found: list[str] = []
     for _ in range(works):
         ended: asyncio.Future[Outcomes] = asyncio.get_running_loop().create_future()
-        runner.start(work, deadline=caller.deadline, settle=ended.set_result)
+        limited.start(work, deadline=caller.deadline, settle=ended.set_result)
         ((_, outcome),) = await ended
         found.append("" if outcome.failure is None else outcome.failure.code)
     return found
@@ -57,3 +68,17 @@ async def test_whoever_has_the_limit_is_refused_beyond_it(
     principal: Principal, document: Document
 ) -> None:
     assert await codes_of(principal, document, works=2) == ["", "rate_limited"]
+
+
+@pytest.mark.parametrize(
+    "limit", [_ROW, Rule(name="tokens", unit="tokens", capacity=5, window=3600.0)]
+)
+@pytest.mark.parametrize(("runner", "code"), [(GatedRunner, "rate_limited"), (Knowing, "")])
+async def test_only_computed_rows_and_tokens_are_charged(
+    limit: Rule, runner: type[GatedRunner], code: str
+) -> None:
+    principal = msgspec.structs.replace(_NOBODY, tenant_rules=(limit,))
+
+    codes = await codes_of(principal, Document(), works=2, runner=runner())
+
+    assert codes == ["", code]

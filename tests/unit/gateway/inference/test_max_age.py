@@ -16,16 +16,20 @@ from tests.support.inference_scene import Scene, sources
 pytestmark = pytest.mark.anyio
 
 
-async def test_max_age_refuses_what_is_older(anyio_backend: str) -> None:
+@pytest.mark.parametrize(
+    ("max_age", "source"),
+    [(10.0, Source.HIT), (9.0, Source.COMPUTED), (0.0, Source.COMPUTED)],
+)
+async def test_max_age_refuses_what_is_older(
+    anyio_backend: str, max_age: float, source: Source
+) -> None:
     scene = Scene()
     await scene.ask("a")
     scene.wall.advance(10.0)
 
-    fresh = await scene.ask("a", directives=CacheDirectives(max_age=10.0))
-    stale = await scene.ask("a", directives=CacheDirectives(max_age=9.0))
+    answer = await scene.ask("a", directives=CacheDirectives(max_age=max_age))
 
-    assert sources(fresh) == [Source.HIT]
-    assert sources(stale) == [Source.COMPUTED]
+    assert sources(answer) == [source]
 
 
 async def test_max_age_does_not_lengthen_the_life_of_an_answer(anyio_backend: str) -> None:

@@ -11,10 +11,11 @@ import pytest
 from gateway.config.document import RoutingConfig
 from gateway.types import Endpoint
 from gateway.upstream.base import StartedCall
+from gateway.upstream.exchange import refused
 from gateway.upstream.http import HttpBackendClient
 from testing.stub_backend import Reply, StubBackend, answer, answer_when, echo
 from tests.support.dispatching import endpoint_of
-from wire.protocol import Call, CallItem, Done, Failed, Report, Task
+from wire.protocol import Call, CallItem, Done, Failed, Refusal, Report, Task
 
 pytestmark = pytest.mark.anyio
 
@@ -135,3 +136,11 @@ async def test_what_cannot_be_sent_ends_its_callers_and_frees_the_slot() -> None
 
     assert isinstance(broken.ends[0], TypeError)
     assert sound.ends == [Report()]
+
+
+def test_a_refusal_says_when_to_come_back() -> None:
+    refusal = Refusal(code="overloaded", detail="busy", retryable=True, retry_after=3.0)
+
+    error = refused(503, msgspec.msgpack.encode(refusal))
+
+    assert (error.code, error.retryable, error.retry_after) == ("overloaded", True, 3.0)

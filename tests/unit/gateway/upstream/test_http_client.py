@@ -108,6 +108,32 @@ async def test_calls_of_a_backend_at_a_time_are_bounded() -> None:
     assert len(stub.calls) == 10
 
 
+async def test_another_bound_holds_for_the_next_calls() -> None:
+    gate = asyncio.Event()
+    async with StubBackend(behaviour=answer_when(gate)) as stub, HttpBackendClient() as client:
+        target = endpoint_of(stub)
+        await client.state(target, time_limit=5.0)
+        client.configure([target], RoutingConfig(max_calls_per_backend=2))
+
+        unlike = [call_of(revision=f"{n:012}") for n in range(4)]
+        calls = [asyncio.create_task(send(client, target, call=call)) for call in unlike]
+        await stub.wait_for(lambda: len(stub.calls) >= 2)
+        await client.state(target, time_limit=5.0)
+        waiting = len(stub.calls)
+        gate.set()
+        await asyncio.gather(*calls)
+
+    assert waiting == 2
+
+
+async def test_a_backend_that_moved_is_called_where_it_is() -> None:
+    async with StubBackend() as before, StubBackend() as after, HttpBackendClient() as client:
+        for stub in (before, after):
+            await send(client, endpoint("moving", url=stub.url))
+
+    assert [len(stub.calls) for stub in (before, after)] == [1, 1]
+
+
 @pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://[", "nonsense", "ftp://a", ""])
 async def test_a_url_that_is_none_is_an_unreachable_backend(url: str) -> None:
     async with HttpBackendClient() as client:

@@ -11,6 +11,7 @@ from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.shared_call import MAX_ITEMS, SharedCall
+from loadtests.simulate.virtual_time import run_virtual
 from testing.stub_backend import Reply, StubBackend, answer, echo
 from tests.support.dispatching import call_backend, endpoint_of
 from wire.protocol import Call, CallItem, Done, Failed, Report, Task, encode_frame
@@ -279,6 +280,55 @@ async def test_a_call_may_take_as_long_as_its_most_patient_caller(
         shared.join(call_of("a"), print, print, deadline=now + within, idle_timeout=60.0)
 
     assert shared.silent_at() == now + 20.0
+
+
+@pytest.mark.parametrize("idle", [(5.0, 20.0), (20.0, 5.0)])
+async def test_a_backend_may_be_silent_as_long_as_any_caller_allows(
+    idle: tuple[float, float],
+) -> None:
+    now = asyncio.get_running_loop().time()
+    shared = SharedCall(call_of("a"))
+
+    for idle_timeout in idle:
+        shared.join(call_of("a"), print, print, deadline=now + 1e6, idle_timeout=idle_timeout)
+
+    assert shared.silent_at() >= now + 20.0
+
+
+def test_each_item_waited_for_a_place_since_it_joined() -> None:
+    async def left() -> list[float]:
+        shared = SharedCall(call_of("a"))
+        loop = asyncio.get_running_loop()
+        for text in "ab":
+            shared.join(call_of(text), print, print, deadline=1e6, idle_timeout=10.0)
+            later: asyncio.Future[None] = loop.create_future()
+            loop.call_later(1.0, later.set_result, None)
+            await later
+        return [item.remaining for item in shared.call_at(loop.time(), sender=7).items]
+
+    assert run_virtual(left()) == pytest.approx([3.0, 4.0])
+
+
+async def test_a_call_of_many_bytes_leaves_the_rest_to_the_next() -> None:
+    large = call_of("x" * 200_000)
+    shared = SharedCall(large)
+    shared.join(large, print, print, deadline=1e6, idle_timeout=10.0)
+
+    assert [shared.has_room(call) for call in (large, call_of("x"))] == [False, True]
+
+
+@pytest.mark.parametrize("answered", [0, 1])
+async def test_only_a_call_with_unanswered_items_is_ended_with_its_callers(answered: int) -> None:
+    call, stopped = call_of("a"), list[bool]()
+    shared = SharedCall(call)
+    part = shared.join(call, list[object]().extend, print, deadline=1e6, idle_timeout=10.0)
+    shared.on_abandoned(lambda: stopped.append(True))
+
+    for index in range(answered):
+        shared.feed(encode_frame(Done(index=index, result=b"{}", rows=1, tokens=1)))
+    part.cancel()
+
+    assert stopped == [True] * (1 - answered)
 
 
 async def test_an_answer_that_ends_after_outcomes_without_a_report_is_cut() -> None:

@@ -24,10 +24,12 @@ def make(request: pytest.FixtureRequest) -> Make:
 
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+LONG_HEAD = b"HTTP/1.1 200 OK\r\nx-long: %b\r\ncontent-length: 2\r\n\r\nok" % (b"x" * 30_000)
 
 
-async def test_a_sound_connection_is_used_again() -> None:
-    async with RawServer(replying_with(OK, OK, OK)).open() as server:
+@pytest.mark.parametrize("reply", [OK, LONG_HEAD], ids=["short head", "long head"])
+async def test_a_sound_connection_is_used_again(reply: bytes) -> None:
+    async with RawServer(replying_with(reply, reply, reply)).open() as server:
         transport = BackendTransport()
         answers = [await ask(transport, server.url) for _ in range(3)]
         await transport.aclose()
