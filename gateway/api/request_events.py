@@ -93,8 +93,10 @@ class RequestEvents:
         now = self.now()
         event = state.event(wall=self._wall, now=now, region=self._region)
         if event is not None:
-            publish = state.publish or self._events.publish
-            publish(event)
+            if state.publish is None:
+                self._events.publish(event)
+            else:
+                state.publish(event, state.passing)
         self.count_request(state)
         usage = state.usage
         if not state.model:

@@ -148,8 +148,8 @@ class RequestState:
     """The caller's own id of the request."""
     has_own_event = False
     """Whether the request's usage event must not join a run of equal hits."""
-    publish: Callable[[RequestEvent], None] | None = None
-    """Takes the request's usage event. `None` means the worker's event log."""
+    publish: Callable[[RequestEvent, frozenset[int]], None] | None = None
+    """Takes the request's usage event and `passing`. `None` means the worker's event log."""
     phase_weight = 1
     """The number of requests that its phases are counted for. With 0, another request counts."""
     is_body_due = True

@@ -29,7 +29,7 @@ from gateway.app.rpc import dialects_of
 from gateway.app.worker import open_worker
 from gateway.auth.key_ring import KeyRing
 from gateway.batches.answering import BUSY, LineRunner, Reply
-from gateway.errors import EventLogUnavailable, GatewayError, NotFound, PermissionDenied
+from gateway.errors import EventLogUnavailable, NotFound, PermissionDenied
 from gateway.ledger.batch_types import FAILED, RequestBatch
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
@@ -86,7 +86,13 @@ class ProcessorRunner(LineRunner):
             error = NotFound(f"The gateway has no inference route `{batch.endpoint}` any more.")
             return _reply(problem_reply(error, RequestId(request_id)))
         state = self._processor.new_state(match, RequestId(request_id))
-        event = LineEvent(state, self._publish)
+        principal = state.principal = self._principals.find(KeyId(batch.key))
+        try:
+            if principal is not None:
+                self._rules.check(principal, batch.endpoint, b"")
+        except PermissionDenied as error:
+            return _reply(problem_reply(error, state.id, errors=state.route.errors))
+        event = LineEvent(self._publish)
         state.publish, state.has_own_event = event.publish, True
         self._processor.start_span(state, "")
         try:
@@ -94,9 +100,7 @@ class ProcessorRunner(LineRunner):
             state.options = _options(state.runtime, late=late, left=left)
             state.on_head_read()
             reply = await self._processor.answer(state, body)
-        except PermissionDenied as error:
-            reply = problem_reply(error, state.id, errors=state.route.errors)
-        except GatewayError as error:
+        except Exception as error:  # noqa: BLE001 - one line's fault must not end the other lines
             reply = self._processor.failed(state, error)
         finally:
             self._processor.large_answers.release(state)
@@ -107,12 +111,10 @@ class ProcessorRunner(LineRunner):
         return _reply(reply, passing, event.publish_withheld)
 
     def _read_head(self, state: RequestState, batch: RequestBatch, body: bytes) -> None:
-        """Find the caller, and check what the head of a request would be checked for."""
-        principal = state.principal = self._principals.find(KeyId(batch.key))
-        if principal is None:
+        """Check what the head of a request would be checked for."""
+        if state.principal is None:
             raise self._keys.refusal(batch.key.encode())
-        self._rules.check(principal, batch.endpoint, b"")
-        check_budget(principal)
+        check_budget(state.principal)
         bounded(body, limit=state.runtime.document.request.max_body_bytes)
         state.fields = (b"",) * len(state.route.headers)
 
@@ -146,17 +148,19 @@ class LineEvent:
     again.
     """
 
-    def __init__(self, state: RequestState, publish: Callable[[RequestEvent], None]) -> None:
-        self._state = state
+    def __init__(self, publish: Callable[[RequestEvent], None]) -> None:
         self._publish = publish
         self._withheld: RequestEvent | None = None
 
-    def publish(self, event: RequestEvent) -> None:
-        """Publish an event, unless its line will be tried again; see `EventPublisher`."""
+    def publish(self, event: RequestEvent, passing: frozenset[int]) -> None:
+        """Publish an event, unless its line will be tried again; see `EventPublisher`.
+
+        `passing` has the statuses of failed items that another try may answer.
+        """
         is_failed = event.status >= _ERROR
         id_ = RequestId(event.id + FAILED) if is_failed else event.id
         event = msgspec.structs.replace(event, id=id_, batch=1)
-        if self._state.passing and not is_failed:
+        if passing and not is_failed:
             self._withheld = event
         elif event.status not in BUSY:
             self._publish(event)

@@ -57,21 +57,25 @@ class _ProbeLoop:
         """Done once a probe that begins from now on has ended, or none will."""
         self.first = self.next
         self.task: asyncio.Task[None] | None = None
-        self._problem = ""
+        self._problem: str | None = None
+        """Why the last probe did not find the backend ready; empty if it did."""
 
     def log_change(self, found: ServingState | ProbeFailure) -> bool:
-        """Log a new reason not to use the backend, or that it is used again; return whether."""
+        """Log a new reason not to use the backend, or that it is used again.
+
+        Return whether this is the first probe, or its result has changed.
+        """
         if isinstance(found, ProbeFailure):
             problem = found.detail
         else:
             problem = "" if found.ready else ", ".join(found.missing) or "it does not say why"
         if problem == self._problem:
             return False
-        self._problem = problem
+        is_first, self._problem = self._problem is None, problem
         backend = {"backend": self.endpoint.backend, "region": self.endpoint.region}
         if problem:
             _log.warning("a backend did not pass its probe", extra={**backend, "reason": problem})
-        else:
+        elif not is_first:
             _log.info("a backend passes its probe again", extra=backend)
         return True
 
@@ -101,7 +105,8 @@ class Prober:
     ) -> None:
         """`bring_up` is awaited with each state, and returns the one to report.
 
-        `changed` is called when the reason why a backend is not used has changed.
+        `changed` is called after the first probe of a backend, and when the reason why the backend
+        is not used has changed.
         """
         self._fleet = fleet
         self._bring_up = bring_up

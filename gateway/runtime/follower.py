@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import math
 import random
 import secrets
 import socket
@@ -23,6 +24,8 @@ from gateway.settings import Settings
 from gateway.tasks import PeriodicTask
 
 _log = logging.getLogger(__name__)
+# Seconds between two reports that are sent before their turn.
+_REPORT_PAUSE = 0.2
 _NEVER = Versions(config=-1, epochs=-1, accounts=-1, drains=-1)
 
 
@@ -134,6 +137,8 @@ class RuntimeFollower:
             failure="the published configuration could not be followed; trying again",
         )
         self._listening: asyncio.Task[None] | None = None
+        self._waking: asyncio.TimerHandle | None = None
+        self._woken_at = -math.inf
 
     async def __aenter__(self) -> Self:
         try:
@@ -149,6 +154,8 @@ class RuntimeFollower:
 
     async def __aexit__(self, *exc_info: object) -> None:
         self._stopping.set()
+        if self._waking is not None:
+            self._waking.cancel()
         await self._polling.__aexit__(*exc_info)
         # The task is stopped without a cancellation, because redis-py sometimes swallows one.
         if self._listening is not None:
@@ -157,7 +164,17 @@ class RuntimeFollower:
             await self._control.leave(self._worker)
 
     def report_soon(self) -> None:
-        """Send the next heartbeat, which has the worker's report, without waiting for its turn."""
+        """Send the next heartbeat, which has the worker's report, without waiting for its turn.
+
+        Many calls at a time, as when many backends start, lead to few heartbeats.
+        """
+        if self._waking is None:
+            loop = asyncio.get_running_loop()
+            at = max(loop.time(), self._woken_at + _REPORT_PAUSE)
+            self._waking = loop.call_at(at, self._wake)
+
+    def _wake(self) -> None:
+        self._waking, self._woken_at = None, asyncio.get_running_loop().time()
         self._polling.wake()
 
     @property
