@@ -146,8 +146,6 @@ class RequestState:
     """Header lines for this caller: the permission for web pages, and the caller's own id."""
     client_id = ""
     """The caller's own id of the request."""
-    has_own_event = False
-    """Whether the request's usage event must not join a run of equal hits."""
     publish: Callable[[RequestEvent, frozenset[int]], None] | None = None
     """Takes the request's usage event and `passing`. `None` means the worker's event log."""
     phase_weight = 1
@@ -254,6 +252,11 @@ class RequestState:
         )
 
     @property
+    def has_own_event(self) -> bool:
+        """Whether the request's usage event must not join a run of equal hits."""
+        return self.client_id != "" or self.publish is not None
+
+    @property
     def holder(self) -> KeyId | None:
         """The key that holds bytes of the budget for the answer, if any."""
         return self.principal.key if self.principal is not None and self.held_bytes else None
@@ -264,7 +267,7 @@ class RequestState:
 
     def name(self, client_id: str) -> None:
         """Set the caller's own id of the request, which the answer repeats."""
-        self.client_id, self.has_own_event = client_id, True
+        self.client_id = client_id
         self.own_lines = echo_line(client_id)
 
     def fail(self, error: GatewayError, usage: Usage) -> None:

@@ -93,7 +93,7 @@ class ProcessorRunner(LineRunner):
         except PermissionDenied as error:
             return _reply(problem_reply(error, state.id, errors=state.route.errors))
         event = LineEvent(self._publish)
-        state.publish, state.has_own_event = event.publish, True
+        state.publish = event.publish
         self._processor.start_span(state, "")
         try:
             self._read_head(state, batch, body)

@@ -286,13 +286,19 @@ class LeaseReservation:
         """
         lease, amount = self._lease, self._amount
         self._amount = 0
-        if lease.lapses != self._lapses or not amount:
+        if not amount:
             return
-        lease.reserved -= amount
-        if lease.usable_until > self._now():
+        has_lapsed = lease.lapses != self._lapses
+        if not has_lapsed:
+            lease.reserved -= amount
+        if has_lapsed or lease.usable_until <= self._now():
+            # The reserved units count as spent in Redis. Units beyond them do not.
+            lease.overdrawn += max(0, spent - amount)
+        else:
             # If more units were spent than reserved, the difference is taken from the lease. What
             # the lease lacks is deducted from the next grant.
             left = lease.available + amount - spent
             lease.available = max(0, left)
             lease.overdrawn += max(0, -left)
-        self._on_settled(lease)
+        if not has_lapsed:
+            self._on_settled(lease)

@@ -142,7 +142,6 @@ class FastPath:
             state.coding = head.coding
         if head.own_lines:
             state.own_lines, state.client_id = head.own_lines, head.client_id
-            state.has_own_event = head.client_id != ""
         if head.fields:
             state.fields = head.fields
         if context or self._is_traced:

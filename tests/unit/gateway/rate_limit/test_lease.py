@@ -84,9 +84,9 @@ def test_reserved_units_that_expired_are_not_settled() -> None:
     lease.keep_reserved(100.0)
     lease.add_grant(3, sent_at=100.0, now=100.0)
 
-    reservation.settle(0)
+    reservation.settle(7)
 
-    assert (lease.available, lease.reserved) == (3, 0)
+    assert (lease.available, lease.reserved, lease.overdrawn) == (3, 0, 2)
 
 
 def test_a_lease_ends_by_the_time_of_its_request() -> None:
