@@ -79,7 +79,6 @@ NEEDS_latency := .venv-peers/litellm/.installed
 NEEDS_openapi := $(TYPESCRIPT)/node_modules/.package-lock.json
 NEEDS_clients := $(CLIENTS:%=.venv-clients/%/.installed)
 NEEDS_triton := .venv-peers/triton/.installed
-MODULE_doors := pytest tests/unit/gateway/api/test_both_entry_points.py --entry-point-requests 100000
 MODULE_cache := pytest tests/integration/test_redis_cache_tier.py -k cancelled --cache-lookups 200000
 MODULE_clients := tests.clients
 MODULE_wheel := tools.check_wheel
@@ -94,8 +93,8 @@ bench: install-dev $(NEEDS_$(NAME)) ## Run the benchmark NAME=hit ...; without a
 	-@$(if $(and $(filter peers,$(NAME)),$(ASKED_PEERS)),$(MAKE) --no-print-directory --keep-going $(ASKED_PEERS:%=.venv-peers/%/.installed))
 	$(RUN_NAME)
 
-fuzz: install-dev ## Run the fuzzer NAME=http, dialects, amplification, api, doors or cache (10 minutes each)
-	$(if $(filter doors cache,$(NAME)),$(RUN_NAME),$(BIN)/python -m loadtests $(if $(NAME),fuzz-$(NAME),--help) $(ARGS))
+fuzz: install-dev ## Run the fuzzer NAME=http, dialects, amplification, api or cache (10 minutes each)
+	$(if $(filter cache,$(NAME)),$(RUN_NAME),$(BIN)/python -m loadtests $(if $(NAME),fuzz-$(NAME),--help) $(ARGS))
 
 check: install-dev $(NEEDS_$(NAME)) ## Run the check NAME=clients, compare, dashboards, openapi, redis, scaling, triton or wheel
 	$(if $(filter openapi,$(NAME)),$(BIN)/python -m loadtests fuzz-api)

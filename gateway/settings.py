@@ -26,7 +26,6 @@ _OTHERS = (
     *("admin_certificate", "admin_url", "demo_key", "key", "url"),
     *("database_password", "grafana_password", "redis_password"),
 )
-_FAST_LANE = f"{PREFIX}FAST_LANE"
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 
@@ -178,9 +177,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     backend_memory_limit_bytes: _Bound | None = None
     """The supervisor of `sluicegate up` replaces a backend whose resident memory exceeds this size.
     By default, the backends share four fifths of the memory of the machine or container."""
-    fast_lane: bool = True
-    """Deprecated. The next version ignores it. It says whether a worker uses the fast path, which
-    answers requests that need not wait, such as cache hits in memory."""
     max_loop_delay: _Duration = 0.5
     """The longest event-loop iteration of an overloaded worker, in seconds. 0 means no limit. The
     worker also keeps iterations below a twentieth of the time that callers allow for a request.
@@ -337,13 +333,11 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
 
 
 def variable_warnings(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a warning for each `SLUICEGATE_` variable that is deprecated or is not a setting.
+    """Yield a warning for each `SLUICEGATE_` variable that is not a setting.
 
     Variables that begin with `SLUICEGATE_BACKEND_` are skipped, because backends check them.
     """
     known = [PREFIX + name.upper() for name in (*Settings.__struct_fields__, *_OTHERS)]
-    if environ.get(_FAST_LANE, "true").lower() not in ("1", "true"):
-        yield f"`{_FAST_LANE}` is deprecated; the next version ignores it"
     for variable in sorted(environ):
         if variable in known or variable.startswith(f"{PREFIX}BACKEND_"):
             continue

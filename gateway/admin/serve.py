@@ -22,7 +22,7 @@ from gateway.admin.operator_access import OperatorAccess, access_to, publish_acc
 from gateway.admin.operator_directory import OperatorAuthenticator, OperatorDirectory
 from gateway.admin.operator_keys import OperatorKeys
 from gateway.admin.publishing import Publisher
-from gateway.api.inference_router import HeadAsGet
+from gateway.api.head_requests import HeadAsGet
 from gateway.errors import ConfigurationError
 from gateway.http.draining import Draining
 from gateway.http.edge import operators_edge

@@ -1,98 +1,42 @@
-"""Inflates the bodies of requests that come compressed, before the application sees them.
+"""Inflates the bodies of requests that come compressed.
 
-The fast path hands such requests to the application. Hardly more is ever inflated than a body may
-have.
+Hardly more is ever inflated than a body may have.
 """
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
-from litestar.enums import ScopeType
-from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
-
-from gateway.api.body_timeouts import BodyTimeouts
-from gateway.api.buffered_body import BufferedBody, hold_body
 from gateway.api.content_coding import inflate
-from gateway.api.error_format import ErrorFormat
-from gateway.api.http import ClientDisconnected, respond, too_large
-from gateway.api.problem_replies import problem_reply
-from gateway.auth.bearer import find_bearer_token
-from gateway.auth.key_ring import KeyRing
-from gateway.errors import GatewayError
-from gateway.http.byte_budget import ByteBudget
-from gateway.runtime.store import RuntimeStore
-from gateway.types import RequestId
+from gateway.api.http import too_large
+from gateway.api.incoming_request import IncomingBody, IncomingRequest
+from gateway.runtime.runtime import Runtime
 
 _NAME: Final = b"content-encoding"
 _REPLACED: Final = frozenset({_NAME, b"content-length", b"transfer-encoding", b"expect"})
 
 
-class CompressedRequests:
-    """Passes requests to `app`, their bodies inflated."""
+async def inflate_body(request: IncomingRequest, body: IncomingBody, runtime: Runtime) -> None:
+    """Inflate the body if it is compressed; the headers of the request then say what it is now.
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        keys: KeyRing,
-        runtimes: RuntimeStore,
-        body_budget: ByteBudget,
-        errors_of: Callable[[str], ErrorFormat],
-        new_id: Callable[[], RequestId],
-    ) -> None:
-        self._app = app
-        self._keys = keys
-        self._runtimes = runtimes
-        self._body_budget = body_budget
-        self._errors_of = errors_of
-        self._new_id = new_id
-        self._body_timeouts = BodyTimeouts()
+    Nothing is inflated for strangers: who answers the request refuses them.
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] != ScopeType.HTTP:
-            await self._app(scope, receive, send)
-            return
-        coding = _coding(scope)
-        principal = self._keys.find(find_bearer_token(scope["headers"])) if coding else None
-        # Nothing is inflated for strangers; the application refuses them.
-        if principal is None:
-            await self._app(scope, receive, send)
-            return
-        runtime = self._runtimes.current
-        body = BufferedBody(receive, runtime, hold_body(self._body_budget, runtime, principal.key))
-        try:
-            await self._answer(scope, body, coding.decode("latin-1").lower(), send)
-        except ClientDisconnected:
-            return
-        finally:
-            body.held.release()
-
-    async def _answer(self, scope: HTTPScope, body: BufferedBody, coding: str, send: Send) -> None:
-        limit = self._runtimes.current.document.request.max_body_bytes
-        try:
-            await self._body_timeouts.read(body.read(scope), deadline=body.deadline(scope))
-            if not body.is_whole:
-                raise too_large(limit)
-            body.replace(await asyncio.to_thread(inflate, body.content, coding, limit=limit))
-        except GatewayError as error:
-            reply = problem_reply(error, self._new_id(), errors=self._errors_of(scope["path"]))
-            await respond(send, reply)
-            return
-        await self._app(_inflated(scope, len(body.content)), body.receive, send)
+    Raises:
+        GatewayError: the body is damaged, too long, too late, or in an unknown coding.
+        ClientDisconnected: the caller is gone.
+    """
+    coding = _coding(request) if _NAME in request.fields else b""
+    if not coding or request.principal is None:
+        return
+    limit = runtime.document.request.max_body_bytes
+    await body.read_ahead(request, runtime)
+    if not body.is_whole:
+        raise too_large(limit)
+    name = coding.decode("latin-1").lower()
+    body.replace(await asyncio.to_thread(inflate, body.content, name, limit=limit))
+    kept = [header for header in request.headers if header[0] not in _REPLACED]
+    request.set_headers([*kept, (b"content-length", b"%d" % len(body.content))])
 
 
-def _coding(scope: HTTPScope) -> bytes:
-    values = [value for name, value in scope["headers"] if name == _NAME]
-    coding = b", ".join(values).strip()
+def _coding(request: IncomingRequest) -> bytes:
+    coding = b", ".join([value for name, value in request.headers if name == _NAME]).strip()
     return b"" if coding.lower() == b"identity" else coding
-
-
-def _inflated(scope: HTTPScope, size: int) -> HTTPScope:
-    """Return a scope that says of the body what the application receives."""
-    copied = scope.copy()
-    kept = [header for header in scope["headers"] if header[0] not in _REPLACED]
-    copied["headers"] = [*kept, (b"content-length", b"%d" % size)]
-    copied["extensions"] = {}
-    return copied

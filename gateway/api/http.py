@@ -15,8 +15,6 @@ NOT_REPLAYED: Final = "sluicegate_not_replayed"
 """Set in the state of a request's scope, its answer is stored nowhere: it holds a secret."""
 _NO_CONTENT: Final = 204
 _PIECE_BYTES: Final = 256 * 1024
-REQUEST_ID_FIELD: Final = b":request-id"
-"""The header field by which middleware tells a request its id; no client can send a colon there."""
 
 
 class ClientDisconnected(Exception):
@@ -88,6 +86,10 @@ class HttpReply(msgspec.Struct, frozen=True, gc=False):
     status: int
     lines: bytes
     body: bytes
+
+    def with_lines(self, lines: bytes) -> "HttpReply":
+        """Return the response with further header lines."""
+        return HttpReply(self.status, self.lines + lines, self.body) if lines else self
 
 
 def buffered_http(scope: HTTPScope) -> BufferedHttpExtension | None:

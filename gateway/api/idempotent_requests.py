@@ -1,54 +1,29 @@
 """Answers requests with an `Idempotency-Key` once, and their retries with the same answer.
 
-This ASGI middleware stands before the application, so it applies to every route and dialect. The
-fast path hands requests with the header to the application. Without the header nothing is done.
+This is a step before the work, so it applies to every route and dialect. Without the header nothing
+is done.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
-from litestar.enums import ScopeType
-from litestar.types import (
-    ASGIApp,
-    HTTPScope,
-    Message,
-    Receive,
-    Scope,
-    Send,
-)
 
 from gateway.api.answers import PRIVATE
-from gateway.api.body_timeouts import BodyTimeouts
-from gateway.api.buffered_body import BufferedBody, hold_body
 from gateway.api.content_coding import accepted_coding, inflate
 from gateway.api.error_format import ErrorFormat
-from gateway.api.http import (
-    NOT_REPLAYED,
-    REQUEST_ID_FIELD,
-    ClientDisconnected,
-    Headers,
-    HttpReply,
-    respond,
-)
+from gateway.api.http import ClientDisconnected, Headers, HttpReply
+from gateway.api.incoming_request import IncomingBody, IncomingRequest
 from gateway.api.problem_replies import problem_reply
-from gateway.auth.bearer import find_bearer_token
-from gateway.auth.key_ring import KeyRing
-from gateway.errors import (
-    IdempotencyKeyInUse,
-    IdempotencyKeyReused,
-    PayloadTooLarge,
-)
-from gateway.http.byte_budget import ByteBudget
-from gateway.http.client_id import echo_line, parse_client_id
+from gateway.errors import IdempotencyKeyInUse, IdempotencyKeyReused, PayloadTooLarge
 from gateway.idempotency.keys import HEADER, fingerprint, id_of, name_of, read_key
 from gateway.idempotency.store import Claim, ClaimOutcome, IdempotencyStore, StoredKey
 from gateway.rate_limit.base import Decision, RateLimiter
 from gateway.rate_limit.charges import charges_for
 from gateway.rate_limit.headers import rate_limit_lines
 from gateway.rate_limit.refusals import beyond_limit
-from gateway.runtime.store import RuntimeStore
+from gateway.runtime.runtime import Runtime
 from gateway.types import Principal, RequestId
 
 _KEPT: Final = frozenset(
@@ -61,8 +36,9 @@ _KEPT: Final = frozenset(
         b"etag",
     }
 )
-_LARGEST_ANSWER: Final = 64 * 1024
-_LARGEST_INFLATED: Final = 128 * _LARGEST_ANSWER
+LARGEST_ANSWER: Final = 64 * 1024
+"""Bytes of a body up to which an answer is stored."""
+_LARGEST_INFLATED: Final = 128 * LARGEST_ANSWER
 _FIRST_FAULT: Final = 500
 # What another try may mend, by waiting or by what an operator does, beside the faults.
 _PASSING: Final = frozenset({401, 402, 403, 404, 408, 409, 425, 429})
@@ -81,101 +57,94 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(StoredAnswer).decode
 
 
-class IdempotentRequests:
-    """Passes requests to `app`, and a request with a key only once.
+class ClaimedKey:
+    """The key of a request that runs now. `end` has to follow in any case."""
 
-    `new_id` returns ids for the requests that this middleware answers itself. `has_route` says
-    whether a method and path have a route. Without a route, a request gets 405 or 404, with or
-    without a key.
+    def __init__(self, key: StoredKey) -> None:
+        self._key = key
+
+    async def store(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
+        """Have retries get this answer, unless another try may end differently.
+
+        Names of `headers` are in lower case.
+        """
+        stored = b""
+        if status < _FIRST_FAULT and status not in _PASSING and len(body) <= LARGEST_ANSWER:
+            answer = StoredAnswer(status, [each for each in headers if each[0] in _KEPT], body)
+            try:
+                await _inflated(answer)
+                stored = _encode(answer)
+            except PayloadTooLarge:
+                pass  # a retry that cannot read it compressed could not be answered
+        await self._key.finish(stored)
+
+    async def end(self) -> None:
+        """Have the next retry run again, unless an answer is stored."""
+        await self._key.finish()
+
+
+class IdempotentRequests:
+    """Claims the keys of requests, so that a request with a key runs only once.
+
+    `new_id` returns ids for the requests that this step answers itself. `has_route` says whether a
+    method and path have a route. Without a route, a request gets 405 or 404, with or without a key.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
         *,
         store: IdempotencyStore,
-        keys: KeyRing,
         limiter: RateLimiter,
-        runtimes: RuntimeStore,
         errors_of: Callable[[str], ErrorFormat],
-        body_budget: ByteBudget,
         new_id: Callable[[], RequestId],
         has_route: Callable[[str, str], bool],
     ) -> None:
-        self._app = app
         self._has_route = has_route
         self._store = store
-        self._keys = keys
         self._limiter = limiter
-        self._runtimes = runtimes
         self._errors_of = errors_of
-        self._body_budget = body_budget
         self._new_id = new_id
-        self._body_timeouts = BodyTimeouts()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] != ScopeType.HTTP or not self._is_keyed(scope):
-            await self._app(scope, receive, send)
-            return
-        principal = self._keys.find(find_bearer_token(scope["headers"]))
-        if principal is None:
-            await self._app(scope, receive, send)  # which refuses it
-            return
-        runtime = self._runtimes.current
-        body = BufferedBody(receive, runtime, hold_body(self._body_budget, runtime, principal.key))
-        try:
-            await self._answer(principal, scope, body, send)
-        except ClientDisconnected:
-            return
-        finally:
-            body.held.release()
+    async def claim(
+        self, request: IncomingRequest, body: IncomingBody, runtime: Runtime
+    ) -> ClaimedKey | HttpReply | None:
+        """Return the claimed key of a request that is to run now, or the answer to a retry.
 
-    def _is_keyed(self, scope: HTTPScope) -> bool:
-        if scope["method"] == "GET" or HEADER not in [name for name, _ in scope["headers"]]:
-            return False
-        return self._has_route(scope["method"], scope["path"])
+        Return `None` without a key. Strangers have none: who answers the request refuses them.
 
-    async def _answer(
-        self, principal: Principal, scope: HTTPScope, body: BufferedBody, send: Send
-    ) -> None:
+        Raises:
+            ClientDisconnected: the caller is gone.
+        """
+        principal = request.principal
+        if HEADER not in request.fields or principal is None or not self._is_keyed(request):
+            return None
         limit_lines = b""
         try:
-            key = read_key(scope["headers"])
-            await self._body_timeouts.read(body.read(scope), deadline=body.deadline(scope))
-            print_ = _fingerprint(principal, scope, body)
+            key = read_key(request.headers)
+            await body.read_ahead(request, runtime)
+            print_ = _fingerprint(principal, request, body, runtime)
             stored = self._store.key(principal.tenant, name_of(key))
             claim = await stored.claim(print_)
             if claim.outcome is not ClaimOutcome.OWNED:
-                decision = await self._charge(principal)
+                decision = await self._charge(principal, runtime)
                 limit_lines = rate_limit_lines(decision)
-                answer = _stored_answer(claim, decision)
-                reply = _replay(await _readable(answer, scope), _name_lines(scope) + limit_lines)
-                await respond(send, reply)
-                return
+                answer = await _readable(_stored_answer(claim, decision), request)
+                return _replay(answer, request.id_line + limit_lines)
         except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the connection
-            await respond(send, self._problem(error, scope, limit_lines))
-            return
-        id_ = id_of(principal, key, print_, claim.first)
-        await self._run(_scope_of(scope, id_), body, send, stored)
+            lines = request.id_line + limit_lines
+            errors = self._errors_of(request.path)
+            return problem_reply(error, self._new_id(), lines, errors=errors)
+        request.recorded_id = id_of(principal, key, print_, claim.first)
+        return ClaimedKey(stored)
 
-    def _problem(self, error: Exception, scope: HTTPScope, limit_lines: bytes) -> HttpReply:
-        errors, lines = self._errors_of(scope["path"]), _name_lines(scope) + limit_lines
-        return problem_reply(error, self._new_id(), lines, errors=errors)
+    def _is_keyed(self, request: IncomingRequest) -> bool:
+        return request.method != "GET" and self._has_route(request.method, request.path)
 
-    async def _run(self, scope: HTTPScope, body: BufferedBody, send: Send, key: StoredKey) -> None:
-        recorder = _Recorder(send, scope, key)
-        try:
-            await self._app(scope, body.receive, recorder.send)
-        finally:
-            # Without a whole answer the next retry runs again.
-            await key.finish()
-
-    async def _charge(self, principal: Principal) -> Decision:
+    async def _charge(self, principal: Principal, runtime: Runtime) -> Decision:
         """Charge a request that is not run."""
-        limits = self._runtimes.current.document.limits
+        limits = runtime.document.limits
         charges = charges_for(
             principal,
             requests=1,
@@ -186,65 +155,14 @@ class IdempotentRequests:
         return self._limiter.try_admit(charges) or await self._limiter.admit(charges)
 
 
-class _Recorder:
-    """Sends an answer on, once what of it is to be replayed is stored."""
-
-    def __init__(self, send: Send, scope: HTTPScope, key: StoredKey) -> None:
-        self._send = send
-        self._scope = scope
-        self._key = key
-        self._held: list[Message] = []
-        self._size = 0
-
-    async def send(self, message: Message) -> None:
-        self._held.append(message)
-        if message["type"] == "http.response.body":
-            self._size += len(message["body"])
-            if not message.get("more_body"):
-                await self._key.finish(await self._stored())
-            elif self._size <= _LARGEST_ANSWER:
-                return
-        elif message["type"] == "http.response.start":
-            return
-        held, self._held = self._held, []
-        for each in held:
-            await self._send(each)
-
-    async def _stored(self) -> bytes:
-        """Return the answer to replay, or nothing if the next retry should run again."""
-        start, *rest = self._held
-        is_whole = start["type"] == "http.response.start" and self._size <= _LARGEST_ANSWER
-        if start["type"] != "http.response.start" or not is_whole:
-            return b""
-        status = start["status"]
-        is_secret = self._scope["state"].get(NOT_REPLAYED)
-        if status >= _FIRST_FAULT or status in _PASSING or is_secret:
-            return b""
-        headers = [(name, value) for name, value in start["headers"] if name in _KEPT]
-        body = b"".join([m["body"] for m in rest if m["type"] == "http.response.body"])
-        answer = StoredAnswer(status, headers, body)
-        try:
-            await _inflated(answer)
-        except PayloadTooLarge:
-            return b""  # a retry that cannot read it compressed could not be answered
-        return _encode(answer)
-
-
-def _fingerprint(principal: Principal, scope: HTTPScope, body: BufferedBody) -> bytes:
-    headers = dict(scope["headers"])
-    content = body.compared or headers.get(b"content-length", b"")
-    target = scope["raw_path"] + b"?" + scope["query_string"]
-    content_type = headers.get(b"content-type", b"")
-    return fingerprint(principal, scope["method"], target, content_type, content)
-
-
-def _scope_of(scope: HTTPScope, id_: RequestId) -> HTTPScope:
-    """Return the scope of a request that is recorded under `id_`, and sends by messages alone."""
-    copied = scope.copy()
-    copied["headers"] = [*scope["headers"], (REQUEST_ID_FIELD, id_.encode())]
-    copied["extensions"] = {}
-    copied.setdefault("state", {})
-    return copied
+def _fingerprint(
+    principal: Principal, request: IncomingRequest, body: IncomingBody, runtime: Runtime
+) -> bytes:
+    # Of a longer body of no declared length its beginning tells the request from others.
+    content = body.content[: runtime.document.request.max_body_bytes]
+    content = content or request.fields.get(b"content-length", b"")
+    content_type = request.fields.get(b"content-type", b"")
+    return fingerprint(principal, request.method, request.target, content_type, content)
 
 
 def _stored_answer(claim: Claim, decision: Decision) -> StoredAnswer:
@@ -267,9 +185,9 @@ def _stored_answer(claim: Claim, decision: Decision) -> StoredAnswer:
     return _decode(claim.answer)
 
 
-async def _readable(answer: StoredAnswer, scope: HTTPScope) -> StoredAnswer:
+async def _readable(answer: StoredAnswer, request: IncomingRequest) -> StoredAnswer:
     """Return an answer that its first caller got compressed as this one can read it."""
-    accepted = accepted_coding(dict(scope["headers"]).get(b"accept-encoding", b""))
+    accepted = accepted_coding(request.fields.get(b"accept-encoding", b""))
     coding = dict(answer.headers).get(b"content-encoding", b"").decode()
     return answer if accepted == coding else await _inflated(answer)
 
@@ -288,12 +206,7 @@ async def _inflated(answer: StoredAnswer) -> StoredAnswer:
     return StoredAnswer(answer.status, list(headers.items()), body)
 
 
-def _name_lines(scope: HTTPScope) -> bytes:
-    """Return the header line that repeats the caller's own id of the request, if there is one."""
-    return echo_line(parse_client_id(dict(scope["headers"])))
-
-
-def _replay(answer: StoredAnswer, limit_lines: bytes) -> HttpReply:
+def _replay(answer: StoredAnswer, own_lines: bytes) -> HttpReply:
     stored = b"".join([b"%b: %b\r\n" % header for header in answer.headers])
-    lines = b"%bidempotency-replayed: true%b%b" % (stored, PRIVATE, limit_lines)
+    lines = b"%bidempotency-replayed: true%b%b" % (stored, PRIVATE, own_lines)
     return HttpReply(answer.status, lines, answer.body)

@@ -26,7 +26,8 @@ from wire.protocol import Task
 
 JSON = b"content-type: application/json\r\n"
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
-# Of a path as it is sent: what is encoded, or has a query, is routed by the application.
+_SLASHES = re.compile("//+")
+# Of a path as it is sent: what is encoded, or has a query, must be decoded first.
 _PLAIN_PATH = re.compile(r"[\w.~/:@+-]+", re.ASCII)
 
 
@@ -163,6 +164,10 @@ class InferenceRoutes:
         """Return the route of a decoded path, `None` where it is none of them."""
         found = self._exact.get(path)
         if found is None:
+            # As Litestar reads paths.
+            path = "/" + _SLASHES.sub("/", path.strip("/"))
+            found = self._exact.get(path)
+        if found is None:
             for pattern, route in self._patterns:
                 if (match := pattern.fullmatch(path)) is not None:
                     return RouteMatch(route, match.groups())
@@ -175,10 +180,7 @@ class InferenceRoutes:
 
 
 def path_pattern(path: str) -> str:
-    """Return the regular expression of a path with parameters, which may end with a slash.
-
-    So may paths without any, which Litestar then routes.
-    """
+    """Return the regular expression of a path with parameters, which may end with a slash."""
     parts: list[str] = []
     end = 0
     for match in _PARAMETER.finditer(path):

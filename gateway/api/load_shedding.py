@@ -8,18 +8,15 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import Final, NamedTuple
 
-from litestar.enums import ScopeType
-from litestar.types import ASGIApp, HTTPScope, Receive, Scope, Send
-
 from gateway.api.error_format import ErrorFormat
-from gateway.api.http import HttpReply, buffered_http, headers_by_name, respond
-from gateway.api.inference_route import InferenceRoute, InferenceRoutes
+from gateway.api.http import HttpReply
+from gateway.api.incoming_request import IncomingRequest
+from gateway.api.inference_route import InferenceRoute
 from gateway.api.problem_replies import problem_reply
 from gateway.api.request_headers import RequestOptions, parse_request_options
+from gateway.config.document import DeadlineConfig
 from gateway.errors import InvalidRequest, Overloaded
-from gateway.http.client_id import echo_line, parse_client_id
 from gateway.http.loop_iterations import LoopIterations
-from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.types import RequestId
 
@@ -70,6 +67,18 @@ class LoadShedder:
         lines = id_.join(refusal.lines) + own_lines
         return HttpReply(refusal.status, lines, id_.join(refusal.body))
 
+    def admit(
+        self, request: IncomingRequest, route: InferenceRoute, deadline: DeadlineConfig
+    ) -> HttpReply | None:
+        """Count a request. Return the answer if it is refused, `None` if it is admitted."""
+        if request.method != "POST" or not self.add_request():
+            return None
+        try:
+            options = parse_request_options(request.fields, deadline)
+        except InvalidRequest:
+            return None  # who answers the request says what is wrong
+        return self.refuse(route, options, request.id_line)
+
     def _refusal(self, errors: ErrorFormat) -> _Refusal:
         wait = next(self._waits)
         found = self._refusals.get((errors, wait))
@@ -86,44 +95,3 @@ def _refusal(errors: ErrorFormat, wait: float) -> _Refusal:
     reply = problem_reply(error, _PLACEHOLDER, errors=errors)
     mark = _PLACEHOLDER.encode()
     return _Refusal(reply.status, reply.lines.split(mark), reply.body.split(mark))
-
-
-class SheddingRequests:
-    """Passes requests to `app`, but for those to inference routes that `shedder` refuses."""
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        shedder: LoadShedder,
-        routes: InferenceRoutes,
-        runtimes: RuntimeStore,
-    ) -> None:
-        self._app = app
-        self._shedder = shedder
-        self._find = routes.find
-        self._runtimes = runtimes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        reply = self._refuse(scope) if scope["type"] == ScopeType.HTTP else None
-        if reply is None or scope["type"] != ScopeType.HTTP:
-            await self._app(scope, receive, send)
-            return
-        server = buffered_http(scope)
-        if server is None:
-            await respond(send, reply)
-        else:
-            await server.send(reply.status, reply.lines, reply.body)
-
-    def _refuse(self, scope: HTTPScope) -> HttpReply | None:
-        match = self._find(scope["path"]) if scope["method"] == "POST" else None
-        if match is None or not self._shedder.add_request():
-            return None
-        headers = headers_by_name(list(scope["headers"]))
-        try:
-            options = parse_request_options(headers, self._runtimes.current.document.deadline)
-        except InvalidRequest:
-            return None  # the application says what is wrong
-        own_lines = echo_line(parse_client_id(headers))
-        return self._shedder.refuse(match.route, options, own_lines)

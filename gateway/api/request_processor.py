@@ -1,7 +1,7 @@
 """Decides, charges, counts and publishes requests to the inference routes, for all entry points.
 
-An entry point reads and sends bytes. In between, the handler of the application and batch jobs call
-`answer`. The fast path calls `reply_now` with the body. If the answer has to wait, `lookup_nowait`
+An entry point reads and sends bytes. In between, the core and batch jobs call `answer`. The fast
+path calls `reply_now` with the body. If the answer has to wait, `lookup_nowait`
 reads the cache without a task, `compute_nowait` and `reply` go on from there, and `reply_later` is
 for all other cases.
 Memory hits that repeat an earlier one are answered by `gateway.api.memory_hits`.
@@ -9,7 +9,7 @@ Memory hits that repeat an earlier one are answered by `gateway.api.memory_hits`
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from gateway.api.answer_summary import sum_up
@@ -17,7 +17,8 @@ from gateway.api.answers import PRIVATE, all_hits, failed_usage, timing_line
 from gateway.api.body_reader import BodyReader
 from gateway.api.content_coding import SMALLEST, VARY, accepted_coding
 from gateway.api.error_handling import request_error
-from gateway.api.http import REQUEST_ID_FIELD, HttpReply, check_length
+from gateway.api.http import HttpReply, check_length
+from gateway.api.incoming_request import IncomingRequest
 from gateway.api.inference_route import RouteMatch
 from gateway.api.key_rights import check_budget, check_model
 from gateway.api.large_answers import LargeAnswers, estimated_bytes
@@ -26,12 +27,10 @@ from gateway.api.request_events import RequestEvents
 from gateway.api.request_headers import parse_request_options
 from gateway.api.request_spans import end_request_span, from_memory, recorded_lookup
 from gateway.api.request_state import ParsedBody, RequestState
-from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import CacheHit
 from gateway.errors import DeadlineExceeded, GatewayError, MethodNotAllowed
 from gateway.http.byte_budget import LARGE, ByteBudget
-from gateway.http.client_id import parse_client_id
 from gateway.http.problem_details import problem_lines
 from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
 from gateway.http.write_coalescing import CLOSE
@@ -114,26 +113,25 @@ class RequestProcessor:
         """Decide whether the request, which came with a trace context, is recorded."""
         state.span = self.tracer.request(state.route.span_name, context, state.route.attributes)
 
-    def read_head(self, state: RequestState, method: str, headers: Mapping[bytes, bytes]) -> None:
-        """Find out who asks and for what, by the request's headers (names in lower case).
+    def read_head(self, state: RequestState, request: IncomingRequest) -> None:
+        """Find out who asks and for what, by the head of the request.
 
         Raises:
             GatewayError: the request ends here; see `failed`.
         """
-        document = state.runtime.document
+        document, headers = state.runtime.document, request.fields
         state.expects = bool(headers.get(b"expect"))
         state.wants_timing = bool(headers.get(b"x-server-timing"))
-        if method != "POST":
+        if request.method != "POST":
             raise MethodNotAllowed("Use POST for this route.")
-        key = bearer_token(headers.get(b"authorization", b""))
-        state.principal = self._keys.find(key)
+        state.principal = request.principal
         if state.principal is None:
-            raise self._keys.refusal(key)
+            raise self._keys.refusal(request.key)
         check_budget(state.principal)
-        if client_id := parse_client_id(headers):
-            state.name(client_id)
-        if REQUEST_ID_FIELD in headers:
-            state.record_under(RequestId(headers[REQUEST_ID_FIELD].decode()))
+        if request.client_id:
+            state.name(request.client_id)
+        if request.recorded_id is not None:
+            state.record_under(request.recorded_id)
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
         state.options = parse_request_options(headers, document.deadline)
         state.coding = accepted_coding(headers.get(b"accept-encoding", b""))

@@ -13,7 +13,6 @@ from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
 from gateway.errors import GatewayError, InternalError, InvalidItem
 from gateway.events.hit_run import HitRun
-from gateway.http.byte_budget import HeldBytes
 from gateway.http.client_id import echo_line
 from gateway.inference.outcomes import PASSING_REFUSALS
 from gateway.inference.prepared_request import PreparedRequest, RequestPlan
@@ -153,8 +152,6 @@ class RequestState:
     is_body_due = True
     unread = b""
     """A body that is not read before its turn."""
-    held_body: HeldBytes | None = None
-    """The part of the memory budget that a large body holds."""
     span = NO_SPAN
     """The span of the whole request."""
     parsed: ParsedBody | None = None
@@ -212,11 +209,6 @@ class RequestState:
         self.started = self.admitted = self.deadline = started
         self.began = self.phase_began = began
         """The start of the request and of its present phase, on a finer clock than the loop's."""
-
-    def release_body(self) -> None:
-        """Release the part of the memory budget that the body holds."""
-        if self.held_body is not None:
-            self.held_body.release()
 
     def on_head_read(self) -> None:
         """Set the deadline, and stop expecting `100 Continue`."""

@@ -8,30 +8,27 @@ from typing import Any
 
 from litestar import Litestar, Request, Response
 from litestar.di import Provide
-from litestar.enums import ScopeType
 from litestar.exceptions import HTTPException
-from litestar.handlers import ASGIRouteHandler
 from litestar.routes import HTTPRoute
-from litestar.types import HTTPScope, Receive, Scope, Send
+from litestar.types import HTTPScope
 
 from gateway.api.application import Application
 from gateway.api.code_samples import CUSTOMERS
 from gateway.api.dialect import Dialect, error_format
 from gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
-from gateway.api.error_handling import NO_ROUTE, problem_response
+from gateway.api.error_handling import problem_response
 from gateway.api.health import HealthController, ReadinessSource
 from gateway.api.home import home_page
-from gateway.api.inference_handler import InferenceHandler
 from gateway.api.inference_operations import INFERENCE_OPERATIONS
-from gateway.api.inference_route import InferenceRoute, InferenceRoutes, RouteMatch
+from gateway.api.inference_route import InferenceRoutes
 from gateway.api.key_rotation import KeyRotation, KeyRotationController
 from gateway.api.metadata import MetadataController, ModelCatalog, UsageSource
-from gateway.api.native_routes import INFER, NATIVE_ROUTES
+from gateway.api.native_routes import NATIVE_ROUTES
 from gateway.api.openapi import build_document, described_by_litestar
 from gateway.api.past_requests import PastRequestController, RequestSource
 from gateway.api.request_lines import RequestLines
 from gateway.batches.batch_access import BatchParts
-from gateway.errors import InternalError, NotFound
+from gateway.errors import InternalError
 from gateway.middleware.admission import (
     PRINCIPAL,
     REQUEST_ID,
@@ -47,7 +44,6 @@ CONTROLLERS = (
     PastRequestController,
     HealthController,
 )
-_RAW = {"raw": True}
 _ABOUT = (
     "Labels, choices, rankings, entities and vectors from small transformers.\n\n"
     "Send your key as `Authorization: Bearer KEY`. Every error has a stable `code`; its `detail`"
@@ -63,7 +59,6 @@ _TAGS = {
 def build_api(
     *,
     version: str,
-    handler: InferenceHandler,
     admission: AdmissionMiddleware,
     new_id: Callable[[], RequestId],
     models: ModelCatalog,
@@ -76,7 +71,7 @@ def build_api(
     request_lines: RequestLines,
     dialects: Sequence[Dialect] = (),
 ) -> Litestar:
-    """Return the application; objects are made and owned by the caller."""
+    """Return what answers all but inference requests; the caller makes and owns the objects."""
 
     def problem_of(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
         state = request.scope["state"]
@@ -97,15 +92,12 @@ def build_api(
         "health": health,
         "files": batches.files,
         "batches": batches.batches,
-        "endpoints": _all_inference_routes(dialects),
+        "endpoints": inference_routes(dialects),
     }
     dependencies = {name: _provide(value) for name, value in provided.items()}
     document = partial(customers_document, version, frozenset(dependencies), tuple(dialects))
-    raw = [*NATIVE_ROUTES, *(r for one in dialects for r in one.routes if "{" not in r.path)]
     return Application(
         route_handlers=[
-            # A dialect's route may take the place of a native one.
-            *(_raw_route(handler, route) for route in {one.path: one for one in raw}.values()),
             *CONTROLLERS,
             *(each for dialect in dialects for each in dialect.handlers),
             home_page,
@@ -135,16 +127,15 @@ def _log_failure(
 
 
 def inference_routes(dialects: Sequence[Dialect]) -> InferenceRoutes:
-    """Return the routes that are answered past Litestar and on the fast path."""
-    native = [route for route in NATIVE_ROUTES if route is not INFER]
-    return InferenceRoutes([*native, *(route for one in dialects for route in one.routes)])
+    """Return the routes that the core answers. A dialect's may take the place of a native one."""
+    return InferenceRoutes([*NATIVE_ROUTES, *(route for one in dialects for route in one.routes)])
 
 
 def changing_routes(
     application: Litestar, dialects: Sequence[Dialect]
 ) -> Callable[[str, str], bool]:
     """Return what tells whether a method other than `GET` is answered at a decoded path."""
-    inference = _all_inference_routes(dialects)
+    inference = inference_routes(dialects)
     others: dict[str, list[str]] = {}
     for route in application.routes:
         if isinstance(route, HTTPRoute):
@@ -163,10 +154,6 @@ def changing_routes(
     return answers
 
 
-def _all_inference_routes(dialects: Sequence[Dialect]) -> InferenceRoutes:
-    return InferenceRoutes([*NATIVE_ROUTES, *(route for one in dialects for route in one.routes)])
-
-
 def _pattern_of(part: Any) -> str:
     """Return the regular expression of a part of a path, after a slash."""
     if isinstance(part, str):
@@ -182,7 +169,7 @@ def customers_document(
 
     `dependencies` are the names of what its handlers are given.
 
-    Litestar would serve its own document, without the raw routes, under a path of its own.
+    Litestar would serve its own document, without the inference routes, under a path of its own.
     """
     handlers = [handler for dialect in dialects for handler in dialect.handlers]
     described = {
@@ -208,30 +195,3 @@ def customers_document(
 
 def _provide(value: object) -> Provide:
     return Provide(lambda: value, sync_to_thread=False)
-
-
-def _raw_route(handler: InferenceHandler, route: InferenceRoute) -> ASGIRouteHandler:
-    """Return an inference route: a plain ASGI handler, since it is the hot path."""
-    # Litestar gives raw handlers no path parameters; a mount is given the rest of the path.
-    names_model = route is INFER
-
-    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-        parameters = (_model_in(scope["path"]),) if names_model else ()
-        await handler.handle(RouteMatch(route, parameters), _http(scope), receive, send)
-
-    path = route.path.partition("/{")[0]
-    return ASGIRouteHandler(path, opt=_RAW, is_mount=names_model, copy_scope=False)(handle)
-
-
-def _model_in(rest: str) -> str:
-    """Return the model that the rest of a path names; `/v1/inferno` is another route, not one."""
-    model = rest.strip("/")
-    if not model or not rest.startswith("/"):
-        raise NotFound(NO_ROUTE)
-    return model
-
-
-def _http(scope: Scope) -> HTTPScope:
-    if scope["type"] != ScopeType.HTTP:
-        raise NotFound("This route answers HTTP only.")
-    return scope

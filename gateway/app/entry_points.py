@@ -1,6 +1,7 @@
-"""Builds what receives a worker's requests: the ASGI application and the fast path in front of it.
+"""Builds what receives a worker's requests.
 
-The fast path answers simple requests inside the HTTP protocol, without ASGI.
+The fast path answers plain inference requests inside the HTTP protocol, the core answers the
+others, and Litestar answers what is no inference request.
 """
 
 import asyncio
@@ -9,24 +10,26 @@ from functools import partial
 from importlib.metadata import version
 from typing import NamedTuple
 
+from litestar import Litestar
 from litestar.types import ASGIApp
 
-from gateway.api.compressed_requests import CompressedRequests
-from gateway.api.cross_origin import CrossOrigin, CrossOriginRequests
+from gateway.api.core import Core
+from gateway.api.cross_origin import CrossOrigin
+from gateway.api.customer_application import CustomerApplication, SteppedApplication
 from gateway.api.dialect import Dialect, error_format
-from gateway.api.fast_path.answering import FastPath
 from gateway.api.fast_path.head_cache import RequestHeadCache
 from gateway.api.fast_path.protocol import FastPathProtocol
 from gateway.api.fast_path.traced import build_fast_path
+from gateway.api.head_requests import HeadAsGet
 from gateway.api.health import ReadinessSource
 from gateway.api.idempotent_requests import IdempotentRequests
-from gateway.api.inference_handler import InferenceHandler
-from gateway.api.inference_router import InferenceRouter
-from gateway.api.load_shedding import LoadShedder, SheddingRequests
+from gateway.api.incoming_request import IncomingBodies
+from gateway.api.load_shedding import LoadShedder
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_lines import RequestLines
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
+from gateway.api.request_steps import RequestSteps
 from gateway.api.routes import build_api, changing_routes, inference_routes
 from gateway.app.stores import Stores
 from gateway.app.views import LedgerUsage, OwnKeys
@@ -36,7 +39,6 @@ from gateway.events.log import EventLog
 from gateway.http.draining import Draining
 from gateway.http.loop_iterations import LoopIterations
 from gateway.http.unsent_answers import UnsentAnswers
-from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.idempotency.store import IdempotencyStore
 from gateway.inference.inference import Inference
 from gateway.middleware.admission import AdmissionMiddleware
@@ -48,10 +50,15 @@ from gateway.telemetry.tracing import Tracer
 
 
 class Listeners(NamedTuple):
-    """Holds a worker's ASGI application, and the protocol class that reads requests for it."""
+    """Holds what receives a worker's requests."""
 
     app: ASGIApp
     protocol: Callable[..., asyncio.Protocol]
+    """Makes the protocol of a connection over HTTP, which passes requests to `app`."""
+    core: Core
+    """Answers inference requests."""
+    bodies: IncomingBodies
+    """What all bodies that are waited for hold."""
 
 
 class EntryPointDependencies(NamedTuple):
@@ -103,57 +110,66 @@ def build_listeners(
     readiness: ReadinessSource,
     draining: Draining,
 ) -> Listeners:
-    """Return a worker's application and protocol class.
+    """Return what receives a worker's requests.
 
     When `draining` begins to close connections, the fast path stops. All requests then go through
     the application.
     """
-    ids = dependencies.ids
+    ids, runtimes, keys = dependencies.ids, dependencies.stores.runtimes, dependencies.keys
+    routes = inference_routes(dependencies.dialects)
+    errors_of = partial(error_format, dependencies.dialects)
     batches = open_batch_parts(settings, dependencies.stores.ledger)
-    rules = CrossOrigin(runtimes=dependencies.stores.runtimes, keys=dependencies.keys)
+    litestar = _build_litestar(dependencies, readiness, batches)
+    cross_origin = CrossOrigin(runtimes=runtimes, keys=keys)
     shedder = LoadShedder(
         iterations=LoopIterations(most=settings.max_loop_delay),
         metrics=dependencies.metrics,
         new_id=ids.new,
     )
-    app = CrossOriginRequests(
-        SheddingRequests(
-            _build_application(dependencies, processor, ids, readiness, batches),
-            shedder=shedder,
-            routes=inference_routes(dependencies.dialects),
-            runtimes=dependencies.stores.runtimes,
+    steps = RequestSteps(
+        cross_origin=cross_origin,
+        idempotency=IdempotentRequests(
+            store=dependencies.idempotency,
+            limiter=dependencies.limiter,
+            errors_of=errors_of,
+            new_id=ids.new,
+            has_route=changing_routes(litestar, dependencies.dialects),
         ),
-        rules=rules,
-        keys=dependencies.keys,
-        errors_of=partial(error_format, dependencies.dialects),
+        runtimes=runtimes,
+        errors_of=errors_of,
         new_id=ids.new,
     )
-    if not settings.fast_lane:
-        return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
-    fast_path = _build_fast_path(dependencies, processor, draining, rules, shedder)
-    return Listeners(app, partial(FastPathProtocol, fast_path=fast_path, new_id=ids.new))
+    core = Core(steps=steps, shedder=shedder, processor=processor, runtimes=runtimes)
+    bodies = IncomingBodies()
+    others = SteppedApplication(HeadAsGet(litestar), steps=steps, keys=keys, bodies=bodies)
+    app = CustomerApplication(core, others, routes=routes, keys=keys, bodies=bodies)
+    heads = RequestHeadCache(
+        processor=processor,
+        keys=keys,
+        runtimes=runtimes,
+        routes=routes,
+        cross_origin=cross_origin,
+    )
+    draining.on_close(heads.close)
+    fast_path = build_fast_path(processor, heads, shedder)
+    protocol = partial(FastPathProtocol, fast_path=fast_path, new_id=ids.new)
+    return Listeners(app, protocol, core, bodies)
 
 
-def _build_application(
-    dependencies: EntryPointDependencies,
-    processor: RequestProcessor,
-    ids: RequestIds,
-    readiness: ReadinessSource,
-    batches: BatchParts,
-) -> CompressedRequests:
+def _build_litestar(
+    dependencies: EntryPointDependencies, readiness: ReadinessSource, batches: BatchParts
+) -> Litestar:
     runtimes = dependencies.stores.runtimes
-    handler = InferenceHandler(processor=processor)
     usage = LedgerUsage(dependencies.stores.ledger, runtimes)
-    api = build_api(
+    return build_api(
         version=version("sluicegate"),
-        handler=handler,
         admission=AdmissionMiddleware(
             keys=dependencies.keys,
             limiter=dependencies.limiter,
             runtimes=runtimes,
-            new_id=ids.new,
+            new_id=dependencies.ids.new,
         ),
-        new_id=ids.new,
+        new_id=dependencies.ids.new,
         models=dependencies.fleet,
         runtimes=runtimes,
         usage=usage,
@@ -164,40 +180,3 @@ def _build_application(
         request_lines=dependencies.request_lines,
         dialects=dependencies.dialects,
     )
-    idempotent = IdempotentRequests(
-        InferenceRouter(api, handler, inference_routes(dependencies.dialects)),
-        store=dependencies.idempotency,
-        keys=dependencies.keys,
-        limiter=dependencies.limiter,
-        runtimes=runtimes,
-        errors_of=partial(error_format, dependencies.dialects),
-        body_budget=handler.body_budget,
-        new_id=ids.new,
-        has_route=changing_routes(api, dependencies.dialects),
-    )
-    return CompressedRequests(
-        idempotent,
-        keys=dependencies.keys,
-        runtimes=runtimes,
-        body_budget=handler.body_budget,
-        errors_of=partial(error_format, dependencies.dialects),
-        new_id=ids.new,
-    )
-
-
-def _build_fast_path(
-    dependencies: EntryPointDependencies,
-    processor: RequestProcessor,
-    draining: Draining,
-    rules: CrossOrigin,
-    shedder: LoadShedder,
-) -> FastPath:
-    heads = RequestHeadCache(
-        processor=processor,
-        keys=dependencies.keys,
-        runtimes=dependencies.stores.runtimes,
-        routes=inference_routes(dependencies.dialects),
-        cross_origin=rules,
-    )
-    draining.on_close(heads.close)
-    return build_fast_path(processor, heads, shedder)

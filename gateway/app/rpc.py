@@ -7,7 +7,9 @@ from contextlib import AbstractAsyncContextManager
 
 from litestar.types import ASGIApp
 
+from gateway.api.core import Core
 from gateway.api.dialect import Dialect
+from gateway.api.incoming_request import IncomingBodies
 from gateway.auth.key_ring import KeyRing
 from gateway.config.document import Document
 from gateway.dialects.registry import DIALECTS
@@ -38,6 +40,8 @@ def open_rpc_listener(
     app: ASGIApp,
     settings: Settings,
     *,
+    core: Core,
+    bodies: IncomingBodies,
     keys: KeyRing,
     document: Document,
     draining: Draining,
@@ -59,6 +63,8 @@ def open_rpc_listener(
     return rpc_listener(
         app,
         settings,
+        core=core,
+        bodies=bodies,
         keys=keys,
         max_message_bytes=document.request.max_body_bytes,
         draining=draining,

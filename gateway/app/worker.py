@@ -7,7 +7,6 @@ import socket
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 
-from litestar.types import ASGIApp
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from gateway.api.request_lines import RequestLines
@@ -72,15 +71,17 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     edge = customers_edge(settings, EdgeMetrics(REGISTRY))
     async with AsyncExitStack() as stack:
         worker = await open_worker(stack, settings)
-        app, protocol = await worker.listen(stack, draining)
-        await stack.enter_async_context(worker.rpc_listener(app, draining, stop, edge.of_calls()))
+        listeners = await worker.listen(stack, draining)
+        await stack.enter_async_context(
+            worker.rpc_listener(listeners, draining, stop, edge.of_calls())
+        )
         tune_gc()
         await serve(
-            app,
+            listeners.app,
             listener,
             drain=settings.drain,
             stop=stop,
-            protocol=protocol,
+            protocol=listeners.protocol,
             timeouts=ConnectionTimeouts(
                 head=settings.head_timeout,
                 idle=settings.keep_alive,
@@ -282,15 +283,17 @@ class Worker:
 
     def rpc_listener(
         self,
-        app: ASGIApp,
+        listeners: Listeners,
         draining: Draining,
         stop: asyncio.Event,
         edge: ListenerEdge | None = None,
     ) -> AbstractAsyncContextManager[None]:
-        """Return a context that serves `app` over gRPC until `stop` is set."""
+        """Return a context that answers calls of gRPC until `stop` is set."""
         return open_rpc_listener(
-            app,
+            listeners.app,
             self._settings,
+            core=listeners.core,
+            bodies=listeners.bodies,
             keys=self.keys,
             document=self.runtimes.current.document,
             draining=draining,

@@ -1,7 +1,4 @@
-"""Gives each request an id, and admits callers with a key and within limits to Litestar routes.
-
-The inference routes are exempt (`raw`): they do the same themselves, with the same objects.
-"""
+"""Gives each request an id, and admits callers with a key and within limits to Litestar routes."""
 
 from collections.abc import Callable, Sequence
 
@@ -49,9 +46,6 @@ class AdmissionMiddleware(ASGIMiddleware):
     @override
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Admit the request and pass it on; `public` routes are only given an id."""
-        if scope["route_handler"].opt.get("raw"):
-            await next_app(scope, receive, send)
-            return
         state = scope["state"]
         state[REQUEST_ID] = self._new_id()
         if client_id := parse_client_id(dict(scope["headers"])):

@@ -1,4 +1,4 @@
-"""Answers the calls of `inference.GRPCInferenceService` in bytes, which the application decodes."""
+"""Answers the calls of `inference.GRPCInferenceService` in bytes, which the core decodes."""
 
 import asyncio
 import contextlib
@@ -13,14 +13,13 @@ from grpc import StatusCode
 from typing_extensions import override
 
 from gateway.api.body_timeouts import BodyTimeouts
-from gateway.api.in_process import ApplicationReply, ApplicationRequest
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError, NotCached, Overloaded, RequestTimeout
 from gateway.http.request_head import MAX_FIELDS, header_fields_too_large
 from gateway.http.unsent_answers import UnsentAnswers
-from gateway.rpc.application_client import ApplicationClient, error_in
 from gateway.rpc.call_metadata import key_headers, key_in, request_headers, trailing_metadata
 from gateway.rpc.held_answers import HeldAnswers
+from gateway.rpc.in_process import ApplicationRequest, InProcessCalls, Reply, error_in
 from gateway.rpc.infer_route import SERVICE
 from gateway.rpc.messages import Message, MessageTable, decode_message
 from gateway.rpc.metadata_methods import METADATA_METHODS, REFUSED_METHODS, MetadataMethod
@@ -73,7 +72,7 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
 
     def __init__(
         self,
-        client: ApplicationClient,
+        calls: InProcessCalls,
         *,
         keys: KeyRing,
         messages: MessageTable,
@@ -81,7 +80,7 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         receive_timeout: float,
         unsent: UnsentAnswers,
     ) -> None:
-        self._client = client
+        self._calls = calls
         self._keys = keys
         self._messages = messages
         self._draining = draining
@@ -121,7 +120,7 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
 
     async def _infer(self, _: object, context: _Context) -> bytes:
         raw = await self._received(context)
-        reply = await self._ask(ApplicationRequest("POST", f"{SERVICE}ModelInfer", raw), context)
+        reply = await self._ask(raw, context)
         if reply.status != _OK:
             await _abort(context, reply)
         try:
@@ -157,9 +156,8 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         await context.abort(StatusCode.RESOURCE_EXHAUSTED, header_fields_too_large().detail)
 
     async def _refuse_stranger(self, _: object, context: _Context) -> None:
-        # The application says it, and counts it.
-        call = ApplicationRequest("POST", f"{SERVICE}ModelInfer")
-        reply = await self._client.ask(call, key_headers(context.invocation_metadata()))
+        # The core says it, and counts it.
+        reply = await self._calls.infer(b"", key_headers(context.invocation_metadata()))
         await _abort(context, reply)
 
     async def _health(self, _: object, context: _Context) -> bytes:
@@ -238,8 +236,7 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         The stream goes on after an error.
         """
         kind = self._messages["ModelStreamInferResponse"]
-        call = ApplicationRequest("POST", f"{SERVICE}ModelInfer", raw)
-        reply = await self._ask(call, context, without=_OF_ONE_REQUEST)
+        reply = await self._ask(raw, context, without=_OF_ONE_REQUEST)
         problem = ""
         if reply.status == _OK:
             try:
@@ -256,17 +253,22 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         return answer, 0
 
     async def _ask(
-        self, call: ApplicationRequest, context: _Context, *, without: bytes = b""
-    ) -> ApplicationReply:
+        self, call: ApplicationRequest | bytes, context: _Context, *, without: bytes = b""
+    ) -> Reply:
+        """Return the answer to a request of the application, or to a `ModelInferRequest`."""
         metadata, remaining = context.invocation_metadata(), context.time_remaining()
         headers = request_headers(metadata, remaining=remaining)
-        reply = await self._client.ask(call, [one for one in headers if one[0] != without])
+        headers = [one for one in headers if one[0] != without]
+        if isinstance(call, bytes):
+            reply = await self._calls.infer(call, headers)
+        else:
+            reply = await self._calls.ask(call, headers)
         context.set_trailing_metadata(trailing_metadata(reply.headers))
         return reply
 
 
-async def _abort(context: _Context, reply: ApplicationReply) -> Any:
-    """End a call with the error that the application answered."""
+async def _abort(context: _Context, reply: Reply) -> Any:
+    """End a call with the error in `reply`."""
     error = error_in(reply)
     code = _CODES.get(reply.status, StatusCode.INTERNAL)
     if error.code == NotCached.code:  # else a deadline's status

@@ -13,15 +13,17 @@ import grpc
 import grpc.aio
 from litestar.types import ASGIApp
 
+from gateway.api.core import Core
+from gateway.api.incoming_request import IncomingBodies
 from gateway.auth.key_ring import KeyRing
 from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining, Stop
 from gateway.http.edge import ListenerEdge
 from gateway.http.request_head import MAX_HEAD_BYTES
 from gateway.http.unsent_answers import UnsentAnswers
-from gateway.rpc.application_client import ApplicationClient
 from gateway.rpc.front import CallFront, open_rpc_socket, private_address
 from gateway.rpc.handler import RpcHandler
+from gateway.rpc.in_process import InProcessCalls
 from gateway.rpc.messages import MessageTable
 from gateway.settings import Settings
 from gateway.tasks import TaskScope
@@ -37,6 +39,8 @@ async def rpc_listener(
     app: ASGIApp,
     settings: Settings,
     *,
+    core: Core,
+    bodies: IncomingBodies,
     keys: KeyRing,
     max_message_bytes: int,
     draining: Draining,
@@ -71,11 +75,19 @@ async def rpc_listener(
         )
         async with TaskScope(drain=settings.drain) as tasks:
             is_draining = asyncio.Event()
-            client = ApplicationClient(app, tasks, most=settings.max_connections)
-            handler = RpcHandler(
-                client,
+            calls = InProcessCalls(
+                app,
+                core,
+                tasks,
+                messages=(messages := MessageTable()),
                 keys=keys,
-                messages=MessageTable(),
+                bodies=bodies,
+                most=settings.max_connections,
+            )
+            handler = RpcHandler(
+                calls,
+                keys=keys,
+                messages=messages,
                 draining=is_draining,
                 receive_timeout=settings.head_timeout,
                 unsent=front.unsent,

@@ -1,4 +1,4 @@
-"""Fuzzes a gateway of each kind over many connections, and then checks its processes."""
+"""Fuzzes gateways over many connections, and then checks their processes."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ _ENOUGH = 10
 # On a busy machine, the gateway may refuse this number of requests or this share of all requests,
 # whichever is larger.
 _REFUSED, _SHARE_REFUSED = 100, 0.01
-_KINDS = {"fast": True, "application": False}
+_GATEWAYS = ("first", "second")
 _SIGNS = ("unexpected failure", "Traceback", "ended unexpectedly")
 
 
@@ -54,7 +54,7 @@ class Traffic:
 
 
 class FuzzRun:
-    """A run on a gateway of each kind, and its findings."""
+    """A run on gateways in turn, and its findings."""
 
     def __init__(
         self, seed: int, people: list[Caller], gateways: list[Gateway], traffic: Traffic
@@ -116,8 +116,8 @@ class FuzzRun:
 
     def _pids(self) -> dict[str, int]:
         return {
-            f"{kind} {name}": pid
-            for kind, gateway in zip(_KINDS, self._gateways, strict=True)
+            f"{which} {name}": pid
+            for which, gateway in zip(_GATEWAYS, self._gateways, strict=True)
             for name, pid in gateway.processes().items()
         }
 
@@ -166,18 +166,17 @@ def fuzz(
         gateways = [
             stack.enter_context(
                 running_gateway(
-                    folder / kind,
+                    folder / which,
                     document,
                     keys={caller.tenant: caller.key for caller in people},
                     workers=workers,
                     batches=False,
-                    fast_lane=is_fast,
                     # On a machine that is busy enough, Redis needs longer than the default timeout.
                     state_timeout=60.0,
                     grpc_port=free_port() if traffic.has_calls else 0,
                 )
             )
-            for kind, is_fast in _KINDS.items()
+            for which in _GATEWAYS
         ]
         run = FuzzRun(seed, people, gateways, traffic)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -53,20 +53,14 @@ async def stub(anyio_backend: object) -> AsyncIterator[StubBackend]:
         yield running
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["fast path", "application"])
+@pytest.fixture(scope="module")
 async def worker(
-    tmp_path_factory: pytest.TempPathFactory,
-    valkey_server: Valkey,
-    stub: StubBackend,
-    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory, valkey_server: Valkey, stub: StubBackend
 ) -> AsyncIterator[RunningWorker]:
     valkey_server.flush()  # tests before may have published a document
     folder = tmp_path_factory.mktemp("worker")
     timeouts = ConnectionTimeouts(connections=12)
-    running = running_worker(
-        folder, valkey_server.url, [stub], timeouts=timeouts, own={"fast_lane": request.param}
-    )
-    async with running as found:
+    async with running_worker(folder, valkey_server.url, [stub], timeouts=timeouts) as found:
         yield found
 
 

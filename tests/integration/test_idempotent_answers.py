@@ -3,17 +3,20 @@
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import pytest
 
+from gateway.api.cross_origin import CrossOrigin
+from gateway.api.customer_application import SteppedApplication
 from gateway.api.error_format import PROBLEMS
 from gateway.api.idempotent_requests import IdempotentRequests
+from gateway.api.incoming_request import IncomingBodies
+from gateway.api.request_steps import RequestSteps
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.config.document import Document, IdempotencyConfig
-from gateway.http.byte_budget import LARGE, ByteBudget
+from gateway.http.byte_budget import LARGE
 from gateway.idempotency.store import IdempotencyStore
 from gateway.redis.client import connect
 from gateway.runtime.runtime import compile_runtime
@@ -43,30 +46,36 @@ class Application:
 
 
 class Scene:
-    """The middleware before an application, and one caller's requests with a key of their own."""
+    """The steps before an application, and one caller's requests with a key of their own."""
 
     def __init__(self, store: IdempotencyStore) -> None:
         clock = asyncio.get_running_loop().time
-        self.budget = ByteBudget(0, what="Large bodies", clock=clock)
+        self.bodies = IncomingBodies()
         self._key = str(uuid.uuid4()).encode()
-        self._middleware = partial(
-            IdempotentRequests,
+        self._idempotency = IdempotentRequests(
             store=store,
             limiter=LocalRateLimiter(monotonic=clock),
-            runtimes=RuntimeStore(compile_runtime(Document(), 1)),
             errors_of=lambda _: PROBLEMS,
-            body_budget=self.budget,
             new_id=lambda: RequestId("req_1"),
             has_route=lambda *_: True,
         )
 
-    def before(self, application: Application, *rules: Rule) -> IdempotentRequests:
-        """Return the middleware before an application, for a tenant with these limits."""
+    def before(self, application: Application, *rules: Rule) -> SteppedApplication:
+        """Return an application behind the steps, for a tenant with these limits."""
         caller = Principal(tenant=TenantId("acme"), key=KeyId("key_1"), tenant_rules=rules)
-        return self._middleware(application, keys=KeyRing({hash_key(KEY): caller}))
+        keys = KeyRing({hash_key(KEY): caller})
+        runtimes = RuntimeStore(compile_runtime(Document(), 1))
+        steps = RequestSteps(
+            cross_origin=CrossOrigin(runtimes=runtimes, keys=keys),
+            idempotency=self._idempotency,
+            runtimes=runtimes,
+            errors_of=lambda _: PROBLEMS,
+            new_id=lambda: RequestId("req_1"),
+        )
+        return SteppedApplication(application, steps=steps, keys=keys, bodies=self.bodies)
 
     async def ask(
-        self, asked: IdempotentRequests, *, body: bytes | None = b"{}", query: bytes = b""
+        self, asked: SteppedApplication, *, body: bytes | None = b"{}", query: bytes = b""
     ) -> tuple[int, bool] | None:
         """Return a status and whether it was replayed. Without a body the caller leaves."""
         scope: Any = {
@@ -154,7 +163,7 @@ async def test_a_large_body_holds_memory_only_until_its_end(status: int, scene: 
     except RuntimeError:
         assert not status
 
-    assert scene.budget.used_bytes == 0
+    assert scene.bodies.budget.used_bytes == 0
 
 
 async def test_a_caller_that_leaves_is_sent_nothing(scene: Scene) -> None:

@@ -18,17 +18,14 @@ _SMALL = post("/v1/classify", classify("a"))
 _MORE_THAN_FIT = 32
 
 
-@pytest.mark.parametrize("fast_lane", [True, False])
 async def test_bodies_beyond_the_room_are_refused_until_others_have_ended(
-    tmp_path: Path, valkey_server: Valkey, *, fast_lane: bool
+    tmp_path: Path, valkey_server: Valkey
 ) -> None:
     valkey_server.flush()  # tests before may have published a document
     bounds = {"max_body_bytes": _LONGEST}
     async with (
         StubBackend() as stub,
-        running_worker(
-            tmp_path, valkey_server.url, [stub], own={"fast_lane": fast_lane}, request=bounds
-        ) as worker,
+        running_worker(tmp_path, valkey_server.url, [stub], request=bounds) as worker,
     ):
 
         async def status(connection: Connection, sent: bytes) -> int:

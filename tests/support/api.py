@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 
 import httpx
 import msgspec
@@ -12,13 +12,16 @@ from litestar import Litestar
 from litestar.types import Receive, Scope, Send
 from prometheus_client import CollectorRegistry
 
+from gateway.api.core import Core
 from gateway.api.cross_origin import CrossOrigin
-from gateway.api.dialect import Dialect
+from gateway.api.customer_application import CustomerApplication, SteppedApplication
+from gateway.api.dialect import Dialect, error_format
 from gateway.api.fast_path.head_cache import RequestHeadCache
 from gateway.api.fast_path.traced import build_fast_path
+from gateway.api.head_requests import HeadAsGet
 from gateway.api.health import Readiness
-from gateway.api.inference_handler import InferenceHandler
-from gateway.api.inference_router import InferenceRouter
+from gateway.api.idempotent_requests import IdempotentRequests
+from gateway.api.incoming_request import IncomingBodies
 from gateway.api.key_rotation import RotatedKey
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.metadata import UsageLine
@@ -26,18 +29,21 @@ from gateway.api.request_events import RequestEvents
 from gateway.api.request_lines import RequestLines
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
+from gateway.api.request_steps import RequestSteps
 from gateway.api.routes import build_api, inference_routes
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.batches.batch_access import open_batch_parts
-from gateway.config.document import Document, LimitsConfig
+from gateway.config.document import Document, IdempotencyConfig, LimitsConfig
 from gateway.dialects.registry import DIALECTS
 from gateway.errors import DependencyUnavailable
 from gateway.http.loop_iterations import LoopIterations
 from gateway.http.unsent_answers import UnsentAnswers
+from gateway.idempotency.store import IdempotencyStore
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import BudgetReport, RecordedRequest
 from gateway.middleware.admission import AdmissionMiddleware
+from gateway.redis.scripts import Script
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
@@ -103,6 +109,21 @@ class FakeUsage:
         raise DependencyUnavailable("There is no ledger.")
 
 
+class NoScripts:
+    """Stands for a Redis that nobody asks."""
+
+    def register_script(self, script: str) -> Script:
+        """Return what must not be called."""
+
+        async def run(keys: object = None, args: object = None) -> list[object]:
+            raise ConnectionError("there is no Redis")
+
+        return run
+
+    async def aclose(self) -> None:
+        """Do nothing."""
+
+
 class Api:
     """Holds the application and its fakes, to be inspected and changed."""
 
@@ -164,21 +185,44 @@ class Api:
             iterations=LoopIterations(most=0.0), metrics=self.metrics, new_id=ids.new
         )
         self.fast_path = build_fast_path(processor, heads, shedder)
-        self.handler = InferenceHandler(processor=processor)
+        self.steps = RequestSteps(
+            cross_origin=rules,
+            idempotency=self.idempotency(),
+            runtimes=self.runtimes,
+            errors_of=partial(error_format, self.dialects),
+            new_id=ids.new,
+        )
+        self.core = Core(
+            steps=self.steps, shedder=shedder, processor=processor, runtimes=self.runtimes
+        )
+        self.bodies = IncomingBodies()
+
+    def idempotency(self) -> IdempotentRequests:
+        """Return the step for idempotency keys. Without a Redis, no route has it."""
+        return IdempotentRequests(
+            store=IdempotencyStore(
+                redis=NoScripts(), config=IdempotencyConfig, monotonic=self.clock
+            ),
+            limiter=self.limiter,
+            errors_of=partial(error_format, self.dialects),
+            new_id=self.ids.new,
+            has_route=lambda *_: False,
+        )
 
     async def application(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer by the application, which is built for the first request that it gets."""
         await self._litestar(scope, receive, send)
 
-    def routed(self) -> InferenceRouter:
-        """Return the application with its inference routes before it, as a worker serves it."""
-        return InferenceRouter(self.application, self.handler, self.routes)
+    def routed(self) -> CustomerApplication:
+        """Return the application as a worker serves it."""
+        app, keys, bodies = HeadAsGet(self.application), self.keys, self.bodies
+        others = SteppedApplication(app, steps=self.steps, keys=keys, bodies=bodies)
+        return CustomerApplication(self.core, others, routes=self.routes, keys=keys, bodies=bodies)
 
     @cached_property
     def _litestar(self) -> Litestar:
         return build_api(
             version="1.2.3",
-            handler=self.handler,
             admission=AdmissionMiddleware(
                 keys=self.keys,
                 limiter=self.limiter,

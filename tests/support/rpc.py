@@ -157,6 +157,8 @@ async def running_rpc(
     listener = rpc_listener(
         api.routed(),
         Settings(**{"grpc_port": port, "drain": 2.0} | settings),
+        core=api.core,
+        bodies=api.bodies,
         keys=api.keys,
         max_message_bytes=api.document().request.max_body_bytes,
         draining=draining,

@@ -90,16 +90,16 @@ async def running_worker(
     async with AsyncExitStack() as stack:
         parts = await open_worker(stack, settings, registry=registry, resolver=resolver)
         draining = draining or Draining()
-        app, protocol = await parts.listen(stack, draining)
-        await stack.enter_async_context(parts.rpc_listener(app, draining, stop))
+        listeners = await parts.listen(stack, draining)
+        await stack.enter_async_context(parts.rpc_listener(listeners, draining, stop))
         listener = open_listener("127.0.0.1", 0, None, setting="the port")
         serving = asyncio.create_task(
             serve(
-                app,
+                listeners.app,
                 listener,
                 drain=settings.drain,
                 stop=stop,
-                protocol=protocol,
+                protocol=listeners.protocol,
                 timeouts=timeouts,
                 draining=draining,
                 unsent=parts.unsent,

@@ -13,7 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.api.cross_origin import CrossOrigin
-from gateway.api.http import Headers, headers_by_name
+from gateway.api.http import Headers
+from gateway.api.incoming_request import IncomingRequest
 from gateway.api.inference_route import InferenceRoutes, RouteMatch
 from gateway.api.recent_cache import RecentCache
 from gateway.api.request_headers import RequestOptions
@@ -201,27 +202,27 @@ class RequestHeadCache:
         reader = _HeadReader()
         target = reader.read(head)
         match = self._routes.find_target(target)
-        headers = headers_by_name(reader.headers)
-        length = headers.get(b"content-length", b"")
-        if match is None or not reader.is_plain() or any(name in headers for name in _UNUSUAL):
+        if match is None or not reader.is_plain():
+            return None
+        request = IncomingRequest("POST", target.decode(), reader.headers, keys=self._keys)
+        if any(name in request.fields for name in _UNUSUAL):
             return None
         context = self._processor.tracer.contexts.read(reader.headers)
         state = self._processor.new_state(match)
-        origin = headers.get(b"origin", b"")
         try:
-            self._processor.read_head(state, "POST", headers)
-            if state.principal is None:
-                return None
-            self._cross_origin.check(state.principal, target.decode(), origin)
+            self._cross_origin.admit(request)
+            self._processor.read_head(state, request)
         except AuthenticationFailed:
             raise
         except GatewayError:
             return None
-        lines = state.own_lines + self._cross_origin.lines(origin, state.principal)
+        if state.principal is None:
+            return None
+        lines = state.own_lines + request.lines
         return CachedHead(
             match=match,
             fields=state.fields,
-            length=int(length),
+            length=int(request.fields[b"content-length"]),
             principal=state.principal,
             options=state.options,
             wants_timing=state.wants_timing,

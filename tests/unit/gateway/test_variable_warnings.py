@@ -35,8 +35,7 @@ def test_a_name_that_is_near_to_none_is_told_alone() -> None:
 
 
 def test_every_setting_is_known_to_gateways_and_to_backends() -> None:
-    own = set(Settings.__struct_fields__) - {"fast_lane"}  # which is deprecated
-    gateways = {f"SLUICEGATE_{name.upper()}": "" for name in own}
+    gateways = {f"SLUICEGATE_{name.upper()}": "" for name in Settings.__struct_fields__}
     backends = {
         f"SLUICEGATE_BACKEND_{name.upper()}": "" for name in BackendSettings.__struct_fields__
     }
@@ -44,9 +43,3 @@ def test_every_setting_is_known_to_gateways_and_to_backends() -> None:
 
     assert [*variable_warnings(gateways | backends | commands)] == []
     assert [*unknown_variables(gateways | backends | commands)] == []
-
-
-def test_a_deprecated_setting_is_told() -> None:
-    (line,) = variable_warnings({"SLUICEGATE_FAST_LANE": "false"})
-
-    assert line == "`SLUICEGATE_FAST_LANE` is deprecated; the next version ignores it"

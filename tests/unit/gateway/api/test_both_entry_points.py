@@ -1,4 +1,4 @@
-"""The fast path and the application answer the same requests with the same bytes."""
+"""The fast path and the core answer the same requests with the same bytes."""
 
 import logging
 import re

@@ -7,7 +7,9 @@ import pytest
 from litestar.types import Message, Receive, Scope, Send
 from typing_extensions import override
 
-from gateway.api.load_shedding import LoadShedder, SheddingRequests
+from gateway.api.core import Core
+from gateway.api.customer_application import CustomerApplication
+from gateway.api.load_shedding import LoadShedder
 from gateway.api.request_headers import RequestOptions
 from gateway.api.routes import inference_routes
 from gateway.http.loop_iterations import WORKER_DELAY, LoopIterations
@@ -62,16 +64,26 @@ async def passed(anyio_backend: str) -> Passed:
 
 
 @pytest.fixture
-async def app(api: Api, shedder: LoadShedder, passed: Passed) -> SheddingRequests:
+async def app(api: Api, shedder: LoadShedder, passed: Passed) -> CustomerApplication:
+    core = Core(steps=api.steps, shedder=shedder, processor=api.processor, runtimes=api.runtimes)
     routes = inference_routes(api.dialects)
-    return SheddingRequests(passed, shedder=shedder, routes=routes, runtimes=api.runtimes)
+    return CustomerApplication(core, passed, routes=routes, keys=api.keys, bodies=api.bodies)
 
 
-async def ask(app: SheddingRequests, path: str, method: str = "POST", **headers: str) -> list[Any]:
+async def ask(
+    app: CustomerApplication, path: str, method: str = "POST", **headers: str
+) -> list[Any]:
     """Return the messages with which a request is answered."""
     sent: list[Message] = []
     fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    scope: Any = {"type": "http", "method": method, "path": path, "headers": fields}
+    scope: Any = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": fields,
+    }
 
     async def receive() -> Any:
         raise AssertionError("the body was read")
@@ -84,7 +96,7 @@ async def ask(app: SheddingRequests, path: str, method: str = "POST", **headers:
 
 
 async def test_a_refusal_says_when_to_come_back_and_is_counted(
-    app: SheddingRequests, api: Api
+    app: CustomerApplication, api: Api
 ) -> None:
     start, body = await ask(app, "/v1/classify", x_request_id="order-1")
     api.metrics.flush()
@@ -101,7 +113,7 @@ async def test_a_refusal_says_when_to_come_back_and_is_counted(
 
 
 async def test_refusals_are_told_apart_and_do_not_bring_callers_back_at_once(
-    app: SheddingRequests,
+    app: CustomerApplication,
 ) -> None:
     heads = [dict((await ask(app, "/v1/classify"))[0]["headers"]) for _ in range(12)]
 
@@ -109,7 +121,7 @@ async def test_refusals_are_told_apart_and_do_not_bring_callers_back_at_once(
     assert len({head[b"retry-after-ms"] for head in heads}) == 12
 
 
-async def test_a_dialect_is_refused_in_its_own_form(app: SheddingRequests) -> None:
+async def test_a_dialect_is_refused_in_its_own_form(app: CustomerApplication) -> None:
     _, body = await ask(app, "/v1/embeddings")
 
     assert "error" in msgspec.json.decode(body["body"])
@@ -125,7 +137,7 @@ async def test_a_dialect_is_refused_in_its_own_form(app: SheddingRequests) -> No
     ],
 )
 async def test_what_is_no_inference_is_not_refused(
-    app: SheddingRequests, passed: Passed, path: str, method: str
+    app: CustomerApplication, passed: Passed, path: str, method: str
 ) -> None:
     await ask(app, path, method)
 
@@ -133,12 +145,13 @@ async def test_what_is_no_inference_is_not_refused(
 
 
 async def test_critical_requests_pass_and_so_do_those_that_cannot_be_read(
-    app: SheddingRequests, passed: Passed
+    app: CustomerApplication,
 ) -> None:
-    await ask(app, "/v1/classify", sluicegate_criticality="critical")
-    await ask(app, "/v1/classify", sluicegate_criticality="whatever")
+    critical, _ = await ask(app, "/v1/classify", sluicegate_criticality="critical")
+    unreadable, _ = await ask(app, "/v1/classify", sluicegate_criticality="whatever")
 
-    assert len(passed.paths) == 2
+    # Neither has a key.
+    assert (critical["status"], unreadable["status"]) == (401, 401)
 
 
 async def test_the_fast_path_refuses_before_it_charges_and_still_answers_hits(

@@ -15,12 +15,16 @@ from gateway.dialects.registry import DIALECTS
 from gateway.errors import ConfigurationError
 from gateway.http.draining import Draining
 from gateway.settings import Settings
+from tests.support.api import Api
 
 
 def opened(settings: Settings) -> Any:
+    api = Api()
     return open_rpc_listener(
-        lambda *_: asyncio.sleep(0),  # never called
+        api.routed(),
         settings,
+        core=api.core,
+        bodies=api.bodies,
         keys=KeyRing(),
         document=Document(),
         draining=Draining(),

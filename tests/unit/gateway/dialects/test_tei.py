@@ -6,10 +6,12 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from typing_extensions import override
 
-from gateway.api.http import NOT_REPLAYED
+from gateway.api.idempotent_requests import ClaimedKey, IdempotentRequests
+from gateway.idempotency.store import StoredKey
 from gateway.types import ItemFailure, Rule
-from tests.support.api import AUTHORIZATION, KEY, NARROW_KEY, Api
+from tests.support.api import KEY, NARROW_KEY, Api
 from tests.support.dialects import answer_alike, sent, serve_models
 from tests.support.inference_scene import INFO
 from wire.protocol import Task
@@ -19,6 +21,28 @@ _LABELS = [{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}]
 _VECTOR = [0.25, -0.5]
 _RANK = {"query": "q", "texts": ["a", "longer"]}
 _RANKED = [{"index": 1, "score": 0.07}, {"index": 0, "score": 0.02}]
+
+
+class NotedKey(StoredKey):
+    """An idempotency key that notes the answer that retries would get."""
+
+    def __init__(self) -> None:
+        self.stored: bytes | None = None
+
+    @override
+    async def finish(self, answer: bytes = b"") -> None:
+        self.stored = answer if self.stored is None else self.stored
+
+
+class AlwaysKeyed(IdempotentRequests):
+    """Claims `key` for every request."""
+
+    def __init__(self, key: NotedKey) -> None:
+        self._key = key
+
+    @override
+    async def claim(self, request: object, body: object, runtime: object) -> ClaimedKey:
+        return ClaimedKey(self._key)
 
 
 @pytest.fixture
@@ -215,22 +239,19 @@ async def test_both_entry_points_answer_alike(anyio_backend: str, tier: str) -> 
     ],
 )
 async def test_what_another_try_may_mend_is_not_replayed_whatever_its_status(
-    api: Api, path: str, failure: tuple[int, str] | None, status: int, is_passing: object
+    api: Api,
+    path: str,
+    failure: tuple[int, str] | None,
+    status: int,
+    is_passing: object,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    key = NotedKey()
+    monkeypatch.setattr(api.steps, "_idempotency", AlwaysKeyed(key))
     if failure is not None:
         api.scene.runner.failure = ItemFailure(status=failure[0], code=failure[1], detail="So.")
-    router = api.routed()
-    scopes: list[Any] = []
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        scopes.append(scope)
-        await router(scope, receive, send)
-
-    transport = httpx.ASGITransport(app=app)
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://api", headers=AUTHORIZATION
-    ) as client:
+    async with api.client() as client:
         response = await client.post(path, json={"inputs": "a"})
 
     assert response.status_code == status
-    assert scopes[0].get("state", {}).get(NOT_REPLAYED, False) == is_passing
+    assert (key.stored == b"") == is_passing

@@ -344,7 +344,7 @@ async def test_a_port_in_use_is_refused_by_its_setting() -> None:
 
 async def test_large_messages_count_against_the_memory_for_bodies() -> None:
     async with running_rpc() as rpc, rpc.client() as client:
-        budget = rpc.api.handler.body_budget
+        budget = rpc.api.bodies.budget
         budget.limit_bytes = 16 * rpc.api.document().request.max_body_bytes
         for other in range(4):  # which leave less than the message is long
             assert budget.try_hold(other, (budget.limit_bytes - budget.used_bytes) * 8 // 9)

@@ -9,11 +9,10 @@ from grpc import StatusCode
 from typing_extensions import override
 
 from gateway.api.http import Headers
-from gateway.api.in_process import ApplicationReply, ApplicationRequest
 from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
 from gateway.rpc import handler, listener
-from gateway.rpc.application_client import ApplicationClient
 from gateway.rpc.held_answers import HeldAnswers
+from gateway.rpc.in_process import InProcessCalls, Reply
 from gateway.rpc.infer_route import SERVICE
 from testing.waiting import until
 from tests.support.api import KEY
@@ -66,18 +65,18 @@ async def test_what_is_read_holds_nothing(rpc: RunningRpc) -> None:
 async def test_an_answer_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     other = "another key"
 
-    class Overtaken(ApplicationClient):
-        """Another key takes the room between the application's answer and the call's."""
+    class Overtaken(InProcessCalls):
+        """Another key takes the room between the core's answer and the call's."""
 
         @override
-        async def ask(self, call: ApplicationRequest, headers: Headers) -> ApplicationReply:
-            reply = await super().ask(call, headers)
+        async def infer(self, message: bytes, headers: Headers) -> Reply:
+            reply = await super().infer(message, headers)
             taken.append(await rpc.api.unsent.hold(other, 8_000_000, 0.0))
             return reply
 
     taken = list[int]()
     monkeypatch.setattr(handler, "_LONGEST_HOLD", 0.0)
-    monkeypatch.setattr(listener, "ApplicationClient", Overtaken)
+    monkeypatch.setattr(listener, "InProcessCalls", Overtaken)
     async with running_rpc() as rpc, rpc.client() as client:
         rpc.api.unsent._budget.limit_bytes = 9_000_000
         rpc.api.scene.runner.result = lambda _: _RESULT

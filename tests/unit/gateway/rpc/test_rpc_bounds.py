@@ -10,12 +10,11 @@ from grpc import StatusCode
 from typing_extensions import override
 
 from gateway.api.http import Headers
-from gateway.api.in_process import ApplicationReply, ApplicationRequest
 from gateway.http.edge import ListenerEdge
 from gateway.http.listener_tls import HTTP_2, ListenerTls
 from gateway.http.request_head import MAX_FIELDS
 from gateway.rpc import handler, listener
-from gateway.rpc.application_client import ApplicationClient
+from gateway.rpc.in_process import InProcessCalls, Reply
 from gateway.rpc.infer_route import SERVICE
 from gateway.tasks import TaskScope
 from testing.certificates import Authority
@@ -69,16 +68,16 @@ async def test_messages_are_received_some_at_a_time(monkeypatch: pytest.MonkeyPa
 async def test_a_stream_reads_no_more_than_it_has_places_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[str] = []
+    asked: list[bytes] = []
 
-    class Counting(ApplicationClient):
+    class Counting(InProcessCalls):
         @override
-        async def ask(self, call: ApplicationRequest, headers: Headers) -> ApplicationReply:
-            asked.append(call.path)
-            return await super().ask(call, headers)
+        async def infer(self, message: bytes, headers: Headers) -> Reply:
+            asked.append(message)
+            return await super().infer(message, headers)
 
     monkeypatch.setattr(handler, "_STREAM_CALLS", 2)
-    monkeypatch.setattr(listener, "ApplicationClient", Counting)
+    monkeypatch.setattr(listener, "InProcessCalls", Counting)
     async with running_rpc() as rpc, rpc.client() as client:
         rpc.api.scene.runner.gate.clear()
         stream = client.stream()
@@ -87,7 +86,7 @@ async def test_a_stream_reads_no_more_than_it_has_places_for(
         await until(lambda: rpc.api.scene.runner.begun == 2)
         for _ in range(3):
             await client.ask("ServerLive")
-        count = asked.count(f"{SERVICE}ModelInfer")
+        count = len(asked)
         rpc.api.scene.runner.gate.set()
         await stream.done_writing()
 
@@ -199,13 +198,13 @@ async def test_an_idempotency_key_is_not_that_of_each_request_of_a_stream(
 ) -> None:
     sent = list[Headers]()
 
-    class Noting(ApplicationClient):
+    class Noting(InProcessCalls):
         @override
-        async def ask(self, call: ApplicationRequest, headers: Headers) -> ApplicationReply:
+        async def infer(self, message: bytes, headers: Headers) -> Reply:
             sent.append(headers)
-            return await super().ask(call, headers)
+            return await super().infer(message, headers)
 
-    monkeypatch.setattr(listener, "ApplicationClient", Noting)
+    monkeypatch.setattr(listener, "InProcessCalls", Noting)
     key = (("authorization", f"Bearer {KEY}"), ("idempotency-key", "one"))
     async with running_rpc() as rpc, rpc.client(key="") as client:
         await client.ask("ModelInfer", infer("minilm", "a"), metadata=key)

@@ -1,0 +1,124 @@
+"""Answers inference requests, whatever they came by: a connection, a call of gRPC.
+
+A request passes these steps: cross-origin rules and bounds of keys, load shedding, decompression,
+idempotency, and then the steps of `RequestProcessor` (identify, decode, authorize, charge, read the
+cache, compute, store, encode, publish the event).
+
+The fast path answers plain requests that arrive whole by callbacks, with the same objects.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from gateway.api.content_coding import SMALLEST
+from gateway.api.http import ClientDisconnected, HttpReply, header_fields
+from gateway.api.idempotent_requests import ClaimedKey
+from gateway.api.incoming_request import IncomingBody, IncomingRequest
+from gateway.api.inference_route import RouteMatch
+from gateway.api.load_shedding import LoadShedder
+from gateway.api.request_processor import RequestProcessor
+from gateway.api.request_state import RequestState
+from gateway.api.request_steps import RequestSteps
+from gateway.runtime.store import RuntimeStore
+from gateway.types import KeyId
+
+_FIRST_ERROR: Final = 400
+OnReply = Callable[[HttpReply, KeyId | None], Awaitable[None]]
+"""Sends an answer. The key, if any, holds bytes of the budget for it until this returns."""
+
+
+class Core:
+    """Takes requests through their steps. One per worker."""
+
+    def __init__(
+        self,
+        *,
+        steps: RequestSteps,
+        shedder: LoadShedder,
+        processor: RequestProcessor,
+        runtimes: RuntimeStore,
+    ) -> None:
+        self._steps = steps
+        self._shedder = shedder
+        self._processor = processor
+        self._runtimes = runtimes
+
+    async def answer(
+        self, match: RouteMatch, request: IncomingRequest, body: IncomingBody, on_reply: OnReply
+    ) -> None:
+        """Answer a request to the route of `match`: `on_reply` gets the answer, errors included.
+
+        Without a call, the caller is gone.
+        """
+
+        async def send(reply: HttpReply, holder: KeyId | None = None) -> None:
+            await on_reply(reply.with_lines(request.lines), holder)
+
+        claimed: ClaimedKey | None = None
+        try:
+            deadline = self._runtimes.current.document.deadline
+            refusal = self._steps.admit(request) or self._shedder.admit(
+                request, match.route, deadline
+            )
+            if refusal is None:
+                prepared = await self._steps.prepare(request, body)
+                if isinstance(prepared, HttpReply):
+                    refusal = prepared
+                else:
+                    claimed = prepared
+            if refusal is not None:
+                await send(refusal)
+            else:
+                await self._work(match, request, body, claimed, send)
+        except ClientDisconnected:
+            return
+        finally:
+            body.release()
+            if claimed is not None:
+                await claimed.end()
+
+    async def _work(
+        self,
+        match: RouteMatch,
+        request: IncomingRequest,
+        body: IncomingBody,
+        claimed: ClaimedKey | None,
+        send: OnReply,
+    ) -> None:
+        processor = self._processor
+        state = processor.new_state(match)
+        processor.start_span(state, processor.tracer.contexts.read(request.headers))
+        try:
+            reply = await self._reply(state, request, body)
+            body.release()
+            if len(reply.body) >= SMALLEST:
+                reply = await processor.large_answers.finish(state, reply)
+            if claimed is not None and _is_final(state):
+                await claimed.store(reply.status, header_fields(reply.lines), reply.body)
+            await send(reply, state.holder)
+        except ClientDisconnected:
+            state.span.fail("client_gone")
+            state.span.end()
+        finally:
+            processor.large_answers.release(state)
+
+    async def _reply(
+        self, state: RequestState, request: IncomingRequest, body: IncomingBody
+    ) -> HttpReply:
+        """Return the whole answer, an error's included."""
+        try:
+            self._processor.read_head(state, request)
+            state.on_head_read()
+            raw = await body.read(request, state.runtime, state.deadline)
+        except ClientDisconnected:
+            raise
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - must not end the worker
+            return self._processor.failed(state, error)
+        return await self._processor.answer(state, raw)
+
+
+def _is_final(state: RequestState) -> bool:
+    """Return whether another try would end in the same way, whatever status its dialect gives."""
+    lacks_items = state.attempt == state.id and state.status < _FIRST_ERROR
+    return not (state.is_passing or lacks_items)

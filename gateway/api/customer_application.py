@@ -1,0 +1,155 @@
+"""Answers the requests that the HTTP server passes on: by the core, or by Litestar."""
+
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
+
+from gateway.api.core import Core
+from gateway.api.http import (
+    NOT_REPLAYED,
+    ClientDisconnected,
+    HttpReply,
+    buffered_http,
+    header_fields,
+    respond,
+)
+from gateway.api.idempotent_requests import LARGEST_ANSWER, ClaimedKey
+from gateway.api.incoming_request import IncomingBodies, IncomingBody, IncomingRequest, request_of
+from gateway.api.inference_route import InferenceRoutes, RouteMatch
+from gateway.api.request_steps import RequestSteps
+from gateway.auth.key_ring import KeyRing
+from gateway.types import KeyId
+
+
+class CustomerApplication:
+    """The ASGI application of a worker. `others` answers what is no inference request."""
+
+    def __init__(
+        self,
+        core: Core,
+        others: ASGIApp,
+        *,
+        routes: InferenceRoutes,
+        keys: KeyRing,
+        bodies: IncomingBodies,
+    ) -> None:
+        self._core = core
+        self._others = others
+        self._find = routes.find
+        self._keys = keys
+        self._bodies = bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if (
+            scope["type"] == ScopeType.HTTP
+            and (match := self._find(scope["path"])) is not None
+            and (scope["method"] == "POST" or not match.route.has_other_methods)
+        ):
+            await self._infer(match, scope, receive, send)
+        else:
+            await self._others(scope, receive, send)
+
+    async def _infer(
+        self, match: RouteMatch, scope: HTTPScope, receive: Receive, send: Send
+    ) -> None:
+        server = buffered_http(scope)
+        whole = (lambda: None) if server is None else server.body
+
+        async def on_reply(reply: HttpReply, holder: KeyId | None) -> None:
+            if server is None:
+                await respond(send, reply)
+            else:
+                await server.send(reply.status, reply.lines, reply.body, holder)
+
+        request = request_of(scope, self._keys)
+        body = IncomingBody(self._bodies, receive, whole)
+        await self._core.answer(match, request, body, on_reply)
+
+
+class SteppedApplication:
+    """Takes requests through the common steps, and has `app` answer them."""
+
+    def __init__(
+        self, app: ASGIApp, *, steps: RequestSteps, keys: KeyRing, bodies: IncomingBodies
+    ) -> None:
+        self._app = app
+        self._steps = steps
+        self._keys = keys
+        self._bodies = bodies
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] != ScopeType.HTTP:
+            await self._app(scope, receive, send)
+            return
+        request = request_of(scope, self._keys)
+        body = IncomingBody(self._bodies, receive)
+        claimed: ClaimedKey | None = None
+        try:
+            reply = self._steps.admit(request)
+            if reply is None:
+                prepared = await self._steps.prepare(request, body)
+                if isinstance(prepared, HttpReply):
+                    reply = prepared
+                else:
+                    claimed = prepared
+            if reply is not None:
+                await respond(send, reply.with_lines(request.lines))
+                return
+            scope = scope.copy()
+            scope["headers"] = request.headers
+            scope.setdefault("state", {})
+            sender = _Sender(send, request, scope, claimed)
+            await self._app(scope, body.receive, sender.send)
+        except ClientDisconnected:
+            return
+        finally:
+            body.release()
+            if claimed is not None:
+                await claimed.end()
+
+
+class _Sender:
+    """Sends the messages of an answer, with what the steps add to it.
+
+    The answer to a request with an idempotency key is held until what retries get is stored.
+    """
+
+    def __init__(
+        self, send: Send, request: IncomingRequest, scope: HTTPScope, claimed: ClaimedKey | None
+    ) -> None:
+        self._send = send
+        self._fields = header_fields(request.lines)
+        self._scope = scope
+        self._claimed = claimed
+        self._held: list[Message] = []
+        self._size = 0
+
+    async def send(self, message: Message) -> None:
+        if self._claimed is None:
+            await self._pass(message)
+            return
+        self._held.append(message)
+        if message["type"] == "http.response.body":
+            self._size += len(message["body"])
+            if not message.get("more_body"):
+                await self._store(self._claimed)
+            elif self._size <= LARGEST_ANSWER:
+                return
+        elif message["type"] == "http.response.start":
+            return
+        held, self._held = self._held, []
+        for each in held:
+            await self._pass(each)
+
+    async def _pass(self, message: Message) -> None:
+        if self._fields and message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *self._fields]
+        await self._send(message)
+
+    async def _store(self, claimed: ClaimedKey) -> None:
+        """Store an answer that was held as a whole, unless it has a secret."""
+        start, *rest = self._held
+        if start["type"] == "http.response.start" and not self._scope["state"].get(NOT_REPLAYED):
+            body = b"".join([m["body"] for m in rest if m["type"] == "http.response.body"])
+            await claimed.store(start["status"], start["headers"], body)

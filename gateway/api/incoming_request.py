@@ -1,0 +1,217 @@
+"""Holds a request on its way to the core or to Litestar: its head, and its body as that arrives."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from functools import cached_property
+from typing import Any, Final
+
+from litestar.types import (
+    HTTPReceiveMessage,
+    HTTPRequestEvent,
+    HTTPScope,
+    Receive,
+    WebSocketReceiveMessage,
+)
+
+from gateway.api.body_timeouts import BodyTimeouts
+from gateway.api.http import ClientDisconnected, Headers, bounded, headers_by_name, read_body
+from gateway.api.request_headers import parse_timeout
+from gateway.auth.bearer import bearer_token
+from gateway.auth.key_ring import KeyRing
+from gateway.config.document import DeadlineConfig
+from gateway.errors import InvalidRequest
+from gateway.http.byte_budget import ByteBudget, HeldBytes
+from gateway.http.client_id import echo_line, parse_client_id
+from gateway.runtime.runtime import Runtime
+from gateway.types import Principal, RequestId
+
+_LONGEST_NUMBER: Final = 18
+_MAX_LARGE_BODIES: Final = 16
+
+
+class IncomingRequest:
+    """What a caller sent. The steps before the work read it, and note in it what they decide.
+
+    `path` is decoded, `target` is the path and the query as they were sent. Names of `headers` are
+    in lower case.
+    """
+
+    lines = b""
+    """What is put after the header lines of the answer, whatever it is."""
+    recorded_id: RequestId | None = None
+    """The id under which the ledger counts all attempts of the request, if that is not its own."""
+
+    def __init__(
+        self, method: str, path: str, headers: Headers, *, keys: KeyRing, target: bytes = b""
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.target = target
+        self.set_headers(headers)
+        self.key = bearer_token(self.fields.get(b"authorization", b""))
+        """The API key, empty if there is none or more than one."""
+        self.principal: Principal | None = keys.find(self.key)
+
+    def set_headers(self, headers: Headers) -> None:
+        """Replace the headers."""
+        self.headers = headers
+        self.fields = headers_by_name(headers)
+        """The first value of each header."""
+
+    @cached_property
+    def client_id(self) -> str:
+        """The caller's own id of the request; empty if there is none."""
+        return parse_client_id(self.fields)
+
+    @property
+    def id_line(self) -> bytes:
+        """The header line of answers that repeats `client_id`; empty if there is none."""
+        return echo_line(self.client_id)
+
+
+def request_of(scope: HTTPScope, keys: KeyRing) -> IncomingRequest:
+    """Return the request that an ASGI server received."""
+    return IncomingRequest(
+        scope["method"],
+        scope["path"],
+        list(scope["headers"]),
+        keys=keys,
+        target=scope["raw_path"] + b"?" + scope["query_string"],
+    )
+
+
+class IncomingBodies:
+    """Bounds the time and the memory of the bodies that a worker waits for. One per worker."""
+
+    def __init__(self) -> None:
+        # Bodies never wait for room.
+        self.budget = ByteBudget(0, what="Large bodies", clock=time.monotonic)
+        self._timeouts = BodyTimeouts()
+
+    def hold(self, request: IncomingRequest, runtime: Runtime) -> HeldBytes:
+        """Return what the body of a caller with a key holds. There is room for 16 of the largest.
+
+        Raises:
+            RuntimeError: the caller has no key.
+        """
+        if request.principal is None:
+            raise RuntimeError("nothing is read from a caller without a key")
+        self.budget.limit_bytes = _MAX_LARGE_BODIES * runtime.document.request.max_body_bytes
+        return HeldBytes(self.budget, request.principal.key)
+
+    async def wait(self, body: Coroutine[Any, Any, bytes], deadline: float) -> bytes:
+        """Return what `body` returns.
+
+        Raises:
+            RequestTimeout: it was not there until `deadline`, in the loop's time.
+        """
+        return await self._timeouts.read(body, deadline=deadline)
+
+
+class IncomingBody:
+    """The body of one request. Steps may read it ahead of who answers the request.
+
+    `receive` gives the next part as ASGI does. `whole` returns the body if it is all there, and
+    `None` if it has to be waited for.
+    """
+
+    def __init__(
+        self,
+        bodies: IncomingBodies,
+        receive: Receive,
+        whole: Callable[[], bytes | None] = lambda: None,
+    ) -> None:
+        self._bodies = bodies
+        self._receive = receive
+        self._whole = whole
+        self._held: HeldBytes | None = None
+        self._is_ahead = False
+        """Whether `content` was read and not given to who answers."""
+        self.is_whole = False
+        self.content = b""
+
+    async def read_ahead(self, request: IncomingRequest, runtime: Runtime) -> None:
+        """Read the body up to the document's bound, and keep it in `content`.
+
+        The rest of a longer body, such as an uploaded file, is left to who answers the request.
+
+        Raises:
+            Overloaded: there are too many large bodies.
+            RequestTimeout: the body did not arrive in time.
+            ClientDisconnected: the caller is gone.
+        """
+        if self._is_ahead:
+            return
+        deadline = asyncio.get_running_loop().time() + _allowed(request, runtime.document.deadline)
+        self._held = self._bodies.hold(request, runtime)
+        limit = runtime.document.request.max_body_bytes
+        await self._bodies.wait(self._read_up_to(limit, request, self._held), deadline)
+        self._is_ahead = True
+
+    async def _read_up_to(self, limit: int, request: IncomingRequest, held: HeldBytes) -> bytes:
+        declared = request.fields.get(b"content-length", b"")
+        size = int(declared) if declared.isdigit() and len(declared) <= _LONGEST_NUMBER else 0
+        chunks: list[bytes] = []
+        arrived = 0
+        while size <= limit:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                raise ClientDisconnected
+            chunks.append(message["body"])
+            arrived += len(message["body"])
+            size = arrived
+            held.grow(size)
+            if not message.get("more_body"):
+                self.is_whole = True
+                break
+        self.content = b"".join(chunks)
+        return self.content
+
+    def replace(self, content: bytes) -> None:
+        """Put `content` in the place of what was read ahead.
+
+        Raises:
+            Overloaded: there are too many large bodies.
+        """
+        if self._held is not None:
+            self._held.grow(len(content))
+        self.content = content
+
+    async def receive(self) -> HTTPReceiveMessage | WebSocketReceiveMessage:
+        """Return the next part of the body for who answers the request."""
+        if not self._is_ahead:
+            return await self._receive()
+        self._is_ahead = False
+        return HTTPRequestEvent(type="http.request", body=self.content, more_body=not self.is_whole)
+
+    async def read(self, request: IncomingRequest, runtime: Runtime, deadline: float) -> bytes:
+        """Return the body.
+
+        Raises:
+            PayloadTooLarge: it is longer than the document allows.
+            Overloaded: there are too many large bodies.
+            RequestTimeout: the body did not arrive until `deadline`.
+            ClientDisconnected: the caller is gone.
+        """
+        limit = runtime.document.request.max_body_bytes
+        raw = self.content if self.is_whole else None if self._is_ahead else self._whole()
+        if raw is not None:
+            return bounded(raw, limit=limit)
+        held = self._held = self._held or self._bodies.hold(request, runtime)
+        arriving = read_body(self.receive, limit=limit, on_progress=held.grow)
+        return await self._bodies.wait(arriving, deadline)
+
+    def release(self) -> None:
+        """Release the memory that the body holds."""
+        self.content = b""
+        if self._held is not None:
+            self._held.release()
+
+
+def _allowed(request: IncomingRequest, deadline: DeadlineConfig) -> float:
+    """Return how many seconds the request has."""
+    try:
+        return parse_timeout(request.fields.get(b"x-request-timeout"), deadline)
+    except InvalidRequest:
+        return deadline.default  # who answers the request refuses it

@@ -1,0 +1,168 @@
+"""Asks the core and the application of this worker, without a connection.
+
+A call of gRPC therefore has the keys, limits, events and errors of a request over HTTP.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+from litestar.types import ASGIApp, Message, Receive
+
+from gateway.api.core import Core
+from gateway.api.http import Headers, HttpReply, header_fields
+from gateway.api.incoming_request import IncomingBodies, IncomingBody, IncomingRequest
+from gateway.api.inference_route import RouteMatch
+from gateway.auth.key_ring import KeyRing
+from gateway.dialects.oip.errors import OIP_ERRORS, OipError
+from gateway.errors import Overloaded
+from gateway.rpc.infer_route import ModelInferRoute
+from gateway.rpc.messages import MessageTable
+from gateway.tasks import TaskScope, ignore_outcome
+from gateway.types import KeyId
+
+_error = msgspec.json.Decoder(OipError).decode
+
+
+class ApplicationRequest(NamedTuple):
+    """Holds a request to the application; its path is decoded."""
+
+    method: str
+    path: str
+    body: bytes = b""
+
+
+class Reply(NamedTuple):
+    """Holds an answer; names of headers are in lower case."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+def error_in(reply: Reply) -> OipError:
+    """Return what went wrong."""
+    try:
+        return _error(reply.body)
+    except msgspec.MsgspecError:
+        return OipError(error=f"The gateway answered {reply.status}.", code="")
+
+
+# grpcio bounds calls, and a call that is cancelled leaves its request.
+_BUSY: Final = Reply(
+    Overloaded.status,
+    [(b"retry-after", b"1")],
+    OIP_ERRORS.encode(Overloaded("Too many requests are under way; try again soon."), ""),
+)
+
+
+class InProcessCalls:
+    """Asks `core` and `app`. As over HTTP, a request goes on after its caller is cancelled.
+
+    `tasks` waits for the requests under way, at most `most` at a time, and has no other tasks.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        core: Core,
+        tasks: TaskScope,
+        *,
+        messages: MessageTable,
+        keys: KeyRing,
+        bodies: IncomingBodies,
+        most: int,
+    ) -> None:
+        self._app = app
+        self._core = core
+        self._tasks = tasks
+        self._match = RouteMatch(ModelInferRoute(messages))
+        self._keys = keys
+        self._bodies = bodies
+        self._most = most
+
+    async def infer(self, message: bytes, headers: Headers) -> Reply:
+        """Return the answer to a `ModelInferRequest`. `headers` are those of the caller."""
+        return await self._start(lambda: self._infer(message, headers))
+
+    async def ask(self, call: ApplicationRequest, headers: Headers) -> Reply:
+        """Return the application's answer. `headers` are those of the caller."""
+        return await self._start(lambda: _ask(self._app, call, _with_own(headers, call.body)))
+
+    async def _start(self, call: Callable[[], Coroutine[Any, Any, Reply]]) -> Reply:
+        if len(self._tasks) >= self._most:
+            return _BUSY
+        task = self._tasks.create_task(call())
+        task.add_done_callback(ignore_outcome)
+        return await asyncio.shield(task)
+
+    async def _infer(self, message: bytes, headers: Headers) -> Reply:
+        route = self._match.route
+        request = IncomingRequest(
+            "POST",
+            route.path,
+            _with_own(headers, message),
+            keys=self._keys,
+            target=quote(route.path).encode() + b"?",
+        )
+        found: list[Reply] = []
+
+        async def on_reply(reply: HttpReply, _: KeyId | None) -> None:
+            lines = [(name.lower(), value) for name, value in header_fields(reply.lines)]
+            found.append(Reply(reply.status, lines, reply.body))
+
+        body = IncomingBody(self._bodies, _receive_of(message))
+        await self._core.answer(self._match, request, body, on_reply)
+        return found[0]
+
+
+async def _ask(app: ASGIApp, request: ApplicationRequest, headers: Headers) -> Reply:
+    """Return the answer of `app`."""
+    status, lines, chunks = 500, Headers(), list[bytes]()
+
+    async def send(message: Message) -> None:
+        nonlocal status, lines
+        if message["type"] == "http.response.start":
+            status, lines = message["status"], list(message["headers"])
+        elif message["type"] == "http.response.body":
+            chunks.append(message["body"])
+
+    await app(_scope(request, headers), _receive_of(request.body), send)
+    return Reply(status, [(name.lower(), value) for name, value in lines], b"".join(chunks))
+
+
+def _receive_of(body: bytes) -> Receive:
+    """Return what gives `body` as ASGI does; nobody disconnects meanwhile."""
+    waiting = [{"type": "http.request", "body": b"", "more_body": False}]
+    # Only the memory of a body in parts is counted.
+    waiting.append({"type": "http.request", "body": body, "more_body": True})
+
+    async def receive() -> Any:
+        return waiting.pop() if waiting else await asyncio.Future()
+
+    return receive
+
+
+def _with_own(headers: Headers, body: bytes) -> Headers:
+    return [(b"host", b"grpc"), *headers, (b"content-length", b"%d" % len(body))]
+
+
+def _scope(request: ApplicationRequest, headers: Headers) -> Any:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": request.method,
+        "scheme": "http",
+        "path": request.path,
+        "raw_path": quote(request.path).encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": headers,
+        "client": None,
+        "server": None,
+        "state": {},
+        "extensions": {},
+    }
