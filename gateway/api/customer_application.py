@@ -5,6 +5,7 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from gateway.api.core import Core
 from gateway.api.http import (
+    NO_CONTENT,
     NOT_REPLAYED,
     ClientDisconnected,
     HttpReply,
@@ -56,7 +57,7 @@ class CustomerApplication:
         whole = (lambda: None) if server is None else server.body
 
         async def on_reply(reply: HttpReply, holder: KeyId | None) -> None:
-            if server is None:
+            if server is None or reply.status == NO_CONTENT:  # which has no length
                 await respond(send, reply)
             else:
                 await server.send(reply.status, reply.lines, reply.body, holder)
