@@ -20,7 +20,6 @@ from gateway.api.load_shedding import LoadShedder
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestState
 from gateway.api.request_steps import RequestSteps
-from gateway.runtime.store import RuntimeStore
 from gateway.types import KeyId
 
 _FIRST_ERROR: Final = 400
@@ -37,12 +36,10 @@ class Core:
         steps: RequestSteps,
         shedder: LoadShedder,
         processor: RequestProcessor,
-        runtimes: RuntimeStore,
     ) -> None:
         self._steps = steps
         self._shedder = shedder
         self._processor = processor
-        self._runtimes = runtimes
 
     async def answer(
         self, match: RouteMatch, request: IncomingRequest, body: IncomingBody, on_reply: OnReply
@@ -57,19 +54,15 @@ class Core:
 
         claimed: ClaimedKey | None = None
         try:
-            deadline = self._runtimes.current.document.deadline
-            refusal = self._steps.admit(request) or self._shedder.admit(
-                request, match.route, deadline
+            prepared = (
+                self._steps.admit(request)
+                or self._shedder.admit(request, match.route)
+                or await self._steps.prepare(request, body)
             )
-            if refusal is None:
-                prepared = await self._steps.prepare(request, body)
-                if isinstance(prepared, HttpReply):
-                    refusal = prepared
-                else:
-                    claimed = prepared
-            if refusal is not None:
-                await send(refusal)
+            if isinstance(prepared, HttpReply):
+                await send(prepared)
             else:
+                claimed = prepared
                 await self._work(match, request, body, claimed, send)
         except ClientDisconnected:
             return

@@ -87,16 +87,11 @@ class SteppedApplication:
         body = IncomingBody(self._bodies, receive)
         claimed: ClaimedKey | None = None
         try:
-            reply = self._steps.admit(request)
-            if reply is None:
-                prepared = await self._steps.prepare(request, body)
-                if isinstance(prepared, HttpReply):
-                    reply = prepared
-                else:
-                    claimed = prepared
-            if reply is not None:
-                await respond(send, reply.with_lines(request.lines))
+            prepared = self._steps.admit(request) or await self._steps.prepare(request, body)
+            if isinstance(prepared, HttpReply):
+                await respond(send, prepared.with_lines(request.lines))
                 return
+            claimed = prepared
             scope = scope.copy()
             scope["headers"] = request.headers
             scope.setdefault("state", {})

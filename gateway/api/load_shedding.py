@@ -14,9 +14,9 @@ from gateway.api.incoming_request import IncomingRequest
 from gateway.api.inference_route import InferenceRoute
 from gateway.api.problem_replies import problem_reply
 from gateway.api.request_headers import RequestOptions, parse_request_options
-from gateway.config.document import DeadlineConfig
 from gateway.errors import InvalidRequest, Overloaded
 from gateway.http.loop_iterations import LoopIterations
+from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.types import RequestId
 
@@ -41,11 +41,13 @@ class LoadShedder:
         *,
         iterations: LoopIterations,
         metrics: GatewayMetrics,
+        runtimes: RuntimeStore,
         new_id: Callable[[], RequestId],
     ) -> None:
         self.add_request = iterations.add_request
         self._iterations = iterations
         self._metrics = metrics
+        self._runtimes = runtimes
         self._new_id = new_id
         self._waits = cycle(_WAITS)
         self._refusals: dict[tuple[ErrorFormat, float], _Refusal] = {}
@@ -67,14 +69,14 @@ class LoadShedder:
         lines = id_.join(refusal.lines) + own_lines
         return HttpReply(refusal.status, lines, id_.join(refusal.body))
 
-    def admit(
-        self, request: IncomingRequest, route: InferenceRoute, deadline: DeadlineConfig
-    ) -> HttpReply | None:
+    def admit(self, request: IncomingRequest, route: InferenceRoute) -> HttpReply | None:
         """Count a request. Return the answer if it is refused, `None` if it is admitted."""
         if request.method != "POST" or not self.add_request():
             return None
         try:
-            options = parse_request_options(request.fields, deadline)
+            options = parse_request_options(
+                request.fields, self._runtimes.current.document.deadline
+            )
         except InvalidRequest:
             return None  # who answers the request says what is wrong
         return self.refuse(route, options, request.id_line)

@@ -124,6 +124,7 @@ def build_listeners(
     shedder = LoadShedder(
         iterations=LoopIterations(most=settings.max_loop_delay),
         metrics=dependencies.metrics,
+        runtimes=runtimes,
         new_id=ids.new,
     )
     steps = RequestSteps(
@@ -139,7 +140,7 @@ def build_listeners(
         errors_of=errors_of,
         new_id=ids.new,
     )
-    core = Core(steps=steps, shedder=shedder, processor=processor, runtimes=runtimes)
+    core = Core(steps=steps, shedder=shedder, processor=processor)
     bodies = IncomingBodies()
     others = SteppedApplication(HeadAsGet(litestar), steps=steps, keys=keys, bodies=bodies)
     app = CustomerApplication(core, others, routes=routes, keys=keys, bodies=bodies)

@@ -181,9 +181,7 @@ class Api:
             routes=self.routes,
             cross_origin=rules,
         )
-        shedder = LoadShedder(
-            iterations=LoopIterations(most=0.0), metrics=self.metrics, new_id=ids.new
-        )
+        shedder = self.shedder(LoopIterations(most=0.0))
         self.fast_path = build_fast_path(processor, heads, shedder)
         self.steps = RequestSteps(
             cross_origin=rules,
@@ -192,10 +190,17 @@ class Api:
             errors_of=partial(error_format, self.dialects),
             new_id=ids.new,
         )
-        self.core = Core(
-            steps=self.steps, shedder=shedder, processor=processor, runtimes=self.runtimes
-        )
+        self.core = Core(steps=self.steps, shedder=shedder, processor=processor)
         self.bodies = IncomingBodies()
+
+    def shedder(self, iterations: LoopIterations) -> LoadShedder:
+        """Return what refuses requests by the iterations of the event loop."""
+        return LoadShedder(
+            iterations=iterations,
+            metrics=self.metrics,
+            runtimes=self.runtimes,
+            new_id=self.ids.new,
+        )
 
     def idempotency(self) -> IdempotentRequests:
         """Return the step for idempotency keys. Without a Redis, no route has it."""

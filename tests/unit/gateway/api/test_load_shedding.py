@@ -55,7 +55,7 @@ async def api(anyio_backend: str) -> Api:
 
 @pytest.fixture
 async def shedder(api: Api) -> LoadShedder:
-    return LoadShedder(iterations=Overloaded(), metrics=api.metrics, new_id=api.ids.new)
+    return api.shedder(Overloaded())
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def passed(anyio_backend: str) -> Passed:
 
 @pytest.fixture
 async def app(api: Api, shedder: LoadShedder, passed: Passed) -> CustomerApplication:
-    core = Core(steps=api.steps, shedder=shedder, processor=api.processor, runtimes=api.runtimes)
+    core = Core(steps=api.steps, shedder=shedder, processor=api.processor)
     routes = inference_routes(api.dialects)
     return CustomerApplication(core, passed, routes=routes, keys=api.keys, bodies=api.bodies)
 
@@ -162,9 +162,7 @@ async def test_the_fast_path_refuses_before_it_charges_and_still_answers_hits(
     request = f"{_HEAD}content-length: {len(_BODY)}\r\n\r\n".encode()
     await entry_point.send(request + _BODY.replace(b"new", b"old"))
     await entry_point.send(request + _BODY.replace(b"new", b"old"))
-    api.fast_path.shedder = LoadShedder(
-        iterations=Overloaded(), metrics=api.metrics, new_id=api.ids.new
-    )
+    api.fast_path.shedder = api.shedder(Overloaded())
     entry_point.events()
 
     refused = await entry_point.send(request + _BODY)
