@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from functools import cached_property
 from typing import Any, Final
 
 from litestar.types import (
@@ -59,7 +58,7 @@ class IncomingRequest:
         self.fields = headers_by_name(headers)
         """The first value of each header."""
 
-    @cached_property
+    @property
     def client_id(self) -> str:
         """The caller's own id of the request; empty if there is none."""
         return parse_client_id(self.fields)

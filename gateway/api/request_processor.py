@@ -128,8 +128,8 @@ class RequestProcessor:
         if state.principal is None:
             raise self._keys.refusal(request.key)
         check_budget(state.principal)
-        if request.client_id:
-            state.name(request.client_id)
+        if client_id := request.client_id:
+            state.name(client_id)
         if request.recorded_id is not None:
             state.record_under(request.recorded_id)
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
