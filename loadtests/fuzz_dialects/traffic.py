@@ -163,7 +163,7 @@ class DialectTraffic(Traffic):
         ]
 
     @override
-    def call(self, addresses: Sequence[str], people: list[Caller], calls: int) -> list[str]:
+    def call(self, address: str, people: list[Caller], calls: int) -> list[str]:
         numbers, findings = count(), list[str]()
 
         def run(channel: grpc.Channel) -> None:
@@ -172,12 +172,12 @@ class DialectTraffic(Traffic):
                     return
                 findings.extend(self._call(channel, people, number))
 
-        channels = [grpc.insecure_channel(address) for address in addresses]
-        with ThreadPoolExecutor(_CALLS_AT_ONCE * len(channels)) as pool:
-            for running in [pool.submit(run, each) for each in channels * _CALLS_AT_ONCE]:
+        with (
+            grpc.insecure_channel(address) as channel,
+            ThreadPoolExecutor(_CALLS_AT_ONCE) as pool,
+        ):
+            for running in [pool.submit(run, channel) for _ in range(_CALLS_AT_ONCE)]:
                 running.result()
-        for channel in channels:
-            channel.close()
         return findings
 
     def _call(self, channel: grpc.Channel, people: list[Caller], number: int) -> Iterator[str]:

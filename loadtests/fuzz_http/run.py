@@ -1,10 +1,10 @@
-"""Fuzzes gateways over many connections, and then checks their processes."""
+"""Fuzzes a gateway over many connections, and then checks its processes."""
 
 import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any  # Any: sections of a document
 
@@ -29,7 +29,6 @@ _ENOUGH = 10
 # On a busy machine, the gateway may refuse this number of requests or this share of all requests,
 # whichever is larger.
 _REFUSED, _SHARE_REFUSED = 100, 0.01
-_GATEWAYS = ("first", "second")
 _SIGNS = ("unexpected failure", "Traceback", "ended unexpectedly")
 
 
@@ -44,8 +43,8 @@ class Traffic:
         """Return the script of connection `number`."""
         return script(seed, number, people)
 
-    def call(self, addresses: Sequence[str], people: list[Caller], calls: int) -> list[str]:
-        """Send a number of calls to gRPC listeners in threads; return the findings."""
+    def call(self, address: str, people: list[Caller], calls: int) -> list[str]:
+        """Send a number of calls to the gRPC listener in threads; return the findings."""
         return []
 
     def afterwards(self) -> list[str]:
@@ -54,15 +53,13 @@ class Traffic:
 
 
 class FuzzRun:
-    """A run on gateways in turn, and its findings."""
+    """A run on a gateway, and its findings."""
 
-    def __init__(
-        self, seed: int, people: list[Caller], gateways: list[Gateway], traffic: Traffic
-    ) -> None:
+    def __init__(self, seed: int, people: list[Caller], gateway: Gateway, traffic: Traffic) -> None:
         self.seed = seed
         self.traffic = traffic
         self._people = people
-        self._gateways = gateways
+        self._gateway = gateway
         self.answers: Counter[tuple[str, int]] = Counter()
         self.findings: list[str] = []
         self.memory: dict[str, int] = {}
@@ -96,12 +93,11 @@ class FuzzRun:
     async def _call(self, calls: int) -> list[str]:
         if not self.traffic.has_calls:
             return []
-        addresses = [f"127.0.0.1:{gateway.settings.grpc_port}" for gateway in self._gateways]
-        return await asyncio.to_thread(self.traffic.call, addresses, self._people, calls)
+        address = f"127.0.0.1:{self._gateway.settings.grpc_port}"
+        return await asyncio.to_thread(self.traffic.call, address, self._people, calls)
 
     async def _play(self, played: Script) -> None:
-        gateway = self._gateways[played.number % len(self._gateways)]
-        if found := await run_script(played, gateway.port, self.answers):
+        if found := await run_script(played, self._gateway.port, self.answers):
             again = f"ARGS='--seed {self.seed} --only {played.number}'"
             self.findings.append(f"make fuzz NAME={self.traffic.name} {again}: {found}")
 
@@ -109,17 +105,13 @@ class FuzzRun:
         """Send plain requests after the run."""
         for number in range(1, 81):
             played = script(self.seed, -number, self._people, is_plain=True)
-            for gateway in self._gateways:
-                # A connection that sends nothing would only wait until the server closes it.
-                if played.size and (found := await run_script(played, gateway.port, self.answers)):
-                    self.findings.append(f"afterwards: {found}")
+            # A connection that sends nothing would only wait until the server closes it.
+            port = self._gateway.port
+            if played.size and (found := await run_script(played, port, self.answers)):
+                self.findings.append(f"afterwards: {found}")
 
     def _pids(self) -> dict[str, int]:
-        return {
-            f"{which} {name}": pid
-            for which, gateway in zip(_GATEWAYS, self._gateways, strict=True)
-            for name, pid in gateway.processes().items()
-        }
+        return self._gateway.processes()
 
     def _faults(self, pids: dict[str, int]) -> Iterator[str]:
         """Yield what is wrong with the processes."""
@@ -131,12 +123,11 @@ class FuzzRun:
         for name, most in self.memory.items():
             if most > _MEMORY_BOUND:
                 yield f"{name} took {most // 1024**2} MiB"
-        for gateway in self._gateways:
-            log = gateway.log()
-            for sign in _SIGNS:
-                if sign in log:
-                    at = log.index(sign)
-                    yield f"a log has `{sign}`: {log[max(0, at - 300) : at + 1500]}"
+        log = self._gateway.log()
+        for sign in _SIGNS:
+            if sign in log:
+                at = log.index(sign)
+                yield f"a log has `{sign}`: {log[max(0, at - 300) : at + 1500]}"
 
 
 def document_of(url: str) -> dict[str, Any]:
@@ -162,23 +153,17 @@ def fuzz(
     people = callers(seed)
     with contextlib.ExitStack() as stack:
         stub = stack.enter_context(stub_process(module=backend.__name__))
-        document = document_of(stub.url)
-        gateways = [
-            stack.enter_context(
-                running_gateway(
-                    folder / which,
-                    document,
-                    keys={caller.tenant: caller.key for caller in people},
-                    workers=workers,
-                    batches=False,
-                    # On a machine that is busy enough, Redis needs longer than the default timeout.
-                    state_timeout=60.0,
-                    grpc_port=free_port() if traffic.has_calls else 0,
-                )
-            )
-            for which in _GATEWAYS
-        ]
-        run = FuzzRun(seed, people, gateways, traffic)
+        gateway = running_gateway(
+            folder / "gateway",
+            document_of(stub.url),
+            keys={caller.tenant: caller.key for caller in people},
+            workers=workers,
+            batches=False,
+            # On a machine that is busy enough, Redis needs longer than the default timeout.
+            state_timeout=60.0,
+            grpc_port=free_port() if traffic.has_calls else 0,
+        )
+        run = FuzzRun(seed, people, stack.enter_context(gateway), traffic)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run.run(requests, only))
         return run
