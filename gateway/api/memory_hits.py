@@ -1,20 +1,19 @@
 """Answers one-item hits with little work: replays memory hits, and encodes hits from Redis.
 
-A one-item request that was a memory hit leaves a `HitReplay` in its parsed body. The `HitReplay`
-answers equal requests while the cache returns the same entry. The fast path calls `replay` for
-requests with equal bytes. `RequestProcessor` calls `answer` for requests with equal bodies, and
+A plain one-item request that was a memory hit leaves a `HitReplay`. The fast path calls `replay`
+for requests with equal bytes, while the cache returns the same entry. `RequestProcessor` calls
 `answer_stored` for results from a tier other than memory.
 """
 
 from collections.abc import Sequence
 from time import time_ns
 
-from gateway.api.answers import HIT, PRIVATE, count_usage
+from gateway.api.answers import PRIVATE, count_usage
 from gateway.api.content_coding import SMALLEST
 from gateway.api.inference_route import InferenceRoute
 from gateway.api.recent_cache import RecentCache
 from gateway.api.request_events import RequestEvents
-from gateway.api.request_state import HitReplay, ParsedBody, RequestState, StoredAnswers
+from gateway.api.request_state import HitReplay, RequestState, StoredAnswers
 from gateway.cache.entry import CacheHit
 from gateway.events.hit_run import HitRun
 from gateway.http.unsent_answers import LARGE_BYTES
@@ -27,7 +26,6 @@ from gateway.telemetry.phases import PhaseDurations
 from gateway.telemetry.tracing import ReplayedHit, Tracer
 from gateway.types import (
     Answer,
-    CacheDirectives,
     ItemOutcome,
     Principal,
     RevisionUsage,
@@ -35,7 +33,6 @@ from gateway.types import (
 )
 from wire.protocol import Task
 
-_NO_DIRECTIVES = CacheDirectives()
 _MOST_RUNS = 4096
 MEASURED_ONE_OF = 64
 """One of this many repeated hits has its phases measured."""
@@ -63,7 +60,6 @@ class MemoryHits:
         self._runtimes = runtimes
         self._inference = inference
         self._wall, self._peek, self._served = inference.wall, inference.peek, inference.served
-        self._read_hit = inference.read_hit
         self._limiter = limiter
         self._phases = phases
         self._tracer = tracer
@@ -78,26 +74,25 @@ class MemoryHits:
         self._stored: RecentCache[_StoredKey, StoredAnswers] = RecentCache(_MOST_RUNS)
 
     def replay(
-        self, parsed: ParsedBody, head: bytes, times: list[int] | None = None
+        self, replay: HitReplay, head: bytes, times: list[int] | None = None
     ) -> bytes | None:
-        """Return the whole answer to a request with plain headers. The answer begins with `head`.
+        """Return the whole answer to a request that is equal to an earlier one.
+
+        The answer begins with `head`.
 
         `times` receives the times of the cache look-up and of the charge of limits, in ns.
 
         The usage event is published together with the iteration's other events. If there is no
         answer to replay or the answer may have changed, return `None` and charge nothing.
         """
-        replay = parsed.replay
-        if replay is None:
-            return None
         if times is None:
             self.until_noted -= 1
             if not self.until_noted:
-                return self._replay_noted(parsed, head)
+                return self._replay_noted(replay, head)
         run = replay.run
         if run.count == run.max_count and not self.events.join(run):
             return None
-        hit = self._charged(parsed, replay, self._runtimes.current, _NO_DIRECTIVES, times)
+        hit = self._charged(replay, times)
         if hit is None:
             self.events.commit()  # the run may have been joined for nothing
             return None
@@ -114,13 +109,13 @@ class MemoryHits:
             replay.tail,
         )
 
-    def replay_recorded(self, parsed: ParsedBody, head: bytes, context: str) -> bytes | None:
+    def replay_recorded(self, replay: HitReplay, head: bytes, context: str) -> bytes | None:
         """Do as `replay` for a request whose trace `context` is sampled."""
         times = [time_ns()]
-        answer = self.replay(parsed, head, times)
+        answer = self.replay(replay, head, times)
         if answer is not None:
             self._measure(times, 1)
-            self._record(parsed, answer, times, context)
+            self._record(replay, answer, times, context)
         return answer
 
     def skip_recorded(self) -> None:
@@ -131,7 +126,7 @@ class MemoryHits:
         if self._until_recorded == self._step:
             self._until_recorded += self._tracer.gap()
 
-    def _replay_noted(self, parsed: ParsedBody, head: bytes) -> bytes | None:
+    def _replay_noted(self, replay: HitReplay, head: bytes) -> bytes | None:
         """Replay a hit, and measure it on behalf of unmeasured hits, or record it, or both."""
         self._until_measured -= self._step
         self._until_recorded -= self._step
@@ -142,13 +137,13 @@ class MemoryHits:
             self._until_recorded = self._tracer.gap()
         self.until_noted = self._step = min(self._until_measured, self._until_recorded)
         times = [time_ns()]
-        answer = self.replay(parsed, head, times)
+        answer = self.replay(replay, head, times)
         if answer is None:
             return None  # it is answered in another way, and decided about again
         if is_measured:
             self._measure(times, MEASURED_ONE_OF)
         if is_recorded:
-            self._record(parsed, answer, times, "")
+            self._record(replay, answer, times, "")
         return answer
 
     def _measure(self, times: Sequence[int], count: int) -> None:
@@ -157,37 +152,15 @@ class MemoryHits:
         self._phases.add("cache", (found - began) / 1e9, count)
         self._phases.add("admission", (charged - found) / 1e9, count)
 
-    def _record(self, parsed: ParsedBody, answer: bytes, times: list[int], context: str) -> None:
+    def _record(self, replay: HitReplay, answer: bytes, times: list[int], context: str) -> None:
         """Record the spans of a hit."""
-        replay, route = parsed.replay, parsed.route
-        if replay is None:
-            return
+        route = replay.route
         times.append(time_ns())
         model, revision = replay.model, replay.revision
         hit = ReplayedHit(route.span_name, route.attributes, model, revision, answer, times)
         self._tracer.replayed(hit, context)
         if context:  # else its trace has no id yet
             self.events.sampled_hit(replay.run, (times[-1] - times[0]) / 1e9, context)
-
-    def answer(self, state: RequestState, parsed: ParsedBody) -> bytes | None:
-        """Publish the usage event, put the headers into `state`, and return the answer's body.
-
-        If there is no answer to replay or the answer may have changed, return `None` and charge
-        nothing.
-        """
-        replay = parsed.replay
-        if replay is None:
-            return None
-        hit = self._charged(parsed, replay, state.runtime, state.options.directives)
-        if hit is None:
-            return None
-        age, state.limit_lines = hit
-        state.admitted = self.events.now()
-        state.prepared = parsed.prepared
-        self.events.publish_hit(replay.run, state.id, state.started, state.began)
-        state.model, state.revision, state.usage = replay.model, replay.revision, replay.usage
-        state.lines, state.content = b"%b%d\r\n" % (HIT, age), replay.content
-        return replay.body
 
     def answer_stored(
         self, state: RequestState, prepared: PreparedRequest, hit: CacheHit
@@ -228,58 +201,47 @@ class MemoryHits:
         state.content = answers.content
         return body
 
-    def add(self, state: RequestState, answer: Answer, body: bytes) -> None:
-        """Keep an answer from memory to replay it."""
+    def replay_of(self, state: RequestState, answer: Answer, body: bytes) -> HitReplay | None:
+        """Return what replays an answer from memory. `None` if it must not be replayed."""
         _, parsed = state.caller_and_body()
         prepared = parsed.prepared
-        parsed.replay = None
         # Large ones are compressed for some callers, and many of them take much memory.
         if prepared is None or len(answer.outcomes) > 1 or len(body) >= SMALLEST:
-            return
+            return None
         if answer.outcomes[0].source is not Source.HIT:
-            return
+            return None
         entry = self._inference.entry_of(prepared.keys[0])
         # A plan is of one runtime, under which only time and the cache change what is valid.
         if entry is None or not prepared.plan.is_valid(entry, self._wall()):
-            return
+            return None
         run = self._run(state)
         if run is None:
-            return
-        parsed.replay = HitReplay(
+            return None
+        return HitReplay(
+            route=state.route,
             plan=prepared.plan,
             key=prepared.keys[0],
             entry=entry,
             valid_until=entry.stored_at + prepared.plan.entry.cache_ttl,
             model=state.model,
             revision=state.revision,
-            usage=state.usage,
-            body=body,
-            content=state.content,
             tail=b"%bcontent-length: %d\r\n\r\n%b" % (state.content, len(body), body),
             run=run,
             charge=self._limiter.repeated_charge(parsed.charges),
         )
 
     def _charged(
-        self,
-        parsed: ParsedBody,
-        replay: HitReplay,
-        runtime: Runtime,
-        directives: CacheDirectives,
-        times: list[int] | None = None,
+        self, replay: HitReplay, times: list[int] | None = None
     ) -> tuple[float, bytes] | None:
         """Charge a request that `replay` answers; return the entry's age and the limits' lines."""
         plan, entry = replay.plan, replay.entry
-        # As `is_current` and `read_hit`, which would be four more calls for each hit.
-        if plan.runtime is not runtime or plan.model is not self._served(plan.model.info.name):
+        # As `is_current`, which would be another call for each hit.
+        is_current = plan.runtime is self._runtimes.current
+        if not is_current or plan.model is not self._served(plan.model.info.name):
             return None
         now = self._wall()
-        if directives is _NO_DIRECTIVES:
-            if self._peek(replay.key, now) is not entry or now > replay.valid_until:
-                parsed.replay = None  # the entry has gone, is too old, or was replaced
-                return None
-        elif self._read_hit(plan, replay.key, now, directives) is not entry:
-            return None
+        if self._peek(replay.key, now) is not entry or now > replay.valid_until:
+            return None  # the entry has gone, is too old, or was replaced
         if times is not None:
             times.append(time_ns())
         limit_lines = replay.charge.charge()

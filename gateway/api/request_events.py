@@ -137,15 +137,6 @@ class RequestEvents:
         """Keep a replayed hit that is recorded under `traceparent`."""
         self._metrics.exemplar(run.route, run.model, duration, traceparent)
 
-    def publish_hit(self, run: HitRun, id_: RequestId, started: float, began: float) -> None:
-        """Publish the event of a hit like the hits of `run` at once, with an id of its own.
-
-        Raises:
-            EventLogUnavailable: the log has no room.
-        """
-        self._events.reserve_bytes(run.event.size)
-        self._publish(run, id_, self._wall(), self.now() - started, began, 1)
-
     def _keep(self, run: HitRun) -> None:
         count = run.count
         if not count:

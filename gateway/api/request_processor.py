@@ -187,12 +187,7 @@ class RequestProcessor:
             if parsed is None:
                 parsed = state.parsed = self._bodies.read(state, raw)
             state.task, state.usage = parsed.request.task, parsed.failed
-            # A recorded request is not replayed, because each of its steps has a span.
             is_recorded = state.span.is_recorded
-            is_alike = parsed.replay is not None and not (is_recorded or state.has_own_event)
-            body = self.hits.answer(state, parsed) if is_alike else None
-            if body is not None:
-                return self._reply(state, body)
             if parsed.held_bytes:
                 return None  # `reply_later` waits for memory
             lines = None if is_recorded else self._repeat_charge(state, parsed)
@@ -388,7 +383,6 @@ class RequestProcessor:
         request = parsed.request
         if principal.models is not None:
             check_model(principal, request.model)
-        parsed.replay = None
         parsed.prepared = prepared = self._inference.prepare(request, principal, state.runtime)
         return prepared
 
@@ -432,8 +426,8 @@ class RequestProcessor:
 
     def _hit(self, state: RequestState, answer: Answer) -> HttpReply:
         reply = self._answered(state, answer)
-        if not state.has_own_event:
-            self.hits.add(state, answer, reply.body)
+        if state.is_plain:
+            state.replay = self.hits.replay_of(state, answer, reply.body)
         return reply
 
     def _reply(self, state: RequestState, body: bytes) -> HttpReply:

@@ -37,24 +37,21 @@ _NOTHING = Usage(items=0, hit=0, collapsed=0, computed=0, failed=0, rows=0, toke
 
 
 class HitReplay(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a one-item request that was a memory hit. Equal requests replay it.
+    """The answer to a plain one-item request that was a memory hit. Equal requests replay it.
 
-    The answer is valid while `plan` is current and the cache returns this `entry`. For callers
-    without directives it is also limited by `valid_until`, a time on the wall clock.
+    The answer is valid while `plan` is current and the cache returns this `entry`, until
+    `valid_until`, a time on the wall clock.
     """
 
+    route: InferenceRoute
     plan: RequestPlan
     key: CacheKey
     entry: CachedResult
     valid_until: float
     model: str
     revision: str
-    usage: Usage
-    body: bytes
-    content: bytes
-    """The header lines that say what the body is."""
     tail: bytes
-    """The constant end of the answer: the lines of `content`, `content-length` and the body."""
+    """The constant end of the answer, from the header lines that say what the body is."""
     run: HitRun
     charge: RepeatedCharge
 
@@ -80,8 +77,7 @@ class StoredAnswers(msgspec.Struct, frozen=True, kw_only=True):
 class ParsedBody(msgspec.Struct, kw_only=True):
     """A parsed request body. Shared by requests of one caller with equal bodies.
 
-    `prepared`, `replay` and `stored` are set later, and cleared or replaced when they are no longer
-    valid.
+    `prepared` and `stored` are set later, and replaced when they are no longer valid.
     """
 
     route: InferenceRoute
@@ -95,7 +91,6 @@ class ParsedBody(msgspec.Struct, kw_only=True):
     failed: Usage
     """The usage to report if the request fails as a whole."""
     prepared: PreparedRequest | None = None
-    replay: HitReplay | None = None
     stored: StoredAnswers | None = None
     """The parts of the last answer whose result came from a tier other than memory."""
 
@@ -147,6 +142,10 @@ class RequestState:
     """The caller's own id of the request."""
     publish: Callable[[RequestEvent, frozenset[int]], None] | None = None
     """Takes the request's usage event and `passing`. `None` means the worker's event log."""
+    is_plain = False
+    """Whether equal requests may replay the answer if it is a memory hit."""
+    replay: HitReplay | None = None
+    """The answer for equal requests, if they may replay it."""
     phase_weight = 1
     """The number of requests that its phases are counted for. With 0, another request counts."""
     is_body_due = True

@@ -15,7 +15,7 @@ from gateway.api.http import Headers, HttpReply
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.memory_hits import MEASURED_ONE_OF
 from gateway.api.request_processor import SHORT, RequestProcessor
-from gateway.api.request_state import ParsedBody, RequestState
+from gateway.api.request_state import HitReplay, RequestState
 from gateway.errors import GatewayError
 from gateway.http.server_internals import STATUS_LINE
 from gateway.http.write_coalescing import CLOSE, WriteCoalescer
@@ -49,22 +49,21 @@ class FastPath:
         `None` where there were none; see `MemoryHits.replay`.
         """
         context = ""
-        parsed = None if self._splits_first else self.heads.find_replayable(request)
-        if parsed is None:
+        found = None if self._splits_first else self.heads.find_replayable(request)
+        if found is None:
             if MARK not in request and not self._splits_first:
                 return None
-            parsed, context = self._find_without_context(request)
-            if parsed is None:
+            found, context = self._find_without_context(request)
+            if found is None:
                 return None
+        if isinstance(found, RepeatedRequest):
+            return None if context else found
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
-        answer = self._hits.replay(parsed, self._hit_lines)
-        if answer is None and not context and isinstance(parsed, RepeatedRequest):
-            return parsed
-        return answer
+        return self._hits.replay(found, self._hit_lines)
 
-    def repeat(self, repeated: RepeatedRequest) -> HttpReply | RequestState:
-        """Do as `reply`, for a whole request that `replay` has found."""
+    def repeat(self, repeated: RepeatedRequest, request: bytes) -> HttpReply | RequestState:
+        """Do as `reply`, for a whole `request` that `replay` has found."""
         state = self._new_state(repeated.head, "")
         state.parsed = repeated
         self._until_measured -= 1
@@ -72,7 +71,10 @@ class FastPath:
             state.phase_weight = 0
         else:
             state.phase_weight = self._until_measured = MEASURED_ONE_OF
-        return _reply_or_state(state, self.processor.reply_now(state, b""))
+        reply = self.processor.reply_now(state, b"")
+        if state.replay is not None:
+            self.heads.add_replayable(request, state.replay)
+        return _reply_or_state(state, reply)
 
     def find(self, head: bytes) -> FoundHead | None:
         """Return the decisions about a head, or `None` if the application answers the request."""
@@ -104,12 +106,11 @@ class FastPath:
             state.unread = body
             return state
         reply = self.processor.reply_now(state, body)
-        parsed = state.parsed
-        if head.is_plain and parsed is not None:
-            if parsed.replay is not None:
-                self.heads.add_replayable(found.head + body, parsed)
-            elif parsed.stored is not None and not found.context:
-                self.heads.add_repeated(found, body, parsed)
+        parsed, may_repeat = state.parsed, head.is_plain and not found.context
+        if state.replay is not None:
+            self.heads.add_replayable(found.head + body, state.replay)
+        elif may_repeat and parsed is not None and parsed.stored is not None:
+            self.heads.add_repeated(found, body, parsed)
         return state if reply is None else _reply_or_state(state, reply)
 
     def render(self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False) -> bytes:
@@ -137,6 +138,8 @@ class FastPath:
         state = self.processor.new_state(head.match)
         state.principal = head.principal
         state.options = head.options
+        if head.is_plain:
+            state.is_plain = True
         state.wants_timing = head.wants_timing
         if head.coding:
             state.coding = head.coding
@@ -151,8 +154,10 @@ class FastPath:
         state.deadline = state.started + head.options.allowed
         return state
 
-    def _find_without_context(self, request: bytes) -> tuple[ParsedBody | None, str]:
-        """Return the known parts of a request without its trace context, and the context."""
+    def _find_without_context(
+        self, request: bytes
+    ) -> tuple[HitReplay | RepeatedRequest | None, str]:
+        """Return what is known of a request without its trace context, and the context."""
         context, rest = self._split(request)
         was_looked_up = not self._splits_first
         # The next request is most likely of this kind, too: one look-up for each suffices.

@@ -19,7 +19,7 @@ from gateway.api.inference_route import InferenceRoutes, RouteMatch
 from gateway.api.recent_cache import RecentCache
 from gateway.api.request_headers import RequestOptions
 from gateway.api.request_processor import RequestProcessor
-from gateway.api.request_state import ParsedBody
+from gateway.api.request_state import HitReplay, ParsedBody
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import AuthenticationFailed, GatewayError
 from gateway.http.client_id import echo_line, split_client_id
@@ -98,7 +98,7 @@ class RequestHeadCache:
         self._keyed = blake2b(digest_size=16, key=secrets.token_bytes(32))
         self._heads: RecentCache[bytes, CachedHead | Literal[False]] = RecentCache(_MOST)
         """The decisions by head. `False` means that the application answers."""
-        self._requests: RecentCache[bytes, ParsedBody] = RecentCache(_MOST)
+        self._requests: RecentCache[bytes, HitReplay | RepeatedRequest] = RecentCache(_MOST)
         self._runtime: Runtime | None = None
         self._max_body_bytes = 0
         self._generation = -1
@@ -133,8 +133,8 @@ class RequestHeadCache:
             return None
         return _named(known, client_id) if client_id else known, length or known.length
 
-    def find_replayable(self, request: bytes) -> ParsedBody | None:
-        """Return the parsed body of a whole request that was a memory hit."""
+    def find_replayable(self, request: bytes) -> HitReplay | RepeatedRequest | None:
+        """Return what is known of a whole request that was a hit before."""
         if self._runtimes.current is not self._runtime or self._keys.generation != self._generation:
             self._forget()
         if len(request) > _LONGEST:
@@ -146,10 +146,10 @@ class RequestHeadCache:
         found = requests.newer.get(digest)
         return requests.get(digest) if found is None and digest in requests.older else found
 
-    def add_replayable(self, request: bytes, parsed: ParsedBody) -> None:
+    def add_replayable(self, request: bytes, known: HitReplay | RepeatedRequest) -> None:
         """Store a whole request, head and body."""
         if len(request) <= _LONGEST and not self._is_closed:
-            self._requests.put(self._digest(request), parsed)
+            self._requests.put(self._digest(request), known)
 
     def add_repeated(self, found: FoundHead, body: bytes, parsed: ParsedBody) -> None:
         """Store a whole request that a tier other than memory has answered before."""

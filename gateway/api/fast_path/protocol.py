@@ -70,7 +70,7 @@ class FastPathProtocol(WriteCoalescingProtocol):
                 if answer is None or self._peer.requests.most:
                     data = self._answer(data)
                 else:
-                    self._repeat(answer)
+                    self._repeat(answer, data)
                     return
         if data:
             super().data_received(data)
@@ -162,11 +162,11 @@ class FastPathProtocol(WriteCoalescingProtocol):
         rest = data[start:] if start else data
         return self._hold(rest) if rest and self.flow.write_paused else rest
 
-    def _repeat(self, repeated: RepeatedRequest) -> None:
+    def _repeat(self, repeated: RepeatedRequest, request: bytes) -> None:
         """Answer a whole request that is the same as an earlier one."""
         fast_path = self._fast_path
         refused = fast_path.shed(repeated.head) if fast_path.shedder.add_request() else None
-        reply = refused or fast_path.repeat(repeated)
+        reply = refused or fast_path.repeat(repeated, request)
         if isinstance(reply, RequestState):
             self._begin(reply)
         else:

@@ -33,19 +33,18 @@ class TracedFastPath(FastPath):
     @override
     def replay(self, request: bytes, server_headers: Headers) -> bytes | RepeatedRequest | None:
         context = ""
-        parsed = None if self._splits_first else self.heads.find_replayable(request)
-        if parsed is None:
-            parsed, context = self._find_without_context(request)
-            if parsed is None:
+        found = None if self._splits_first else self.heads.find_replayable(request)
+        if found is None:
+            found, context = self._find_without_context(request)
+            if found is None:
                 return None
+        if isinstance(found, RepeatedRequest):
+            return None if context else found  # `repeat` decides whether it is recorded
         if server_headers is not self._server_headers:
             self._prepare(server_headers)
         if context:
             if self._samples(context):
-                return self._hits.replay_recorded(parsed, self._hit_lines, context)
+                return self._hits.replay_recorded(found, self._hit_lines, context)
             if self._hits.until_noted == 1:
                 self._hits.skip_recorded()
-        answer = self._hits.replay(parsed, self._hit_lines)
-        if answer is None and not context and isinstance(parsed, RepeatedRequest):
-            return parsed  # `repeat` decides whether it is recorded
-        return answer
+        return self._hits.replay(found, self._hit_lines)
