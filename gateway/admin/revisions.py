@@ -49,7 +49,7 @@ class ArmAnswers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArmView(msgspec.Struct, frozen=True, kw_only=True):
-    """The usage of one revision of a model since the present traffic split took effect.
+    """The usage of one revision of a model since its weights were first published.
 
     While a single revision serves the model and there is no shadow, nothing is counted. The metric
     `sluicegate_items_total` always counts failed items by revision.
