@@ -9,18 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.algorithms.base import QueryAlgorithm
-from backends.api.asgi import (
-    Client,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    client_of,
-    find_header,
-    read_body,
-    respond,
-)
-from backends.api.direct_calls import Connection, DirectCall, ProgressTimer, encode_response
+from backends.api.asgi import client_of, find_header, read_body, respond
+from backends.api.direct_calls import DirectCall, ProgressTimer, answer_at_once
 from backends.api.transit_estimates import TransitEstimates
 from backends.errors import (
     BackendError,
@@ -35,6 +25,9 @@ from backends.serving.core import ServingCore
 from backends.serving.items import Decoders, ItemAnswerer
 from backends.serving.queries import ITEMS_AT_ONCE, QueryCall
 from backends.telemetry.spans import Tracing
+from wire.http.connection import Connection
+from wire.http.messages import Message, Receive, Scope, Send
+from wire.http.peers import Client
 from wire.protocol import (
     CALL_PATH,
     MEDIA_TYPE,
@@ -156,8 +149,7 @@ class CallHandler:
                 return {**scope, _OPENED: (answerer, work)}
             work.admit()
         except (CallRefused, Overloaded) as error:
-            connection.write(encode_response(error.status, _encode_refusal(error)))
-            connection.end_response(keep_alive=True)
+            answer_at_once(connection, error.status, _encode_refusal(error))
             return None
         DirectCall(
             connection, self._core, answerer, algorithm, work=work, progress=self._timer

@@ -25,7 +25,7 @@ from gateway.api.inference_route import RouteMatch
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestState
 from gateway.http.byte_budget import ByteBudget
-from gateway.http.write_coalescing import BufferedHttpExtension
+from wire.http.exchange import Exchange
 
 _FIRST_ERROR = 400
 
@@ -64,7 +64,7 @@ class InferenceHandler:
         state: RequestState,
         reply: HttpReply,
         scope: HTTPScope,
-        server: BufferedHttpExtension | None,
+        server: Exchange | None,
         send: Send,
     ) -> None:
         lacks_items = state.attempt == state.id and state.status < _FIRST_ERROR
@@ -83,7 +83,7 @@ class InferenceHandler:
         state: RequestState,
         method: str,
         headers: dict[bytes, bytes],
-        server: BufferedHttpExtension | None,
+        server: Exchange | None,
         receive: Receive,
     ) -> HttpReply:
         """Return the whole answer, an error's included."""

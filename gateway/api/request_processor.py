@@ -34,7 +34,6 @@ from gateway.http.byte_budget import LARGE, ByteBudget
 from gateway.http.client_id import parse_client_id
 from gateway.http.problem_details import problem_lines
 from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
-from gateway.http.write_coalescing import CLOSE
 from gateway.inference.inference import Inference
 from gateway.inference.interfaces import ModelTable
 from gateway.inference.prepared_request import PreparedRequest
@@ -47,6 +46,7 @@ from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import Tracer
 from gateway.types import Answer, RequestId
+from wire.http.messages import CLOSE
 
 SHORT: Final = 8 * 1024
 """Bytes of a body that is read at once; a longer one waits for its turn."""

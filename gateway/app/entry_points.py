@@ -3,7 +3,6 @@
 The fast path answers simple requests inside the HTTP protocol, without ASGI.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -15,8 +14,8 @@ from gateway.api.compressed_requests import CompressedRequests
 from gateway.api.cross_origin import CrossOrigin, CrossOriginRequests
 from gateway.api.dialect import Dialect, error_format
 from gateway.api.fast_path.answering import FastPath
+from gateway.api.fast_path.front import FastPathFront
 from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.fast_path.protocol import FastPathProtocol
 from gateway.api.fast_path.traced import build_fast_path
 from gateway.api.health import ReadinessSource
 from gateway.api.idempotent_requests import IdempotentRequests
@@ -35,8 +34,8 @@ from gateway.batches.batch_access import BatchParts, open_batch_parts
 from gateway.events.log import EventLog
 from gateway.http.draining import Draining
 from gateway.http.loop_iterations import LoopIterations
+from gateway.http.side import GatewaySide
 from gateway.http.unsent_answers import UnsentAnswers
-from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.idempotency.store import IdempotencyStore
 from gateway.inference.inference import Inference
 from gateway.middleware.admission import AdmissionMiddleware
@@ -48,10 +47,10 @@ from gateway.telemetry.tracing import Tracer
 
 
 class Listeners(NamedTuple):
-    """Holds a worker's ASGI application, and the protocol class that reads requests for it."""
+    """Holds a worker's ASGI application, and what the HTTP server has beside it."""
 
     app: ASGIApp
-    protocol: Callable[..., asyncio.Protocol]
+    side: GatewaySide
 
 
 class EntryPointDependencies(NamedTuple):
@@ -103,7 +102,7 @@ def build_listeners(
     readiness: ReadinessSource,
     draining: Draining,
 ) -> Listeners:
-    """Return a worker's application and protocol class.
+    """Return a worker's application, and what the HTTP server has beside it.
 
     When `draining` begins to close connections, the fast path stops. All requests then go through
     the application.
@@ -129,9 +128,10 @@ def build_listeners(
         new_id=ids.new,
     )
     if not settings.fast_lane:
-        return Listeners(app, partial(WriteCoalescingProtocol, new_id=ids.new))
+        return Listeners(app, GatewaySide(new_id=ids.new))
     fast_path = _build_fast_path(dependencies, processor, draining, rules, shedder)
-    return Listeners(app, partial(FastPathProtocol, fast_path=fast_path, new_id=ids.new))
+    front, coalescer = partial(FastPathFront, fast_path), fast_path.coalescer
+    return Listeners(app, GatewaySide(new_id=ids.new, make_front=front, coalescer=coalescer))
 
 
 def _build_application(

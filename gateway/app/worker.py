@@ -31,7 +31,6 @@ from gateway.app.views import WorkerReadiness
 from gateway.auth.key_ring import KeyRing
 from gateway.events.log import EventLog
 from gateway.events.syncing import LogSync
-from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
 from gateway.http.edge import ListenerEdge, customers_edge
 from gateway.http.server import open_listener, serve
@@ -52,6 +51,7 @@ from gateway.telemetry.opening import tracer_from
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver, SystemResolver
 from gateway.upstream.tls import client_tls
+from wire.http.timeouts import ConnectionTimeouts
 
 _PROBE_TIMEOUT = 0.5
 _LONGEST_IN_LOG_NAME = 8
@@ -72,7 +72,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     edge = customers_edge(settings, EdgeMetrics(REGISTRY))
     async with AsyncExitStack() as stack:
         worker = await open_worker(stack, settings)
-        app, protocol = await worker.listen(stack, draining)
+        app, side = await worker.listen(stack, draining)
         await stack.enter_async_context(worker.rpc_listener(app, draining, stop, edge.of_calls()))
         tune_gc()
         await serve(
@@ -80,7 +80,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
             listener,
             drain=settings.drain,
             stop=stop,
-            protocol=protocol,
+            side=side,
             timeouts=ConnectionTimeouts(
                 head=settings.head_timeout,
                 idle=settings.keep_alive,

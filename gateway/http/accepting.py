@@ -11,13 +11,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from gateway.errors import GatewayError
-from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.edge import ListenerEdge
 from gateway.http.listener_tls import explain_failure
-from gateway.http.peers import Peer, too_many_connections, too_many_of
+from gateway.http.peers import too_many_of
 from gateway.sockets.proxy_protocol import InvalidProxyHeader
 from gateway.tasks import log_failure
+from wire.http.peers import Peer, too_many_connections
+from wire.http.refusals import Refusal
+from wire.http.timeouts import ConnectionTimeouts
 
 _log = logging.getLogger(__name__)
 _ACCEPTED_AT_ONCE: Final = 64
@@ -26,7 +27,7 @@ _PAUSE: Final = 0.1
 # Refused connections whose handshake is waited for, to tell them why; others are closed.
 _MAX_REFUSED: Final = 16
 # The event loop's time for the end of TLS runs while an answer is sent, too, however long that
-# takes: `TimedProtocol` ends connections that make no progress.
+# takes: the server's watch ends connections that make no progress.
 _SHUTDOWN_TIMEOUT: Final = 86_400.0
 _SHORTEST: Final = 0.001
 _LOG_INTERVAL: Final = 60.0
@@ -112,13 +113,13 @@ class Acceptor:
                 return
             self.take(connection, str(address[0]))
 
-    def _refusal(self) -> GatewayError | None:
+    def _refusal(self) -> Refusal | None:
         if self._count_open() + len(self._handshakes) < self._timeouts.connections:
             return None
         return too_many_connections()
 
     async def _establish(
-        self, connection: socket.socket, address: str, refusal: GatewayError | None
+        self, connection: socket.socket, address: str, refusal: Refusal | None
     ) -> None:
         deadline = self._loop.time() + self._timeouts.head
         task, peer = asyncio.current_task(), Peer()
@@ -144,7 +145,7 @@ class Acceptor:
         self,
         connection: socket.socket,
         peer: Peer,
-        refusal: GatewayError | None,
+        refusal: Refusal | None,
         deadline: float,
     ) -> None:
         """Tell a client why its connection is refused, unless many are told."""

@@ -6,15 +6,16 @@ from typing import Final
 
 from gateway.http.listener_settings import trusted_proxies
 from gateway.http.listener_tls import HTTP_2, ListenerTls, customers_tls, operators_tls
-from gateway.http.peers import AddressCounts, Peer, ProxyPeer
+from gateway.http.peers import AddressCounts, CountedPeer, ProxyPeer
 from gateway.settings import Settings
 from gateway.sockets.certificate_files import LOOK_INTERVAL, follow_files
 from gateway.sockets.networks import Networks
 from gateway.sockets.proxy_protocol import receive_proxy_header
 from gateway.telemetry.edge_metrics import EdgeMetrics
+from wire.http.peers import Peer
 
 _A_YEAR: Final = 31_536_000
-_NOSNIFF: Final = ("x-content-type-options", "nosniff")
+_NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 
 
 class ListenerEdge:
@@ -57,11 +58,11 @@ class ListenerEdge:
         return not (self.tls or self._trusted or self._has_header or self.counts.most)
 
     @property
-    def headers(self) -> Sequence[tuple[str, str]]:
+    def headers(self) -> Sequence[tuple[bytes, bytes]]:
         """The headers of all answers."""
         if not self._hsts:
             return (_NOSNIFF,)
-        return (_NOSNIFF, ("strict-transport-security", f"max-age={self._hsts}"))
+        return (_NOSNIFF, (b"strict-transport-security", b"max-age=%d" % self._hsts))
 
     async def peer_of(self, connection: socket.socket, address: str) -> tuple[Peer, bool]:
         """Return who is connected from `address`, and whether it has one more connection free.
@@ -86,7 +87,7 @@ class ListenerEdge:
                 return proxy, True
             address = client
         is_within = self.counts.add(address)
-        return Peer(address, self.counts if is_within else None), is_within
+        return CountedPeer(address, self.counts) if is_within else Peer(address), is_within
 
     async def follow(self, interval: float = LOOK_INTERVAL) -> None:
         """Read the certificate when its files change, until cancelled."""

@@ -16,7 +16,7 @@ from gateway.api.body_timeouts import BodyTimeouts
 from gateway.api.in_process import ApplicationReply, ApplicationRequest
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError, NotCached, Overloaded, RequestTimeout
-from gateway.http.request_head import MAX_FIELDS, header_fields_too_large
+from gateway.http.request_head import header_fields_too_large
 from gateway.http.unsent_answers import UnsentAnswers
 from gateway.rpc.application_client import ApplicationClient, error_in
 from gateway.rpc.call_metadata import key_headers, key_in, request_headers, trailing_metadata
@@ -25,6 +25,7 @@ from gateway.rpc.infer_route import SERVICE
 from gateway.rpc.messages import Message, MessageTable, decode_message
 from gateway.rpc.metadata_methods import METADATA_METHODS, REFUSED_METHODS, MetadataMethod
 from gateway.tasks import TaskScope, ignore_outcome
+from wire.http.request_head import MAX_FIELDS
 
 _OK: Final = 200
 _CODES: Final = {

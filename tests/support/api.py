@@ -227,7 +227,7 @@ class Api:
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:
         """Return a client with a key that may use everything."""
-        transport = httpx.ASGITransport(app=self.routed())  # type: ignore[arg-type]  # as uvicorn's
+        transport = httpx.ASGITransport(app=self.routed())  # type: ignore[arg-type]  # as a server's
         async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
             client.headers.update(AUTHORIZATION)
             yield client

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from backends.api.asgi import Message
 from backends.api.routes import Routes
 from backends.app import make_routes, open_backend
 from backends.batching.batcher import Batcher
@@ -18,6 +17,7 @@ from backends.qualification.qualify import qualify, qualify_unmeasured
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING, Tracing
+from wire.http.messages import Message
 from wire.protocol import (
     CALL_PATH,
     RELOAD_PATH,

@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.app.worker import Worker, open_worker
 from gateway.auth.keys import hash_key
-from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
 from gateway.http.server import open_listener, serve
 from gateway.ledger.ledger import Ledger
@@ -21,6 +20,7 @@ from gateway.types import Rule
 from gateway.upstream.resolving import Resolver
 from testing.raw_http import KEY, Connection
 from testing.stub_backend import StubBackend
+from wire.http.timeouts import ConnectionTimeouts
 
 
 class RunningWorker:
@@ -90,7 +90,7 @@ async def running_worker(
     async with AsyncExitStack() as stack:
         parts = await open_worker(stack, settings, registry=registry, resolver=resolver)
         draining = draining or Draining()
-        app, protocol = await parts.listen(stack, draining)
+        app, side = await parts.listen(stack, draining)
         await stack.enter_async_context(parts.rpc_listener(app, draining, stop))
         listener = open_listener("127.0.0.1", 0, None, setting="the port")
         serving = asyncio.create_task(
@@ -99,7 +99,7 @@ async def running_worker(
                 listener,
                 drain=settings.drain,
                 stop=stop,
-                protocol=protocol,
+                side=side,
                 timeouts=timeouts,
                 draining=draining,
                 unsent=parts.unsent,

@@ -11,15 +11,15 @@ from gateway.api.fast_path.head_cache import (
     RepeatedRequest,
     RequestHeadCache,
 )
-from gateway.api.http import Headers, HttpReply
+from gateway.api.http import HttpReply
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.memory_hits import MEASURED_ONE_OF
 from gateway.api.request_processor import SHORT, RequestProcessor
 from gateway.api.request_state import ParsedBody, RequestState
 from gateway.errors import GatewayError
-from gateway.http.server_internals import STATUS_LINE
-from gateway.http.write_coalescing import CLOSE, WriteCoalescer
 from gateway.telemetry.trace_context import MARK
+from wire.http.messages import CLOSE, STATUS_LINE
+from wire.http.writing import WriteCoalescer
 
 
 class FastPath:
@@ -38,11 +38,10 @@ class FastPath:
         self._is_traced = processor.tracer.is_on
         self._splits_first = False
         self._until_measured = MEASURED_ONE_OF
-        self._server_headers: Headers = []
         self._server_lines = b""
         self._hit_lines = b""
 
-    def replay(self, request: bytes, server_headers: Headers) -> bytes | RepeatedRequest | None:
+    def replay(self, request: bytes, server_lines: bytes) -> bytes | RepeatedRequest | None:
         """Return the answer to a whole request that is the same as an earlier memory hit.
 
         Of one that is the same as earlier hits of another tier, return what `repeat` takes.
@@ -56,8 +55,8 @@ class FastPath:
             parsed, context = self._find_without_context(request)
             if parsed is None:
                 return None
-        if server_headers is not self._server_headers:
-            self._prepare(server_headers)
+        if server_lines is not self._server_lines:
+            self._prepare(server_lines)
         answer = self._hits.replay(parsed, self._hit_lines)
         if answer is None and not context and isinstance(parsed, RepeatedRequest):
             return parsed
@@ -112,22 +111,18 @@ class FastPath:
                 self.heads.add_repeated(found, body, parsed)
         return state if reply is None else _reply_or_state(state, reply)
 
-    def render(self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False) -> bytes:
-        """Return the bytes of an answer; `server_headers` (the date) come first, as uvicorn's.
+    def render(self, reply: HttpReply, server_lines: bytes, *, is_last: bool = False) -> bytes:
+        """Return the bytes of an answer; `server_lines` (the date) come first.
 
         `is_last` adds `connection: close`.
         """
-        return self.render_head(reply, server_headers, is_last=is_last) + reply.body
+        return self.render_head(reply, server_lines, is_last=is_last) + reply.body
 
-    def render_head(
-        self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False
-    ) -> bytes:
+    def render_head(self, reply: HttpReply, server_lines: bytes, *, is_last: bool = False) -> bytes:
         """Return the part of an answer before its body; see `render`."""
-        if server_headers is not self._server_headers:
-            self._prepare(server_headers)
         return b"%b%b%bcontent-length: %d\r\n%b\r\n" % (
             STATUS_LINE[reply.status],
-            self._server_lines,
+            server_lines,
             reply.lines,
             len(reply.body),
             CLOSE if is_last else b"",
@@ -161,10 +156,9 @@ class FastPath:
             return None, ""
         return self.heads.find_replayable(rest), context
 
-    def _prepare(self, server_headers: Headers) -> None:
+    def _prepare(self, server_lines: bytes) -> None:
         """Make the beginning of answers. Its date changes each second."""
-        self._server_headers = server_headers
-        self._server_lines = b"".join([b"%b: %b\r\n" % header for header in server_headers])
+        self._server_lines = server_lines
         self._hit_lines = STATUS_LINE[200] + self._server_lines + HIT
 
 

@@ -22,11 +22,12 @@ from gateway.api.request_state import ParsedBody
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import AuthenticationFailed, GatewayError
 from gateway.http.client_id import echo_line, split_client_id
-from gateway.http.request_head import MAX_FIELDS, has_valid_host, split_length
+from gateway.http.request_head import split_length
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.trace_context import MOST_LINES
 from gateway.types import CacheDirectives, Principal
+from wire.http.request_head import MAX_FIELDS, has_valid_host
 
 _LONGEST = 4096
 _MOST = 4096

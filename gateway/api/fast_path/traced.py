@@ -4,7 +4,6 @@ from typing_extensions import override
 
 from gateway.api.fast_path.answering import FastPath
 from gateway.api.fast_path.head_cache import RepeatedRequest, RequestHeadCache
-from gateway.api.http import Headers
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.request_processor import RequestProcessor
 
@@ -31,15 +30,15 @@ class TracedFastPath(FastPath):
         self._samples = processor.tracer.samples
 
     @override
-    def replay(self, request: bytes, server_headers: Headers) -> bytes | RepeatedRequest | None:
+    def replay(self, request: bytes, server_lines: bytes) -> bytes | RepeatedRequest | None:
         context = ""
         parsed = None if self._splits_first else self.heads.find_replayable(request)
         if parsed is None:
             parsed, context = self._find_without_context(request)
             if parsed is None:
                 return None
-        if server_headers is not self._server_headers:
-            self._prepare(server_headers)
+        if server_lines is not self._server_lines:
+            self._prepare(server_lines)
         if context:
             if self._samples(context):
                 return self._hits.replay_recorded(parsed, self._hit_lines, context)

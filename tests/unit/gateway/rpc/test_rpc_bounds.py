@@ -13,7 +13,6 @@ from gateway.api.http import Headers
 from gateway.api.in_process import ApplicationReply, ApplicationRequest
 from gateway.http.edge import ListenerEdge
 from gateway.http.listener_tls import HTTP_2, ListenerTls
-from gateway.http.request_head import MAX_FIELDS
 from gateway.rpc import handler, listener
 from gateway.rpc.application_client import ApplicationClient
 from gateway.rpc.infer_route import SERVICE
@@ -22,6 +21,7 @@ from testing.certificates import Authority
 from testing.waiting import eventually, until
 from tests.support.api import KEY
 from tests.support.rpc import floats, infer, running_rpc
+from wire.http.request_head import MAX_FIELDS
 
 pytestmark = pytest.mark.anyio
 _PUBLIC = ("/grpc.health.v1.Health/Check", f"{SERVICE}ServerLive", f"{SERVICE}ServerReady")
