@@ -79,7 +79,8 @@ class BackendServer:
         try:
             await self._stopping.wait()
             self.stop_accepting(listener)
-            await self._server.shut_down(_GRACE if self._waits_at_stop else 0.0)
+            if self._waits_at_stop:
+                await self._server.shut_down(_GRACE)
         finally:
             watching.cancel()
 

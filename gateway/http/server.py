@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from gateway.errors import ConfigurationError
 from gateway.http.accepting import Acceptor
@@ -16,6 +17,9 @@ from wire.http.connection import ServerState
 from wire.http.messages import App
 from wire.http.server import BACKLOG, HttpServer
 from wire.http.timeouts import ConnectionTimeouts
+
+_SHORTEST_DRAIN: Final = 1.0
+"""Seconds in which answers that are written may leave."""
 
 
 async def serve(
@@ -131,7 +135,7 @@ class _Listening:
         await self._server.end_idle_connections(partial(bool, acceptor))
         if acceptor is not None:
             await acceptor.close()
-        await self._server.shut_down(within)
+        await self._server.shut_down(max(_SHORTEST_DRAIN, within))
 
     def _stop_accepting(self) -> None:
         """Accept no more; other workers accept the connections in the queue."""

@@ -171,7 +171,7 @@ class Connection(asyncio.Protocol):
         self.client.leave()
         if isinstance(self.answering, Exchange):
             self.answering.disconnect()
-        self.writer.resume()
+        self.writer.lose()
         # These refer to the connection, which would be left to the garbage collector.
         self._parser.close()
         self._front, self._take = None, _take_nothing

@@ -94,7 +94,7 @@ class HttpServer:
         state = self.state
         for connection in list(state.connections):
             connection.shutdown()
-        if not await self.wait_until_unused(within):
+        if not await self.wait_until_unused(within) and state.tasks:
             _log.error("requests are given up at the stop", extra={"requests": len(state.tasks)})
             for task in list(state.tasks):
                 task.cancel("the server has stopped")

@@ -70,7 +70,7 @@ class AnswerWriter:
                 self._loop.call_soon(self._coalescer.release)
             held.append(self)
         self._parts.append(data)
-        if len(data) > WATCHED_BYTES:
+        if len(data) > WATCHED_BYTES and not self.is_closing():
             self._on_large_write(len(data))
 
     def write_now(self, data: bytes) -> None:
@@ -113,9 +113,14 @@ class AnswerWriter:
         self._resumed.clear()
 
     def resume(self) -> None:
-        """Note that the peer reads again, or never will."""
+        """Note that the peer reads again."""
         self.is_paused = False
         self._resumed.set()
+
+    def lose(self) -> None:
+        """Note that the connection is lost."""
+        self.resume()
+        del self._on_large_write  # it refers to the connection
 
     def end(self) -> None:
         """Say that nothing follows; the peer may still send."""
