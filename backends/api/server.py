@@ -52,8 +52,7 @@ class BackendServer:
         self.state = ServerState(application, self, timeouts)
         self.has_started = False
         self._calls: CallHandler = application.calls
-        self._tls = None if tls is None else tls.context
-        self._server = HttpServer(self.state, has_date=False)
+        self._server = HttpServer(self.state, edge=tls, has_date=False)
         self._stopping = asyncio.Event()
         self._waits_at_stop = True
 
@@ -73,7 +72,7 @@ class BackendServer:
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until `stop`, then end the connections."""
-        await self._server.listen(listener, self._tls)
+        await self._server.listen(listener)
         self.has_started = True
         watching = asyncio.create_task(self._server.watch())
         try:
@@ -95,8 +94,7 @@ class BackendServer:
 
     def stop_accepting(self, listener: socket.socket) -> None:
         """Accept nothing any more."""
-        self._server.stop_accepting()
-        listener.close()
+        self._server.stop_accepting(listener)
 
     async def end_idle_connections(self) -> None:
         """End connections that are idle or become so within a second."""

@@ -3,11 +3,9 @@
 import asyncio
 import socket
 from collections.abc import Sequence
-from functools import partial
 from typing import Final
 
 from gateway.errors import ConfigurationError
-from gateway.http.accepting import Acceptor
 from gateway.http.draining import Draining, Stop
 from gateway.http.edge import ListenerEdge
 from gateway.http.side import GatewaySide
@@ -15,7 +13,7 @@ from gateway.http.unsent_answers import UnsentAnswers
 from gateway.sockets.listening import accept_for_siblings, refuse_new_connections, wait_until_empty
 from wire.http.connection import ServerState
 from wire.http.messages import App
-from wire.http.server import BACKLOG, HttpServer
+from wire.http.server import HttpServer
 from wire.http.timeouts import ConnectionTimeouts
 
 _SHORTEST_DRAIN: Final = 1.0
@@ -48,16 +46,16 @@ async def serve(
     edge = edge or ListenerEdge()
     unsent = unsent or UnsentAnswers(clock=asyncio.get_running_loop().time)
     state = ServerState(app, side or GatewaySide(), timeouts, on_large_write=unsent.wrote)
-    server = HttpServer(state, headers=edge.headers)
+    server = HttpServer(state, edge=None if edge.is_plain else edge, headers=edge.headers)
     unsent.watch(state.connections, edge.metrics.closed)
-    listening = _Listening(server, listener, siblings, edge, draining or Draining())
+    listening = _Listening(server, listener, siblings, draining or Draining())
 
     def on_check(now: float) -> None:
         edge.metrics.connections(len(state.connections))
         unsent.check(now)
 
     async with asyncio.TaskGroup() as tasks:
-        await listening.start()
+        await server.listen(listener)
         watchers = [
             tasks.create_task(server.watch(on_check)),
             tasks.create_task(edge.follow()),
@@ -78,7 +76,6 @@ class _Listening:
         server: HttpServer,
         listener: socket.socket,
         siblings: Sequence[socket.socket],
-        edge: ListenerEdge,
         draining: Draining,
     ) -> None:
         self._server = server
@@ -86,29 +83,14 @@ class _Listening:
         self._siblings = siblings
         self._draining = draining
         draining.on_close(self._close_connections)
-        self._acceptor: Acceptor | None = None
-        """Accepts connections where the event loop's own server would not do."""
-        if not edge.is_plain:
-            self._acceptor = Acceptor(
-                edge,
-                server.connect,
-                timeouts=server.state.timeouts,
-                count_open=lambda: len(server.state.connections),
-            )
-
-    async def start(self) -> None:
-        """Accept connections."""
-        if self._draining.closes_connections:
+        if draining.closes_connections:
             self._close_connections()
-        if self._acceptor is None:
-            await self._server.listen(self._listener)
-        else:
-            self._acceptor.start(self._listener, BACKLOG)
 
     async def accept_for_siblings(self, until: asyncio.Event) -> None:
         """Accept connections that other workers do not accept in time."""
-        take = None if self._acceptor is None else self._acceptor.take
-        await accept_for_siblings(self._siblings, self._server.connect, until=until, take=take)
+        server = self._server
+        take = None if server.acceptor is None else server.acceptor.take
+        await accept_for_siblings(self._siblings, server.connect, until=until, take=take)
 
     async def drain(self, stop: asyncio.Event) -> None:
         """Wait until connections may end."""
@@ -131,19 +113,12 @@ class _Listening:
     async def end(self, within: float) -> None:
         """Accept no more, and end the connections within so many seconds."""
         self._stop_accepting()
-        acceptor = self._acceptor
-        await self._server.end_idle_connections(partial(bool, acceptor))
-        if acceptor is not None:
-            await acceptor.close()
+        await self._server.end_idle_connections()
         await self._server.shut_down(max(_SHORTEST_DRAIN, within))
 
     def _stop_accepting(self) -> None:
         """Accept no more; other workers accept the connections in the queue."""
-        self._server.stop_accepting()
-        if self._acceptor is not None:
-            self._acceptor.stop()
-        for listener in (self._listener, *self._siblings):
-            listener.close()
+        self._server.stop_accepting(self._listener, *self._siblings)
 
     def _close_connections(self) -> None:
         self._server.state.closes_connections = True

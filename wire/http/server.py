@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import socket
-import ssl
 from collections.abc import Callable
 from email.utils import formatdate
 from typing import Final
 
+from wire.http.accepting import Acceptor, Edge
 from wire.http.connection import Connection, ServerState
 from wire.http.messages import Headers, header_lines
 from wire.http.peers import Peer
@@ -23,11 +23,28 @@ _FIRST_REQUEST: Final = 1.0
 class HttpServer:
     """Has the connections of a listener. Belongs to one event loop.
 
-    `headers` come first in every answer, behind the date if the server `has_date`.
+    Without an `edge`, HTTP begins with the first byte of a connection. `headers` come first in
+    every answer, behind the date if the server `has_date`.
     """
 
-    def __init__(self, state: ServerState, *, headers: Headers = (), has_date: bool = True) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        *,
+        edge: Edge | None = None,
+        headers: Headers = (),
+        has_date: bool = True,
+    ) -> None:
         self.state = state
+        self.acceptor: Acceptor | None = None
+        """Accepts connections where the event loop's own server would not do."""
+        if edge is not None:
+            self.acceptor = Acceptor(
+                edge,
+                self.connect,
+                timeouts=state.timeouts,
+                count_open=lambda: len(state.connections),
+            )
         self._headers = header_lines(headers)
         self._has_date = has_date
         self._server: asyncio.Server | None = None
@@ -37,16 +54,22 @@ class HttpServer:
         """Return what reads a new connection."""
         return Connection(self.state, peer)
 
-    async def listen(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
+    async def listen(self, listener: socket.socket) -> None:
         """Accept connections of a bound socket until `stop_accepting`."""
-        self._server = await asyncio.get_running_loop().create_server(
-            self.connect, sock=listener, backlog=BACKLOG, ssl=tls
-        )
+        if self.acceptor is not None:
+            self.acceptor.start(listener, BACKLOG)
+            return
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(self.connect, sock=listener, backlog=BACKLOG)
 
-    def stop_accepting(self) -> None:
-        """Accept nothing any more; those who came stay connected."""
+    def stop_accepting(self, *listeners: socket.socket) -> None:
+        """Accept nothing any more, and close the sockets; those who came stay connected."""
         if self._server is not None:
             self._server.close()
+        if self.acceptor is not None:
+            self.acceptor.stop()
+        for listener in listeners:
+            listener.close()
 
     async def watch(self, on_check: Callable[[float], None] = lambda _: None) -> None:
         """Renew the date and end late connections once a second, until cancelled.
@@ -73,21 +96,22 @@ class HttpServer:
             await asyncio.sleep(_POLL_INTERVAL)
         return True
 
-    async def end_idle_connections(self, has_others: Callable[[], bool] = lambda: False) -> None:
+    async def end_idle_connections(self) -> None:
         """End connections that are idle or become so within a second.
 
-        Connections that come meanwhile have that time for a first request. `has_others` tells of
-        connections that are not established yet.
+        A connection that has just come has that time for its handshake and its first request.
         """
         clock, state = asyncio.get_running_loop().time, self.state
         deadline = clock() + _FIRST_REQUEST
-        while state.connections or has_others():
+        while state.connections or self.acceptor:
             is_last_call = clock() >= deadline
             for connection in list(state.connections):
                 connection.close_if_idle(is_last_call=is_last_call)
             if is_last_call:
-                return
+                break
             await asyncio.sleep(_POLL_INTERVAL)
+        if self.acceptor is not None:
+            await self.acceptor.close()
 
     async def shut_down(self, within: float) -> None:
         """End every connection once it is answered; give up what lasts longer than `within`."""
