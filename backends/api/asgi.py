@@ -13,9 +13,9 @@ class ClientGone(Exception):
     """Reports that the client closed the connection before its body arrived."""
 
 
-def client_of(scope: Scope) -> Client | None:
-    """Return the client, where the server hands it over."""
-    client: Client | None = scope.get("extensions", {}).get(CLIENT_EXTENSION)
+def client_of(scope: Scope) -> Client:
+    """Return the client of a request."""
+    client: Client = scope["extensions"][CLIENT_EXTENSION]
     return client
 
 

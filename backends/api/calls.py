@@ -27,7 +27,6 @@ from backends.serving.queries import ITEMS_AT_ONCE, QueryCall
 from backends.telemetry.spans import Tracing
 from wire.http.connection import Connection
 from wire.http.messages import Message, Receive, Scope, Send
-from wire.http.peers import Client
 from wire.protocol import (
     CALL_PATH,
     MEDIA_TYPE,
@@ -74,10 +73,8 @@ class CallAuthenticator:
             given = find_header(scope, _TOKEN) or b""
             if not any(hmac.compare_digest(given, token) for token in self._tokens):
                 raise Unauthorized(f"the header `{TOKEN_HEADER}` is missing or wrong")
-        if self._wants_certificate:
-            client = client_of(scope)
-            if client is None or not client.is_certified:
-                raise Unauthorized("a client certificate is missing")
+        if self._wants_certificate and not client_of(scope).is_certified:
+            raise Unauthorized("a client certificate is missing")
 
 
 class CallHandler:
@@ -115,7 +112,7 @@ class CallHandler:
         body = await read_body(scope, receive, max_bytes=self._max_body_bytes)
         answerer, work = scope.get(_OPENED) or self._open(body)
         work.admit()
-        client, watcher = _client_of(scope, receive)
+        client = client_of(scope)
         with self._core.calls, closing(work):
             reply = _Reply(send, self._core, work, interval=self._progress)
             try:
@@ -124,9 +121,6 @@ class CallHandler:
             except asyncio.CancelledError:
                 if not client.is_disconnected:
                     raise
-            finally:
-                if watcher is not None:
-                    watcher.cancel()
 
     def is_authenticated_call(self, scope: Scope) -> bool:
         """Whether a request is a call whose caller was authenticated: `begin` may answer others."""
@@ -225,21 +219,6 @@ async def _answer_queries(
             else:
                 await changed.wait()
             changed.clear()
-
-
-def _client_of(scope: Scope, receive: Receive) -> tuple[Client, "asyncio.Task[None] | None"]:
-    """Return the server's client object, or else a new one and the task that watches it."""
-    client = client_of(scope)
-    if client is not None:
-        return client, None
-    client = Client()
-    return client, asyncio.create_task(_watch(client, receive))
-
-
-async def _watch(client: Client, receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    client.leave()
 
 
 class _Reply:

@@ -127,13 +127,16 @@ class Connection(asyncio.Protocol):
         """What came behind the request under way, and is not parsed."""
         self._receiving: Exchange | None = None
         """The request whose body arrives."""
-        self._is_between = True
-        """Whether the next byte begins a request."""
         self._is_reading = True
         self._is_at_eof = False
         self._refusal: Refusal | None = None
         self._discarded_bytes = 0
-        self._parser = RequestParser(self)
+        self._parser = RequestParser(
+            on_head=self._on_head,
+            on_body=self._on_body,
+            on_end=self._on_end,
+            clock=self.loop.time,
+        )
         self._front: Front | None = None
         self._take: Callable[[bytes], bytes] = _take_nothing
         self._progress: ReadProgress | None = None
@@ -181,7 +184,7 @@ class Connection(asyncio.Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if not (self.answering or self._held or self.writer.is_paused) and self._is_between:
+        if not (self.answering or self._held or self.writer.is_paused) and self._parser.is_between:
             data = self._take(data)
             if data:
                 self._parse_first(data)
@@ -277,7 +280,7 @@ class Connection(asyncio.Protocol):
     def refuse(self, refusal: Refusal) -> None:
         """Read no more, and end with this refusal once everything before it is answered."""
         self._refusal = refusal
-        self._is_between = False
+        self._parser.is_between = False
         self._held = b""
         self._abandon()
         if self._is_under_way:
@@ -338,13 +341,21 @@ class Connection(asyncio.Protocol):
         """End the connection at once; unsent bytes are lost."""
         self.writer.transport.abort()
 
-    def on_begin(self) -> None:
-        """Note that a request begins."""
-        self._is_between = False
-        self._waiting_since = self.loop.time()
+    @property
+    def _is_under_way(self) -> bool:
+        return self.answering is not None or bool(self._queue or self._held)
 
-    def on_head(self, head: RequestHead) -> None:
-        """Begin to answer a request, or queue it."""
+    @property
+    def _is_blocked(self) -> bool:
+        """Whether what comes has to wait for an answer."""
+        is_busy = self.answering is not None or self.writer.is_paused
+        return bool(self._queue) or (is_busy and self._parser.is_between)
+
+    @property
+    def _reads_no_more(self) -> bool:
+        return self.is_ending and self._parser.is_between and self.state.side.answers_half_closed
+
+    def _on_head(self, head: RequestHead) -> None:
         peer = self.peer
         address = (peer.begin_request(head.headers), 0) if peer.is_proxy else self._address
         self._waiting_since = self.loop.time()
@@ -376,15 +387,12 @@ class Connection(asyncio.Protocol):
             self._queue.append(exchange)
             self.pause_reading()
 
-    def on_body(self, data: bytes) -> None:
-        """Pass on a part of the body."""
+    def _on_body(self, data: bytes) -> None:
         if self._receiving is not None:
             self._receiving.add_body(data)
 
-    def on_end(self) -> None:
-        """Note that a request is complete."""
+    def _on_end(self) -> None:
         exchange, self._receiving = self._receiving, None
-        self._is_between = True
         if exchange is not None:
             exchange.end_body()
         if self._reads_no_more:
@@ -392,20 +400,6 @@ class Connection(asyncio.Protocol):
         elif not self._queue:
             # Reading was paused for a large body; unread, nobody learns that the client leaves.
             self.resume_reading()
-
-    @property
-    def _is_under_way(self) -> bool:
-        return self.answering is not None or bool(self._queue or self._held)
-
-    @property
-    def _is_blocked(self) -> bool:
-        """Whether what comes has to wait for an answer."""
-        is_busy = self.answering is not None or self.writer.is_paused
-        return bool(self._queue) or (is_busy and self._is_between)
-
-    @property
-    def _reads_no_more(self) -> bool:
-        return self.is_ending and self._is_between and self.state.side.answers_half_closed
 
     def _start(self, exchange: Exchange) -> None:
         self.answering = exchange
@@ -477,7 +471,7 @@ class Connection(asyncio.Protocol):
 
     def _linger(self) -> None:
         """Send no more, and close when the peer closes, or after a while."""
-        self._is_between = False
+        self._parser.is_between = False
         self.writer.end()
         self.resume_reading()
         self.loop.call_later(_LINGER, self.writer.close)
@@ -501,7 +495,7 @@ class Connection(asyncio.Protocol):
         elif self._is_under_way:
             return
         elif self._parser.is_in_head:
-            if waited > timeouts.head:
+            if now - self._parser.began > timeouts.head:
                 self.refuse(Refusal(408, "The head of the request did not arrive in time."))
         elif self.answers != self._answers_seen:
             # Between two calls, so that no answer has to ask for the time.

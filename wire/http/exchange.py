@@ -53,10 +53,6 @@ class Line(Protocol):
         """Note that the current request is answered."""
         ...
 
-    def close(self) -> None:
-        """Close the connection once everything is sent."""
-        ...
-
 
 class Exchange:
     """One request and its answer."""
@@ -66,7 +62,6 @@ class Exchange:
         "_body_parts",
         "_body_size",
         "_end_is_told",
-        "_has_begun",
         "_is_chunked",
         "_is_head",
         "_is_last",
@@ -74,6 +69,7 @@ class Exchange:
         "_line",
         "_waiter",
         "expects_continue",
+        "has_begun",
         "has_body",
         "is_complete",
         "is_disconnected",
@@ -102,21 +98,17 @@ class Exchange:
         """Whether the answer is written."""
         self.is_disconnected = False
         """Whether nobody waits for the answer any more."""
+        self.has_begun = False
+        """Whether a part of the answer is written."""
         self._line = line
         self._is_head = scope["method"] == "HEAD"
         self._body_parts = [body] if body else []
         self._body_size = 0
         self._end_is_told = False
         self._waiter: asyncio.Future[None] | None = None
-        self._has_begun = False
         self._is_last = False
         self._is_chunked = False
         self._left_bytes = 0
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a part of the answer is written."""
-        return self._has_begun
 
     def add_body(self, data: bytes) -> None:
         """Take a part of the body."""
@@ -212,10 +204,10 @@ class Exchange:
         if self.is_disconnected:
             return
         kind = message["type"]
-        expected = "http.response.body" if self._has_begun else "http.response.start"
+        expected = "http.response.body" if self.has_begun else "http.response.start"
         if self.is_complete or kind != expected:
             raise RuntimeError(f"the message `{kind}` is out of order")
-        if self._has_begun:
+        if self.has_begun:
             self._send_body(message.get("body", b""), has_more=message.get("more_body", False))
         else:
             self._send_head(message["status"], list(message.get("headers", ())))
@@ -280,7 +272,7 @@ class Exchange:
 
     def _begin(self, *, has_close: bool) -> bytes:
         """Note that the answer begins, and return the line that says whether it is the last."""
-        self._has_begun = True
+        self.has_begun = True
         self.expects_continue = False
         self._is_last = has_close or not self.keeps_alive or self._line.is_last
         return CLOSE if self._is_last and not has_close else b""
@@ -293,8 +285,9 @@ class Exchange:
     async def _fail(self) -> None:
         if self.is_complete or self.is_disconnected:
             return
-        if self._has_begun:
-            self._line.close()
+        if self.has_begun:
+            self._is_last = True
+            self._end()
             return
         await self.send_message(
             {"type": "http.response.start", "status": 500, "headers": _FAILURE_HEADERS}

@@ -1,8 +1,9 @@
-"""Parses requests within bounds, and tells a receiver of heads, bodies and ends."""
+"""Parses requests within bounds, and tells of heads, bodies and ends."""
 
 import logging
+import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 import httptools
 import msgspec
@@ -32,6 +33,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     """The head of a request. Names of `headers` are in lower case."""
 
     method: str
+    target: bytes
     version: str
     path: str
     raw_path: bytes
@@ -41,36 +43,34 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     expects_continue: bool
 
 
-class Receiver(Protocol):
-    """Is told what a client sends."""
-
-    def on_begin(self) -> None:
-        """Note that a request begins."""
-        ...
-
-    def on_head(self, head: RequestHead) -> None:
-        """Take the head of a request; may raise `Refusal`."""
-        ...
-
-    def on_body(self, data: bytes) -> None:
-        """Take a part of its body."""
-        ...
-
-    def on_end(self) -> None:
-        """Note that the request is complete."""
-        ...
-
-
 class RequestParser:
-    """Parses what one client sends. Trailers are dropped, and upgrades ignored (RFC 9110)."""
+    """Parses what one client sends. Trailers are dropped, and upgrades ignored (RFC 9110).
 
-    def __init__(self, receiver: Receiver) -> None:
+    `on_head` is called for each request and may raise `Refusal`, `on_body` for the parts of its
+    body, and `on_end` at its end.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_head: Callable[[RequestHead], object],
+        on_body: Callable[[bytes], object],
+        on_end: Callable[[], object],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.is_between = True
+        """Whether the next byte begins a request."""
+        self.began = 0.0
+        """When the last request began."""
         self.is_in_head = False
         self.is_in_body = False
         self.headers: list[tuple[bytes, bytes]] = []
         self.discarded_bytes: int | None = None
         """Bytes of a body that nobody reads any more; `None` while somebody does."""
-        self._receiver = receiver
+        self._on_head = on_head
+        self._on_body = on_body
+        self._on_end = on_end
+        self._clock = clock
         self._parser = _new_parser(self)
         self._target = b""
         self._expects_continue = False
@@ -111,18 +111,18 @@ class RequestParser:
                 raise head_too_large()
 
     def close(self) -> None:
-        """Forget the receiver; nothing may be fed any more."""
-        del self._receiver, self._parser
+        """Forget who is told; nothing may be fed any more."""
+        del self._on_head, self._on_body, self._on_end, self._parser
 
     def on_message_begin(self) -> None:
         """Begin a request; called by the parser, as the next ones are."""
         self._events += 1
-        self.is_in_head = True
+        self.is_between, self.is_in_head = False, True
+        self.began = self._clock()
         self.headers = []
         self._target = b""
         self._expects_continue = False
         self.discarded_bytes = None
-        self._receiver.on_begin()
 
     def on_url(self, url: bytes) -> None:
         """Take a part of the target."""
@@ -142,7 +142,7 @@ class RequestParser:
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        """Check the head, and tell the receiver."""
+        """Check the head, and pass it on."""
         parser, target = self._parser, self._target
         version = parser.get_http_version()
         check_head(version, target, self.headers)
@@ -156,9 +156,10 @@ class RequestParser:
         self._events += 1
         self.is_in_head, self.is_in_body = False, True
         self._ignores_upgrade = parser.should_upgrade()
-        self._receiver.on_head(
+        self._on_head(
             RequestHead(
                 parser.get_method().decode("ascii"),
+                target,
                 version,
                 decode_path(path) if b"%" in target else path,
                 url.path,
@@ -172,15 +173,15 @@ class RequestParser:
     def on_body(self, data: bytes) -> None:
         """Pass on a part of the body."""
         self._kept_bytes += len(data)
-        self._receiver.on_body(data)
+        self._on_body(data)
 
     def on_message_complete(self) -> None:
         """End the request, unless its body follows behind an upgrade."""
         if self._ignores_upgrade:
             return  # the parser ends the message at an upgrade, but the body follows
         self._events += 1
-        self.is_in_body = False
-        self._receiver.on_end()
+        self.is_in_body, self.is_between = False, True
+        self._on_end()
 
     def _feed(self, data: bytes | memoryview) -> None:
         while data:

@@ -106,9 +106,6 @@ class _Line:
     def end_answer(self, *, is_last: bool) -> None:
         assert not is_last
 
-    def close(self) -> None:
-        raise NotImplementedError
-
 
 async def test_a_request_is_no_garbage_when_it_was_answered() -> None:
     wire = Wire()
