@@ -16,7 +16,6 @@ from gateway.api.dialect import Dialect, error_format
 from gateway.api.fast_path.answering import FastPath
 from gateway.api.fast_path.front import FastPathFront
 from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.fast_path.traced import build_fast_path
 from gateway.api.health import ReadinessSource
 from gateway.api.idempotent_requests import IdempotentRequests
 from gateway.api.inference_handler import InferenceHandler
@@ -200,4 +199,4 @@ def _build_fast_path(
         cross_origin=rules,
     )
     draining.on_close(heads.close)
-    return build_fast_path(processor, heads, shedder)
+    return FastPath(processor=processor, heads=heads, shedder=shedder)

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.dialect import Dialect
+from gateway.api.fast_path.answering import FastPath
 from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.fast_path.traced import build_fast_path
 from gateway.api.health import Readiness
 from gateway.api.inference_handler import InferenceHandler
 from gateway.api.inference_router import InferenceRouter
@@ -163,7 +163,7 @@ class Api:
         shedder = LoadShedder(
             iterations=LoopIterations(most=0.0), metrics=self.metrics, new_id=ids.new
         )
-        self.fast_path = build_fast_path(processor, heads, shedder)
+        self.fast_path = FastPath(processor=processor, heads=heads, shedder=shedder)
         self.handler = InferenceHandler(processor=processor)
 
     async def application(self, scope: Scope, receive: Receive, send: Send) -> None:

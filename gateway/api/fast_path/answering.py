@@ -36,6 +36,7 @@ class FastPath:
         self._hits = processor.hits
         self._split = processor.tracer.contexts.split
         self._is_traced = processor.tracer.is_on
+        self._samples = processor.tracer.samples
         self._splits_first = False
         self._until_measured = MEASURED_ONE_OF
         self._server_lines = b""
@@ -57,9 +58,11 @@ class FastPath:
                 return None
         if server_lines is not self._server_lines:
             self._prepare(server_lines)
+        if context and self._is_traced and self._is_recorded(context):
+            return self._hits.replay_recorded(parsed, self._hit_lines, context)
         answer = self._hits.replay(parsed, self._hit_lines)
         if answer is None and not context and isinstance(parsed, RepeatedRequest):
-            return parsed
+            return parsed  # `repeat` decides whether it is recorded
         return answer
 
     def repeat(self, repeated: RepeatedRequest) -> HttpReply | RequestState:
@@ -155,6 +158,14 @@ class FastPath:
         if rest is request and was_looked_up:
             return None, ""
         return self.heads.find_replayable(rest), context
+
+    def _is_recorded(self, context: str) -> bool:
+        """Return whether a hit with a trace context is recorded. No other such hit is drawn."""
+        if self._samples(context):
+            return True
+        if self._hits.until_noted == 1:
+            self._hits.skip_recorded()
+        return False
 
     def _prepare(self, server_lines: bytes) -> None:
         """Make the beginning of answers. Its date changes each second."""
