@@ -90,7 +90,7 @@ class BackendServer:
 
     def make_answers_last(self) -> None:
         """Have every answer from now on be the last one of its connection."""
-        self.state.closes_connections = True
+        self.state.close_connections()
 
     def stop_accepting(self, listener: socket.socket) -> None:
         """Accept nothing any more."""

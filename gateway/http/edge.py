@@ -3,13 +3,14 @@
 import socket
 import ssl
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
 from typing_extensions import override
 
 from gateway.http.listener_settings import trusted_proxies
 from gateway.http.listener_tls import HTTP_2, ListenerTls, customers_tls, operators_tls
-from gateway.http.peers import AddressCounts, CountedPeer, ProxyPeer, too_many_of
+from gateway.http.peers import AddressCounts, ProxyPeer, too_many_of
 from gateway.settings import Settings
 from gateway.sockets.certificate_files import LOOK_INTERVAL, follow_files
 from gateway.sockets.networks import Networks
@@ -89,7 +90,7 @@ class ListenerEdge(Edge):
                 )
             address = client
         if self.counts.add(address):
-            return CountedPeer(address, self.counts)
+            return Peer(address, on_close=partial(self.counts.remove, address))
         peer = Peer(address)
         peer.refusal = too_many_of(self.counts.most)
         return peer

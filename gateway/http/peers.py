@@ -45,20 +45,6 @@ class AddressCounts:
             del self._counts[network]
 
 
-class CountedPeer(Peer):
-    """A client whose connection counts as one of its address."""
-
-    def __init__(self, address: str, counts: AddressCounts) -> None:
-        super().__init__(address)
-        self._counts: AddressCounts | None = counts
-
-    @override
-    def close(self) -> None:
-        counts, self._counts = self._counts, None
-        if counts is not None:
-            counts.remove(self.address)
-
-
 class ProxyPeer(Peer):
     """A trusted proxy, which says in the header `field` from whom each request came.
 

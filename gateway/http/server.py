@@ -48,7 +48,9 @@ async def serve(
     state = ServerState(app, side or GatewaySide(), timeouts, on_large_write=unsent.wrote)
     server = HttpServer(state, edge=None if edge.is_plain else edge, headers=edge.headers)
     unsent.watch(state.connections, edge.metrics.closed)
-    listening = _Listening(server, listener, siblings, draining or Draining())
+    draining = draining or Draining()
+    draining.on_close(state.close_connections)
+    sockets = (listener, *siblings)
 
     def on_check(now: float) -> None:
         edge.metrics.connections(len(state.connections))
@@ -59,69 +61,47 @@ async def serve(
         watchers = [
             tasks.create_task(server.watch(on_check)),
             tasks.create_task(edge.follow()),
-            tasks.create_task(listening.accept_for_siblings(until=stop)),
+            tasks.create_task(
+                accept_for_siblings(
+                    siblings,
+                    server.connect,
+                    until=stop,
+                    take=None if server.acceptor is None else server.acceptor.take,
+                )
+            ),
         ]
         await stop.wait()
-        await listening.drain(stop)
-        await listening.end(drain)
+        await _drain(server, sockets, draining, stop)
+        server.stop_accepting(*sockets)
+        await server.end_idle_connections()
+        await server.shut_down(max(_SHORTEST_DRAIN, drain))
         for watcher in watchers:
             watcher.cancel()
 
 
-class _Listening:
-    """Accepts the connections of a server, and stops so that none is lost."""
-
-    def __init__(
-        self,
-        server: HttpServer,
-        listener: socket.socket,
-        siblings: Sequence[socket.socket],
-        draining: Draining,
-    ) -> None:
-        self._server = server
-        self._listener = listener
-        self._siblings = siblings
-        self._draining = draining
-        draining.on_close(self._close_connections)
-        if draining.closes_connections:
-            self._close_connections()
-
-    async def accept_for_siblings(self, until: asyncio.Event) -> None:
-        """Accept connections that other workers do not accept in time."""
-        server = self._server
-        take = None if server.acceptor is None else server.acceptor.take
-        await accept_for_siblings(self._siblings, server.connect, until=until, take=take)
-
-    async def drain(self, stop: asyncio.Event) -> None:
-        """Wait until connections may end."""
-        draining = self._draining
-        if draining.is_announced:
-            pass  # by the supervisor, which waited and drained the accept queues
-        elif draining.is_supervised:
-            draining.close_connections()
-            if self._siblings:
-                self._stop_accepting()  # they accept from this socket until the successor starts
-            await self._server.wait_until_unused(draining.delay)
-        else:
-            draining.announce()
-            is_graceful = not isinstance(stop, Stop) or stop.is_graceful
-            await asyncio.sleep(draining.delay if is_graceful else 0.0)
-            # This process owns the socket: nobody else accepts those in its queue.
-            refuse_new_connections(self._listener)
-            await wait_until_empty([self._listener])
-
-    async def end(self, within: float) -> None:
-        """Accept no more, and end the connections within so many seconds."""
-        self._stop_accepting()
-        await self._server.end_idle_connections()
-        await self._server.shut_down(max(_SHORTEST_DRAIN, within))
-
-    def _stop_accepting(self) -> None:
-        """Accept no more; other workers accept the connections in the queue."""
-        self._server.stop_accepting(self._listener, *self._siblings)
-
-    def _close_connections(self) -> None:
-        self._server.state.closes_connections = True
+async def _drain(
+    server: HttpServer,
+    sockets: Sequence[socket.socket],
+    draining: Draining,
+    stop: asyncio.Event,
+) -> None:
+    """Wait until connections may end. The first of the sockets is this worker's own."""
+    listener, *siblings = sockets
+    if draining.is_announced:
+        pass  # by the supervisor, which waited and drained the accept queues
+    elif draining.is_supervised:
+        draining.close_connections()
+        if siblings:
+            # They accept from this socket until the successor starts.
+            server.stop_accepting(*sockets)
+        await server.wait_until_unused(draining.delay)
+    else:
+        draining.announce()
+        is_graceful = not isinstance(stop, Stop) or stop.is_graceful
+        await asyncio.sleep(draining.delay if is_graceful else 0.0)
+        # This process owns the socket: nobody else accepts those in its queue.
+        refuse_new_connections(listener)
+        await wait_until_empty([listener])
 
 
 def open_listener(host: str, port: int, inherited: int | None, *, setting: str) -> socket.socket:

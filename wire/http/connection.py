@@ -102,6 +102,10 @@ class ServerState:
         self.closes_connections = False
         """Whether every answer is the last of its connection."""
 
+    def close_connections(self) -> None:
+        """Have every answer that begins be the last of its connection."""
+        self.closes_connections = True
+
 
 class Connection(asyncio.Protocol):
     """One connection of a server."""

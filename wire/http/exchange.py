@@ -57,26 +57,6 @@ class Line(Protocol):
 class Exchange:
     """One request and its answer."""
 
-    __slots__ = (
-        "__weakref__",
-        "_body_parts",
-        "_body_size",
-        "_end_is_told",
-        "_is_chunked",
-        "_is_head",
-        "_is_last",
-        "_left_bytes",
-        "_line",
-        "_waiter",
-        "expects_continue",
-        "has_begun",
-        "has_body",
-        "is_complete",
-        "is_disconnected",
-        "keeps_alive",
-        "scope",
-    )
-
     def __init__(
         self,
         line: Line,

@@ -24,12 +24,13 @@ class Peer:
     counts_requests = False
     """Whether the requests under way are counted for their clients."""
 
-    def __init__(self, address: str = "") -> None:
+    def __init__(self, address: str = "", *, on_close: Callable[[], None] | None = None) -> None:
         self.address = address
         self.refusal: Refusal | None = None
         """Why the connection is refused."""
         self.is_connected = False
         """Whether a protocol has the connection."""
+        self._on_close = on_close
 
     def begin_request(self, headers: Headers) -> str:
         """Count a request, and return the address of its client.
@@ -45,6 +46,9 @@ class Peer:
 
     def close(self) -> None:
         """Note that the connection has ended; may be repeated."""
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
 
 
 class Client:

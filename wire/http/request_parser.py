@@ -116,6 +116,8 @@ class RequestParser:
 
     def on_message_begin(self) -> None:
         """Begin a request; called by the parser, as the next ones are."""
+        if self.is_in_body:
+            return  # this and the head that follows are synthetic: see `_feed`
         self._events += 1
         self.is_between, self.is_in_head = False, True
         self.began = self._clock()
@@ -131,7 +133,7 @@ class RequestParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a field."""
         if self.is_in_body:
-            return  # trailers: RFC 9110 forbids treating them as header fields
+            return  # trailers, too: RFC 9110 forbids treating them as header fields
         if len(self.headers) == MAX_FIELDS:
             raise head_too_large()
         # The parser keeps whitespace after a value, which is not part of it (RFC 9112, 5.1).
@@ -143,6 +145,8 @@ class RequestParser:
 
     def on_headers_complete(self) -> None:
         """Check the head, and pass it on."""
+        if self.is_in_body:
+            return
         parser, target = self._parser, self._target
         version = parser.get_http_version()
         check_head(version, target, self.headers)
@@ -188,10 +192,11 @@ class RequestParser:
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
+                # The parser takes what follows for another protocol: a new one reads the body.
                 data = data[upgrade.args[0] :]
                 self._ignores_upgrade = False
                 framing = [b"%b: %b\r\n" % h for h in self.headers if h[0] in _FRAMING_FIELDS]
-                self._parser = _new_parser(_BehindUpgrade(self))
+                self._parser = _new_parser(self)
                 self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing))
             else:
                 return
@@ -204,27 +209,6 @@ class RequestParser:
         self._overhead_bytes = max(0, self._overhead_bytes + size - kept)
         if self._overhead_bytes > _MAX_FRAMING_BYTES:
             raise FramingTooLarge(400, "The body's chunks have too much beside their data.")
-
-
-class _BehindUpgrade:
-    """Forwards a parser's events, except the events of the first, synthetic head."""
-
-    def __init__(self, parser: RequestParser) -> None:
-        self._inner = parser
-        self._skips_head = True
-        self.on_body = parser.on_body
-        self.on_message_begin = self._after_head(parser.on_message_begin)
-        self.on_url = self._after_head(parser.on_url)
-        self.on_header = self._after_head(parser.on_header)
-        self.on_headers_complete = self._after_head(parser.on_headers_complete)
-
-    def on_message_complete(self) -> None:
-        """Forward the event. The next events belong to another request."""
-        self._skips_head = False
-        self._inner.on_message_complete()
-
-    def _after_head(self, callback: Callable[..., None]) -> Callable[..., None]:
-        return lambda *event: None if self._skips_head else callback(*event)
 
 
 def _new_parser(callbacks: object) -> httptools.HttpRequestParser:
