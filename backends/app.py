@@ -287,7 +287,7 @@ async def run_until_stopped(
     """
     stop = StopSignals()
     async with asyncio.TaskGroup() as group:
-        serving = group.create_task(server.serve(sockets=[listener]))
+        serving = group.create_task(server.serve(listener))
         waits: list[asyncio.Task[object]] = [group.create_task(stop.requested.wait())]
         if settings.exit_with_parent:
             waits.append(group.create_task(wait_for_parent_end(parent)))
@@ -301,8 +301,7 @@ async def run_until_stopped(
         await asyncio.wait([leaving, forced], return_when=asyncio.FIRST_COMPLETED)
         for wait in (leaving, forced):
             wait.cancel()
-        server.force_exit = stop.forced.is_set()
-        server.should_exit = True
+        server.stop(at_once=stop.forced.is_set())
     _log.info("backend stopped")
 
 
@@ -325,7 +324,7 @@ async def leave(
     stop: StopSignals,
 ) -> None:
     """Report "not ready" but serve for `shutdown_delay`; then refuse connections and drain."""
-    if server.started:
+    if server.has_started:
         core.leaving = True
         server.make_answers_last()
         await asyncio.sleep(settings.shutdown_delay if stop.is_graceful else 0.0)

@@ -28,7 +28,7 @@ from testing.waiting import wait_until
 
 SERVER, OTHERS = 0, 1
 """The core of the measured process, and the core of all other processes."""
-BARE = "bare uvicorn, which does nothing"
+BARE = "a bare server, which does nothing"
 _ROOT = Path(__file__).parents[1]
 _TEXTS = 100
 _LATER = ("shipper", "billing", "request-log")
@@ -158,7 +158,7 @@ class BareServer(NamedTuple):
 def bare_server(
     *, length: int = 330, core: int | None = SERVER, status: int = 200, delay: float = 0.0
 ) -> Iterator[BareServer]:
-    """Run uvicorn with an application that sends `length` bytes after `delay` seconds."""
+    """Run the HTTP server with an application that sends `length` bytes after `delay` seconds."""
     port = free_port()
     arguments = [str(each) for each in (port, length, status, delay)]
     command = [sys.executable, "-m", "loadtests.bare_server", *arguments]

@@ -2,7 +2,7 @@
 
 `sluicegate up` runs as a user starts it. Its backend has a device that sleeps instead of computing.
 The executor of that device takes some processor time itself. This time is measured separately and
-subtracted from the backend's time. Bare uvicorn is measured in the same rounds. Its processor time
+subtracted from the backend's time. A bare server is measured in the same rounds. Its processor time
 for a request is the unit of all other times. With fewer than four cores, the generator shares the
 gateway's core.
 
@@ -210,7 +210,7 @@ def measure(
     show(
         f"Pipeline{' of a GPU' if is_shared else ''}: misses of a model that takes no time",
         [line for each in items for line in _lines(each, turns[each][1:], units)],
-        f"A request to bare uvicorn takes {median(units):.1f} µs. Backends: {number}.",
+        f"A request to a bare server takes {median(units):.1f} µs. Backends: {number}.",
     )
 
 
@@ -236,7 +236,7 @@ def _measured(
 
 
 def _lines(items: int, samples: Sequence[_Sample], units: Sequence[float]) -> list[Line]:
-    """Return an item's processor time in microseconds, and in multiples of uvicorn's time."""
+    """Return an item's processor time in microseconds, and in multiples of a bare server's time."""
     together = median(sample.costs["together"] for sample in samples)
     outcomes = [sample.outcome for sample in samples]
     ways = {"µs": [1.0] * len(samples), "bare requests": units}

@@ -1,58 +1,21 @@
-"""Defines the part of ASGI that the handlers need."""
+"""Reads requests and sends responses by ASGI."""
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from backends.errors import BadCall, CallTooLarge
+from wire.http.messages import Headers, Receive, Scope, Send
+from wire.http.peers import CLIENT_EXTENSION, Client
 
-# The shapes ASGI itself defines.
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
-Headers = Iterable[tuple[bytes, bytes]]
-
-
-# Under this name a server may hand over the `Client` of a request.
-CLIENT_EXTENSION = "sluicegate.client"
-
-
-class Client:
-    """Tracks the client of a connection: its answer is cancelled when it disconnects.
-
-    `is_certified` says that it presented a verified certificate.
-    """
-
-    def __init__(self, *, is_certified: bool = False) -> None:
-        self.is_certified = is_certified
-        self.is_disconnected = False
-        self.on_leave: Callable[[], object] | None = None
-        """Ends the answer that is under way."""
-
-    def __enter__(self) -> None:
-        """Cancel the current task when the client leaves, until `__exit__`."""
-        task = asyncio.current_task()
-        self.on_leave = task.cancel if task is not None else None
-
-    def __exit__(self, *_: object) -> None:
-        self.on_leave = None
-
-    def leave(self) -> None:
-        """Note that it disconnected."""
-        self.is_disconnected = True
-        if self.on_leave is not None:
-            self.on_leave()
 
 
 class ClientGone(Exception):
     """Reports that the client closed the connection before its body arrived."""
 
 
-def client_of(scope: Scope) -> Client | None:
-    """Return the client, where the server hands it over."""
-    client: Client | None = scope.get("extensions", {}).get(CLIENT_EXTENSION)
+def client_of(scope: Scope) -> Client:
+    """Return the client of a request."""
+    client: Client = scope["extensions"][CLIENT_EXTENSION]
     return client
 
 

@@ -9,18 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from backends.algorithms.base import QueryAlgorithm
-from backends.api.asgi import (
-    Client,
-    Message,
-    Receive,
-    Scope,
-    Send,
-    client_of,
-    find_header,
-    read_body,
-    respond,
-)
-from backends.api.direct_calls import Connection, DirectCall, ProgressTimer, encode_response
+from backends.api.asgi import client_of, find_header, read_body, respond
+from backends.api.direct_calls import DirectCall, ProgressTimer, answer_at_once
 from backends.api.transit_estimates import TransitEstimates
 from backends.errors import (
     BackendError,
@@ -35,6 +25,8 @@ from backends.serving.core import ServingCore
 from backends.serving.items import Decoders, ItemAnswerer
 from backends.serving.queries import ITEMS_AT_ONCE, QueryCall
 from backends.telemetry.spans import Tracing
+from wire.http.connection import Connection
+from wire.http.messages import Message, Receive, Scope, Send
 from wire.protocol import (
     CALL_PATH,
     MEDIA_TYPE,
@@ -81,10 +73,8 @@ class CallAuthenticator:
             given = find_header(scope, _TOKEN) or b""
             if not any(hmac.compare_digest(given, token) for token in self._tokens):
                 raise Unauthorized(f"the header `{TOKEN_HEADER}` is missing or wrong")
-        if self._wants_certificate:
-            client = client_of(scope)
-            if client is None or not client.is_certified:
-                raise Unauthorized("a client certificate is missing")
+        if self._wants_certificate and not client_of(scope).is_certified:
+            raise Unauthorized("a client certificate is missing")
 
 
 class CallHandler:
@@ -122,7 +112,7 @@ class CallHandler:
         body = await read_body(scope, receive, max_bytes=self._max_body_bytes)
         answerer, work = scope.get(_OPENED) or self._open(body)
         work.admit()
-        client, watcher = _client_of(scope, receive)
+        client = client_of(scope)
         with self._core.calls, closing(work):
             reply = _Reply(send, self._core, work, interval=self._progress)
             try:
@@ -131,9 +121,6 @@ class CallHandler:
             except asyncio.CancelledError:
                 if not client.is_disconnected:
                     raise
-            finally:
-                if watcher is not None:
-                    watcher.cancel()
 
     def is_authenticated_call(self, scope: Scope) -> bool:
         """Whether a request is a call whose caller was authenticated: `begin` may answer others."""
@@ -156,8 +143,7 @@ class CallHandler:
                 return {**scope, _OPENED: (answerer, work)}
             work.admit()
         except (CallRefused, Overloaded) as error:
-            connection.write(encode_response(error.status, _encode_refusal(error)))
-            connection.end_response(keep_alive=True)
+            answer_at_once(connection, error.status, _encode_refusal(error))
             return None
         DirectCall(
             connection, self._core, answerer, algorithm, work=work, progress=self._timer
@@ -233,21 +219,6 @@ async def _answer_queries(
             else:
                 await changed.wait()
             changed.clear()
-
-
-def _client_of(scope: Scope, receive: Receive) -> tuple[Client, "asyncio.Task[None] | None"]:
-    """Return the server's client object, or else a new one and the task that watches it."""
-    client = client_of(scope)
-    if client is not None:
-        return client, None
-    client = Client()
-    return client, asyncio.create_task(_watch(client, receive))
-
-
-async def _watch(client: Client, receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    client.leave()
 
 
 class _Reply:

@@ -5,51 +5,22 @@ There is no ASGI, no task and no coroutine: outcomes are written when they are r
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
-
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from typing import Final
 
 from backends.algorithms.base import QueryAlgorithm
-from backends.api.asgi import Client
 from backends.serving.call_work import CallWork
 from backends.serving.core import ServingCore
 from backends.serving.items import ItemAnswerer
 from backends.serving.queries import ITEMS_AT_ONCE, QueryCall
+from wire.http.connection import Connection
+from wire.http.messages import CLOSE, STATUS_LINE
 from wire.protocol import MEDIA_TYPE, Frame, encode_frame
 
-_CONTENT = b"content-type: %b\r\n" % MEDIA_TYPE.encode()
-_CHUNKED = STATUS_LINE[200] + _CONTENT + b"transfer-encoding: chunked\r\n\r\n"
-_LAST_CHUNK = b"0\r\n\r\n"
+_CONTENT: Final = b"content-type: %b\r\n" % MEDIA_TYPE.encode()
+_CHUNKED: Final = STATUS_LINE[200] + _CONTENT + b"transfer-encoding: chunked\r\n"
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 # So long outcomes of one request wait for the others: it cannot be answered without them.
-_LONGEST_HOLD = 0.05
-
-
-class _Unawaited:
-    """Stands for an event that nobody waits for."""
-
-    def set(self) -> None:
-        """Do nothing."""
-
-
-_NOBODY_WAITS = _Unawaited()
-
-
-class Connection(Protocol):
-    """Sends what answers a request; `client_state` notes when its client leaves."""
-
-    client_state: Client
-
-    def begin_response(self, call: "DirectCall") -> None:
-        """Note that a call is in progress."""
-        ...
-
-    def write(self, data: bytes) -> None:
-        """Send a part of a response."""
-        ...
-
-    def end_response(self, *, keep_alive: bool) -> None:
-        """End a response; the next request may come if the connection is kept."""
-        ...
+_LONGEST_HOLD: Final = 0.05
 
 
 class ProgressTimer:
@@ -79,7 +50,7 @@ class ProgressTimer:
 
 
 class DirectCall:
-    """Answers a call; for uvicorn's protocol it is the cycle of the request in progress."""
+    """Answers a call. It is the request under way of its connection."""
 
     def __init__(
         self,
@@ -91,15 +62,14 @@ class DirectCall:
         work: CallWork,
         progress: ProgressTimer,
     ) -> None:
-        # What uvicorn's protocol reads and writes of a cycle.
-        self.keep_alive = True
-        self.response_complete = self.disconnected = False
-        self.message_event = _NOBODY_WAITS
+        self.is_complete = False
         self._connection = connection
         self._core = core
         self._work = work
         self._progress = progress
         self._has_begun = False
+        self._is_last = False
+        """Whether the connection ends with the answer."""
         self._flushing: asyncio.Handle | None = None
         call = answerer.call
         # More items than that begin as others are sent.
@@ -108,8 +78,8 @@ class DirectCall:
 
     def begin(self) -> None:
         """Begin to answer."""
-        self._connection.begin_response(self)
-        self._connection.client_state.on_leave = self._close
+        self._connection.answering = self
+        self._connection.client.on_leave = self._close
         self._core.calls.begin()
         self._progress.add(self)
         self._query.begin()
@@ -146,7 +116,7 @@ class DirectCall:
 
     def _flush(self) -> None:
         self._stop_flushing()
-        if self.response_complete or self._connection.client_state.is_disconnected:
+        if self.is_complete or self._connection.client.is_disconnected:
             return
         outcomes = self._query.take()
         is_last = self._query.is_over
@@ -154,23 +124,28 @@ class DirectCall:
             self._write(_encode(outcomes) + self._core.report_frame(), is_last=is_last)
         if is_last:
             self._close()
-            self.response_complete = True
-            self._connection.end_response(keep_alive=self.keep_alive)
+            self.is_complete = True
+            self._connection.end_answer(is_last=self._is_last)
         else:
             self._query.begin()
 
     def _write(self, body: bytes, *, is_last: bool) -> None:
-        if is_last and not self._has_begun:
-            self._connection.write(encode_response(200, body, keep_alive=self.keep_alive))
-            return
-        head = b"" if self._has_begun else _CHUNKED
-        self._has_begun = True
+        write = self._connection.writer.write_now
+        head = b""
+        if not self._has_begun:
+            self._is_last = self._connection.is_last
+            close = CLOSE if self._is_last else b""
+            if is_last:
+                write(_encode_response(200, body, close))
+                return
+            self._has_begun = True
+            head = b"%b%b\r\n" % (_CHUNKED, close)
         end = _LAST_CHUNK if is_last else b""
-        self._connection.write(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, end))
+        write(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, end))
 
     def _close(self) -> None:
         """Release what the call holds; what is not answered is cancelled."""
-        self._connection.client_state.on_leave = None
+        self._connection.client.on_leave = None
         self._stop_flushing()
         self._query.close()
         self._progress.remove(self)
@@ -178,16 +153,16 @@ class DirectCall:
         self._core.calls.end()
 
 
-def encode_response(status: int, body: bytes, *, keep_alive: bool = True) -> bytes:
-    """Return a whole response."""
-    last = b"" if keep_alive else b"connection: close\r\n"
-    return b"%b%bcontent-length: %d\r\n%b\r\n%b" % (
-        STATUS_LINE[status],
-        _CONTENT,
-        len(body),
-        last,
-        body,
-    )
+def answer_at_once(connection: Connection, status: int, body: bytes) -> None:
+    """Send a whole response to a request that nothing else answers."""
+    is_last = connection.is_last
+    connection.writer.write_now(_encode_response(status, body, CLOSE if is_last else b""))
+    connection.end_answer(is_last=is_last)
+
+
+def _encode_response(status: int, body: bytes, close: bytes) -> bytes:
+    head = STATUS_LINE[status] + _CONTENT
+    return b"%bcontent-length: %d\r\n%b\r\n%b" % (head, len(body), close, body)
 
 
 def _encode(outcomes: Sequence[Frame]) -> bytes:

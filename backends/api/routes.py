@@ -7,16 +7,7 @@ from typing import TypeVar
 import msgspec
 from prometheus_client.core import Metric
 
-from backends.api.asgi import (
-    ClientGone,
-    Handler,
-    Headers,
-    Receive,
-    Scope,
-    Send,
-    read_body,
-    respond,
-)
+from backends.api.asgi import ClientGone, Handler, read_body, respond
 from backends.api.calls import CallAuthenticator, CallHandler, send_refusal
 from backends.errors import (
     BadCall,
@@ -31,6 +22,7 @@ from backends.telemetry.metrics import CONTENT_TYPE, BackendMetrics
 from backends.telemetry.nvml import GpuReader
 from backends.telemetry.process import ProcessFigures
 from backends.telemetry.spans import Tracing
+from wire.http.messages import Headers, Receive, Scope, Send
 from wire.plans import ASSIGNMENT_PATH, Assignment, PlanTrial, ServingPlans
 from wire.protocol import (
     CALL_PATH,

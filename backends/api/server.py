@@ -1,97 +1,104 @@
-"""Runs uvicorn on a listening socket, and closes it so that no accepted call is lost."""
+"""Serves calls on a listening socket, and closes it so that no accepted call is lost."""
 
 import asyncio
+import json
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from typing import Final
 
-import uvicorn
-from typing_extensions import override
-
-from backends.api.bounded import ConnectionTimeouts
-from backends.api.repeated_heads import RepeatedHeadProtocol
+from backends.api.calls import CallHandler
+from backends.api.repeated_heads import RepeatedHeads
 from backends.api.routes import Routes
 from backends.api.tls import ServerTls
-from backends.api.write_coalescing import WriteCoalescingProtocol
 from backends.errors import StartProblem
+from wire.http.connection import Connection, Front, ServerState
+from wire.http.messages import STATUS_LINE
+from wire.http.refusals import FramingTooLarge, Refusal
+from wire.http.server import BACKLOG, HttpServer
+from wire.http.timeouts import ConnectionTimeouts
+from wire.http.writing import WriteCoalescer
 
-_BACKLOG = 2048
-# Longer than any client keeps a connection, so that it is never the server that closes first.
-_KEEP_ALIVE = 120
-# uvicorn's ticks, ten a second, between two checks for timed-out connections.
-_TICKS = 5
-_POLL_INTERVAL = 0.05
-_FIRST_CALL = 1.0
+_TIMEOUTS: Final = ConnectionTimeouts(
+    first=120.0,
+    body=60.0,
+    # Longer than any client keeps a connection, so that it is never the server that closes first.
+    idle=120.0,
+    unread=60.0,
+    connections=sys.maxsize,
+)
+_GRACE: Final = 1.0
+"""Seconds in which requests that are no calls may end at the stop."""
+_REFUSALS: Final = {
+    408: ("too_slow", "the head of the request did not arrive in time"),
+    431: ("headers_too_large", "a head or a trailer has no end"),
+}
+_NO_HTTP: Final = ("bad_call", "this is no HTTP/1.1")
 
 
-class BackendServer(uvicorn.Server):
-    """Runs uvicorn without its signal handlers: ours drain first and exit with 0."""
+class BackendServer:
+    """Serves the routes of a backend. A caller that half-closes its connection has left."""
+
+    answers_half_closed = False
 
     def __init__(
         self,
         application: Routes,
         tls: ServerTls | None = None,
-        waits: ConnectionTimeouts | None = None,
+        timeouts: ConnectionTimeouts = _TIMEOUTS,
     ) -> None:
-        super().__init__(
-            uvicorn.Config(
-                application,
-                http=partial(RepeatedHeadProtocol, waits=waits, calls=application.calls),  # type: ignore[arg-type]  # makes one
-                ws="none",
-                lifespan="off",
-                loop="none",
-                interface="asgi3",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                date_header=False,
-                proxy_headers=False,
-                backlog=_BACKLOG,
-                timeout_keep_alive=_KEEP_ALIVE,
-                timeout_graceful_shutdown=1,
-                ssl_context_factory=None if tls is None else lambda *_: tls.context,
-            )
+        self.coalescer = WriteCoalescer()
+        self.state = ServerState(application, self, timeouts)
+        self.has_started = False
+        self._calls: CallHandler = application.calls
+        self._server = HttpServer(self.state, edge=tls, has_date=False)
+        self._stopping = asyncio.Event()
+        self._waits_at_stop = True
+
+    def front(self, connection: Connection) -> Front:
+        """Return what recognizes repeated heads of a connection."""
+        return RepeatedHeads(self._calls, connection)
+
+    def refusal(self, refusal: Refusal, default_lines: bytes) -> bytes:
+        """Return the answer that refuses a request."""
+        status = 431 if isinstance(refusal, FramingTooLarge) else refusal.status
+        code, detail = _REFUSALS.get(status, _NO_HTTP)
+        body = json.dumps({"code": code, "detail": detail}).encode()
+        return (
+            b"%b%bcontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n"
+            b"\r\n%b" % (STATUS_LINE[status], default_lines, len(body), body)
         )
 
-    @override
-    async def on_tick(self, counter: int) -> bool:
-        now = asyncio.get_running_loop().time()
-        if counter % _TICKS == 0:
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, WriteCoalescingProtocol):
-                    connection.end_if_late(now)
-        return await super().on_tick(counter)
+    async def serve(self, listener: socket.socket) -> None:
+        """Serve until `stop`, then end the connections."""
+        await self._server.listen(listener)
+        self.has_started = True
+        watching = asyncio.create_task(self._server.watch())
+        try:
+            await self._stopping.wait()
+            self.stop_accepting(listener)
+            if self._waits_at_stop:
+                await self._server.shut_down(_GRACE)
+        finally:
+            watching.cancel()
+
+    def stop(self, *, at_once: bool = False) -> None:
+        """Have `serve` end; it waits for nothing if it should end `at_once`."""
+        self._waits_at_stop = not at_once
+        self._stopping.set()
 
     def make_answers_last(self) -> None:
         """Have every answer from now on be the last one of its connection."""
-        last = (b"connection", b"close")
-        self.config.encoded_headers.append(last)  # for when the server renews its headers
-        self.server_state.default_headers = [*self.server_state.default_headers, last]
+        self.state.close_connections()
 
     def stop_accepting(self, listener: socket.socket) -> None:
         """Accept nothing any more."""
-        for server in self.servers:
-            server.close()
-        listener.close()
+        self._server.stop_accepting(listener)
 
     async def end_idle_connections(self) -> None:
-        """End idle connections until there are none, for a second at most.
-
-        A connection that was just accepted gets that time for its first request.
-        """
-        for _ in range(round(_FIRST_CALL / _POLL_INTERVAL)):
-            for connection in list(self.server_state.connections):
-                if isinstance(connection, WriteCoalescingProtocol):
-                    connection.end_if_idle()
-            if not self.server_state.connections:
-                return
-            await asyncio.sleep(_POLL_INTERVAL)
-
-    @contextmanager
-    @override
-    def capture_signals(self) -> Iterator[None]:
-        yield
+        """End connections that are idle or become so within a second."""
+        await self._server.end_idle_connections()
 
 
 @contextmanager
@@ -107,7 +114,7 @@ def bind(host: str, port: int) -> Iterator[socket.socket]:
         try:
             listener.bind((host, port))
             # A listening socket is what makes another bind with SO_REUSEADDR fail.
-            listener.listen(_BACKLOG)
+            listener.listen(BACKLOG)
         except OSError as error:
             raise StartProblem(
                 f"cannot listen on {host}:{port}: {error.strerror}; stop what is there or choose "

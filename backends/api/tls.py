@@ -7,7 +7,6 @@ A client without a certificate passes the handshake, so that health and metrics 
 import asyncio
 import logging
 import ssl
-import time
 from pathlib import Path
 
 import msgspec
@@ -15,14 +14,11 @@ from typing_extensions import override
 
 from backends.errors import StartProblem
 from backends.settings import BackendSettings
+from wire.http.accepting import Edge
 
 _log = logging.getLogger(__name__)
-# Seconds between two checks of the files, and between two equal log lines.
+# Seconds between two checks of the files.
 CHECK_INTERVAL = 5.0
-_LOG_INTERVAL = 60.0
-# What OpenSSL calls bytes that begin no handshake.
-_PLAIN = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
-_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
 
 
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,16 +63,18 @@ def server_tls(settings: BackendSettings) -> "ServerTls | None":
     return ServerTls(files)
 
 
-class ServerTls:
-    """Provides a server's context, whose handshakes use the files as last read."""
+class ServerTls(Edge):
+    """TLS of a server: handshakes use the files as last read."""
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self._refusals = _RefusalLog()
         self._signature = files.signature()
-        self.context = _DelegatingContext(ssl.PROTOCOL_TLS_SERVER)
-        """Passed to a server once; renewals replace the context behind it."""
-        self.context.actual = _read(files, self._refusals)
+        self._context = _read(files)
+
+    @property
+    @override
+    def context(self) -> ssl.SSLContext:
+        return self._context
 
     def renew(self) -> None:
         """Use the files as they are now for new connections.
@@ -85,7 +83,7 @@ class ServerTls:
             StartProblem: they cannot be used; nothing has changed.
         """
         signature = self._files.signature()
-        self.context.actual = _read(self._files, self._refusals)
+        self._context = _read(self._files)
         self._signature = signature
 
     async def follow(
@@ -111,82 +109,8 @@ class ServerTls:
                 _log.info("the certificates were read again")
 
 
-class _DelegatingContext(ssl.SSLContext):
-    """Delegates each handshake to another context, which may be replaced at any time.
-
-    Servers take a context when they begin to listen, and a context cannot forget a CA.
-    """
-
-    actual: ssl.SSLContext
-
-    @override
-    def wrap_bio(
-        self,
-        incoming: ssl.MemoryBIO,
-        outgoing: ssl.MemoryBIO,
-        server_side: bool = False,
-        server_hostname: str | bytes | None = None,
-        session: ssl.SSLSession | None = None,
-    ) -> ssl.SSLObject:
-        return self.actual.wrap_bio(
-            incoming,
-            outgoing,
-            server_side=server_side,
-            server_hostname=server_hostname,
-            session=session,
-        )
-
-
-class _RefusalLog:
-    """Logs why handshakes fail, each reason once a minute: probes come twice a second."""
-
-    def __init__(self) -> None:
-        self._logged: dict[str, float] = {}
-
-    def log(self, error: ssl.SSLError) -> None:
-        """Log one line on a failed handshake."""
-        reason, now = explain(error), time.monotonic()
-        # The reasons are OpenSSL's: a closed set.
-        if now - self._logged.get(reason, float("-inf")) >= _LOG_INTERVAL:
-            self._logged[reason] = now
-            _log.warning("a TLS handshake failed", extra={"reason": reason})
-
-
-class _ReportingContext(ssl.SSLContext):
-    refusals: _RefusalLog
-
-
-class _ReportingHandshake(ssl.SSLObject):
-    """Logs a failed handshake, after which the event loop silently closes the connection."""
-
-    @override
-    def do_handshake(self) -> None:
-        try:
-            super().do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise
-        except ssl.SSLError as error:
-            if isinstance(self.context, _ReportingContext):
-                self.context.refusals.log(error)
-            raise
-
-
-def explain(error: ssl.SSLError) -> str:
-    """Return in words why a handshake failed."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the client's certificate is not accepted: {error.verify_message}"
-    if error.reason in _PLAIN:
-        return "plain HTTP came where TLS is spoken: the URL must begin with `https://`"
-    if error.reason in _NO_TLS:
-        return "what came is no TLS"
-    words = (error.reason or "unknown reason").lower().replace("_", " ")
-    return f"the handshake failed: {words}"
-
-
-def _read(files: TlsFiles, refusals: _RefusalLog) -> ssl.SSLContext:
-    context = _ReportingContext(ssl.PROTOCOL_TLS_SERVER)
-    context.refusals = refusals
-    context.sslobject_class = _ReportingHandshake
+def _read(files: TlsFiles) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     path = files.certificate
     try:
         # A password would be asked for at the terminal.

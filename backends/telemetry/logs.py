@@ -80,7 +80,5 @@ def configure_logging(*, level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
-    # We log start and stop ourselves.
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     for quoting in _QUOTING:
         logging.getLogger(quoting).setLevel(logging.ERROR)

@@ -19,8 +19,8 @@ from gateway.errors import (
     PermissionDenied,
     RequestTimeout,
 )
-from gateway.http.connection_timeouts import HAS_CERTIFICATE
 from gateway.middleware.admission import route_methods
+from wire.http.connection import HAS_CERTIFICATE
 
 REQUEST_ID = "request_id"
 OPERATOR = "operator"

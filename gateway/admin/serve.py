@@ -27,8 +27,8 @@ from gateway.errors import ConfigurationError
 from gateway.http.draining import Draining
 from gateway.http.edge import operators_edge
 from gateway.http.server import open_listener, serve
+from gateway.http.side import GatewaySide
 from gateway.http.unsent_answers import UnsentAnswers, unsent_limit
-from gateway.http.write_coalescing import WriteCoalescingProtocol
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.redis.connect import PipelinedClient, open_client
@@ -104,7 +104,7 @@ async def serve_admin(
                 listener,
                 drain=settings.drain,
                 stop=stop,
-                protocol=partial(WriteCoalescingProtocol, new_id=new_id),
+                side=GatewaySide(new_id=new_id),
                 draining=draining,
                 edge=edge,
                 unsent=UnsentAnswers(

@@ -8,7 +8,7 @@ import msgspec
 from litestar.types import HTTPScope, Receive, Send
 
 from gateway.errors import InvalidRequest, PayloadTooLarge
-from gateway.http.write_coalescing import BUFFERED_HTTP, BufferedHttpExtension
+from wire.http.exchange import BUFFERED_HTTP, Exchange
 
 Headers = list[tuple[bytes, bytes]]
 NOT_REPLAYED: Final = "sluicegate_not_replayed"
@@ -92,10 +92,10 @@ class HttpReply(msgspec.Struct, frozen=True, gc=False):
         return HttpReply(self.status, self.lines + lines, self.body) if lines else self
 
 
-def buffered_http(scope: HTTPScope) -> BufferedHttpExtension | None:
-    """Return the server's extension for buffered bodies and responses, if it has one."""
+def buffered_http(scope: HTTPScope) -> Exchange | None:
+    """Return the server's own way for whole bodies and answers, if it has one."""
     extension = (scope.get("extensions") or {}).get(BUFFERED_HTTP)
-    return extension if isinstance(extension, BufferedHttpExtension) else None
+    return extension if isinstance(extension, Exchange) else None
 
 
 def bounded(body: bytes, *, limit: int) -> bytes:

@@ -33,7 +33,6 @@ from gateway.errors import DeadlineExceeded, GatewayError, MethodNotAllowed
 from gateway.http.byte_budget import LARGE, ByteBudget
 from gateway.http.problem_details import problem_lines
 from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
-from gateway.http.write_coalescing import CLOSE
 from gateway.inference.inference import Inference
 from gateway.inference.interfaces import ModelTable
 from gateway.inference.prepared_request import PreparedRequest
@@ -46,6 +45,7 @@ from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.tracing import Tracer
 from gateway.types import Answer, RequestId
+from wire.http.messages import CLOSE
 
 SHORT: Final = 8 * 1024
 """Bytes of a body that is read at once; a longer one waits for its turn."""

@@ -4,7 +4,6 @@ The fast path answers plain inference requests inside the HTTP protocol, the cor
 others, and Litestar answers what is no inference request.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
@@ -17,9 +16,9 @@ from gateway.api.core import Core
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.customer_application import CustomerApplication, SteppedApplication
 from gateway.api.dialect import Dialect, error_format
+from gateway.api.fast_path.answering import FastPath
+from gateway.api.fast_path.front import FastPathFront
 from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.fast_path.protocol import FastPathProtocol
-from gateway.api.fast_path.traced import build_fast_path
 from gateway.api.head_requests import HeadAsGet
 from gateway.api.health import ReadinessSource
 from gateway.api.idempotent_requests import IdempotentRequests
@@ -38,6 +37,7 @@ from gateway.batches.batch_access import BatchParts, open_batch_parts
 from gateway.events.log import EventLog
 from gateway.http.draining import Draining
 from gateway.http.loop_iterations import LoopIterations
+from gateway.http.side import GatewaySide
 from gateway.http.unsent_answers import UnsentAnswers
 from gateway.idempotency.store import IdempotencyStore
 from gateway.inference.inference import Inference
@@ -53,8 +53,8 @@ class Listeners(NamedTuple):
     """Holds what receives a worker's requests."""
 
     app: ASGIApp
-    protocol: Callable[..., asyncio.Protocol]
-    """Makes the protocol of a connection over HTTP, which passes requests to `app`."""
+    side: GatewaySide
+    """What the HTTP server has beside `app`: the fast path."""
     core: Core
     """Answers inference requests."""
     bodies: IncomingBodies
@@ -152,9 +152,10 @@ def build_listeners(
         cross_origin=cross_origin,
     )
     draining.on_close(heads.close)
-    fast_path = build_fast_path(processor, heads, shedder)
-    protocol = partial(FastPathProtocol, fast_path=fast_path, new_id=ids.new)
-    return Listeners(app, protocol, core, bodies)
+    fast_path = FastPath(processor=processor, heads=heads, shedder=shedder)
+    front, coalescer = partial(FastPathFront, fast_path), fast_path.coalescer
+    side = GatewaySide(new_id=ids.new, make_front=front, coalescer=coalescer)
+    return Listeners(app, side, core, bodies)
 
 
 def _build_litestar(

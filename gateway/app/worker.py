@@ -30,7 +30,6 @@ from gateway.app.views import WorkerReadiness
 from gateway.auth.key_ring import KeyRing
 from gateway.events.log import EventLog
 from gateway.events.syncing import LogSync
-from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
 from gateway.http.edge import ListenerEdge, customers_edge
 from gateway.http.server import open_listener, serve
@@ -51,6 +50,7 @@ from gateway.telemetry.opening import tracer_from
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver, SystemResolver
 from gateway.upstream.tls import client_tls
+from wire.http.timeouts import ConnectionTimeouts
 
 _PROBE_TIMEOUT = 0.5
 _LONGEST_IN_LOG_NAME = 8
@@ -81,7 +81,7 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
             listener,
             drain=settings.drain,
             stop=stop,
-            protocol=listeners.protocol,
+            side=listeners.side,
             timeouts=ConnectionTimeouts(
                 head=settings.head_timeout,
                 idle=settings.keep_alive,

@@ -14,7 +14,7 @@ from gateway.admin.authorization import OPERATOR
 from gateway.admin.operators import Operator, Role, required_role
 from gateway.console.sessions import Session, Sessions
 from gateway.errors import AuthenticationFailed, PermissionDenied
-from gateway.http.connection_timeouts import HAS_CERTIFICATE
+from wire.http.connection import HAS_CERTIFICATE
 
 SESSION_COOKIE = "sluicegate_console"
 LOGIN_COOKIE = "sluicegate_login"

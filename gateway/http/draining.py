@@ -49,8 +49,10 @@ class Draining:
                 callback()
 
     def on_close(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when responses begin to close their connections."""
+        """Call `callback` when responses begin to close their connections, or now if they do."""
         self._on_close.append(callback)
+        if self.closes_connections:
+            callback()
 
 
 DRAINING = "draining: the gateway is stopping; it still answers what it is sent"

@@ -1,23 +1,29 @@
 """Holds the steps of a listener before HTTP begins: TLS, proxies, and limits of addresses."""
 
 import socket
+import ssl
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
+
+from typing_extensions import override
 
 from gateway.http.listener_settings import trusted_proxies
 from gateway.http.listener_tls import HTTP_2, ListenerTls, customers_tls, operators_tls
-from gateway.http.peers import AddressCounts, Peer, ProxyPeer
+from gateway.http.peers import AddressCounts, ProxyPeer, too_many_of
 from gateway.settings import Settings
 from gateway.sockets.certificate_files import LOOK_INTERVAL, follow_files
 from gateway.sockets.networks import Networks
 from gateway.sockets.proxy_protocol import receive_proxy_header
 from gateway.telemetry.edge_metrics import EdgeMetrics
+from wire.http.accepting import Edge
+from wire.http.peers import Peer
 
 _A_YEAR: Final = 31_536_000
-_NOSNIFF: Final = ("x-content-type-options", "nosniff")
+_NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
 
 
-class ListenerEdge:
+class ListenerEdge(Edge):
     """Holds the steps of a listener before HTTP. By default there are none."""
 
     def __init__(
@@ -52,41 +58,46 @@ class ListenerEdge:
         return found
 
     @property
+    @override
+    def context(self) -> ssl.SSLContext | None:
+        return None if self.tls is None else self.tls.context
+
+    @property
     def is_plain(self) -> bool:
         """Whether HTTP begins with the first byte of a connection."""
         return not (self.tls or self._trusted or self._has_header or self.counts.most)
 
     @property
-    def headers(self) -> Sequence[tuple[str, str]]:
+    def headers(self) -> Sequence[tuple[bytes, bytes]]:
         """The headers of all answers."""
         if not self._hsts:
             return (_NOSNIFF,)
-        return (_NOSNIFF, ("strict-transport-security", f"max-age={self._hsts}"))
+        return (_NOSNIFF, (b"strict-transport-security", b"max-age=%d" % self._hsts))
 
-    async def peer_of(self, connection: socket.socket, address: str) -> tuple[Peer, bool]:
-        """Return who is connected from `address`, and whether it has one more connection free.
-
-        With the PROXY protocol a trusted proxy says first whose connection it is.
-
-        Raises:
-            InvalidProxyHeader: it does not.
-            OSError: the connection broke.
-        """
+    @override
+    async def peer_of(self, connection: socket.socket, address: str) -> Peer:
+        """See `Edge`. With the PROXY protocol a trusted proxy says first whose connection it is."""
         if address in self._trusted:
             client = await receive_proxy_header(connection) if self._has_header else address
             if not client:  # a probe of its own, or a stranger without an address: believe no head
-                return Peer(address), True
+                return Peer(address)
             if client in self._trusted:
-                proxy = ProxyPeer(
+                return ProxyPeer(
                     client,
                     trusted=self._trusted,
                     field=self._field,
                     requests=self.counts,
                 )
-                return proxy, True
             address = client
-        is_within = self.counts.add(address)
-        return Peer(address, self.counts if is_within else None), is_within
+        if self.counts.add(address):
+            return Peer(address, on_close=partial(self.counts.remove, address))
+        peer = Peer(address)
+        peer.refusal = too_many_of(self.counts.most)
+        return peer
+
+    @override
+    def refused(self, cause: str) -> None:
+        self.metrics.refused(cause)
 
     async def follow(self, interval: float = LOOK_INTERVAL) -> None:
         """Read the certificate when its files change, until cancelled."""

@@ -20,9 +20,6 @@ from gateway.sockets.certificate_files import (
 
 _HTTP: Final = ("http/1.1",)
 HTTP_2: Final = ("h2",)
-# OpenSSL's names of bytes that begin no handshake.
-_PLAIN: Final = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
-_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
 
 
 class ListenerTls:
@@ -122,19 +119,6 @@ def operators_tls(settings: Settings) -> ListenerTls | None:
     """
     own = settings.admin_tls_certificate, settings.admin_tls_key, settings.admin_tls_client_ca
     return _tls("ADMIN_TLS", *own)
-
-
-def explain_failure(error: BaseException) -> str:
-    """Return in words why a handshake failed; the words are of a closed set."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the client's certificate is not accepted: {error.verify_message}"
-    if not isinstance(error, ssl.SSLError):
-        return "the connection broke, or took too long"
-    if error.reason in _PLAIN:
-        return "plain HTTP came where TLS is spoken: the URL must begin with `https://`"
-    if error.reason in _NO_TLS:
-        return "what came is no TLS"
-    return f"the handshake failed: {(error.reason or 'unknown reason').lower().replace('_', ' ')}"
 
 
 def _tls(

@@ -1,15 +1,14 @@
 """Finds the clients of connections and requests, and limits the number for an address."""
 
-from collections.abc import Iterable
-from typing import Final
+from collections import deque
 
 from typing_extensions import override
 
-from gateway.errors import GatewayError, Overloaded, RateLimited
 from gateway.http.forwarded import client_of
 from gateway.sockets.networks import Networks, client_network
-
-_RETRY_AFTER: Final = 1.0
+from wire.http.messages import Headers
+from wire.http.peers import Peer
+from wire.http.refusals import Refusal
 
 
 class AddressCounts:
@@ -46,66 +45,48 @@ class AddressCounts:
             del self._counts[network]
 
 
-_NO_BOUND: Final = AddressCounts()
-
-
-class Peer:
-    """The client of a connection. Without arguments, it is the peer of the socket."""
-
-    is_proxy = False
-    """Whether heads of requests say who sent them."""
-    requests = _NO_BOUND
-    """Counts the requests under way by their clients, each as a connection; for proxies."""
-
-    def __init__(self, client: str = "", counts: AddressCounts | None = None) -> None:
-        self.client = client
-        self.refusal: GatewayError | None = None
-        """Why the connection is refused."""
-        self.is_connected = False
-        """Whether a protocol has the connection."""
-        self._counts = counts
-        """Where it is counted as one of its client's."""
-
-    def client_of(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        """Return the address of the client of a request."""
-        del headers
-        return self.client
-
-    def close(self) -> None:
-        """Note that the connection has ended; may be repeated."""
-        counts, self._counts = self._counts, None
-        if counts is not None:
-            counts.remove(self.client)
-
-
 class ProxyPeer(Peer):
-    """A trusted proxy, which says in the header `field` from whom each request came."""
+    """A trusted proxy, which says in the header `field` from whom each request came.
+
+    Each request that is under way counts in `requests` as a connection of its client.
+    """
 
     is_proxy = True
 
     def __init__(
-        self, client: str, *, trusted: Networks, field: bytes, requests: AddressCounts
+        self, address: str, *, trusted: Networks, field: bytes, requests: AddressCounts
     ) -> None:
-        super().__init__(client)
+        super().__init__(address)
         self._trusted = trusted
         self._field = field
-        self.requests = requests
+        self._requests = requests
+        self.counts_requests = bool(requests.most)
+        self._clients = deque[str]()
+        """The clients of the requests under way."""
 
     @override
-    def client_of(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
-        return client_of(self.client, headers, self._trusted, self._field)
+    def begin_request(self, headers: Headers) -> str:
+        client = client_of(self.address, headers, self._trusted, self._field)
+        if not self._requests.add(client):
+            raise too_many_of(self._requests.most)
+        self._clients.append(client)
+        return client
+
+    @override
+    def end_request(self) -> None:
+        if self._clients:
+            self._requests.remove(self._clients.popleft())
+
+    @override
+    def close(self) -> None:
+        while self._clients:
+            self.end_request()
 
 
-def too_many_connections() -> Overloaded:
-    """Return the error of a connection above the worker's limit."""
-    detail = "There are too many connections; use fewer, or try again."
-    return Overloaded(detail, retry_after=_RETRY_AFTER)
-
-
-def too_many_of(most: int) -> RateLimited:
-    """Return the error of a client whose address has `most` connections."""
-    return RateLimited(
+def too_many_of(most: int) -> Refusal:
+    """Return the refusal of a client whose address has `most` connections."""
+    return Refusal(
+        429,
         f"Your address has {most} connections, the most it may; keep connections open and use them"
         " for many requests, or try again when others have ended.",
-        retry_after=_RETRY_AFTER,
     )

@@ -15,7 +15,6 @@ from gateway.errors import (
     RequestTimeout,
     UnsupportedContentCoding,
 )
-from gateway.http.server_internals import STATUS_LINE
 
 MEDIA_TYPE: Final = b"application/problem+json"
 Headers = list[tuple[bytes, bytes]]
@@ -98,17 +97,3 @@ def problem_lines(error: GatewayError) -> bytes:
 def encode_problem(error: GatewayError, request_id: str) -> bytes:
     """Return the problem document of `error` as JSON."""
     return msgspec.json.encode(problem(error, request_id))
-
-
-def encode_refusal(error: GatewayError, request_id: str, headers: Headers) -> bytes:
-    """Return the complete response that reports `error` and closes the connection."""
-    body = encode_problem(error, request_id)
-    lines = [*headers, (b"content-type", MEDIA_TYPE)]
-    lines += [(b"x-request-id", request_id.encode()), (b"cache-control", b"no-store")]
-    lines += problem_headers(error)
-    return b"%b%bcontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
-        STATUS_LINE[error.status],
-        b"".join([b"%b: %b\r\n" % line for line in lines]),
-        len(body),
-        body,
-    )

@@ -7,20 +7,19 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from gateway.http.byte_budget import ByteBudget
-from gateway.http.slow_readers import ReadingPeer, choose_to_close
+from wire.http import writing
+from wire.http.slow_readers import ReadingPeer, choose_to_close
 
 _SHARE_OF_MEMORY: Final = 4
 """Unsent answers may take one part in this many of a process's memory limit."""
 LIMIT_BYTES: Final = 256 * 1024 * 1024
 """The bound in a process without a memory limit."""
-LARGE_BYTES: Final = 128 * 1024
+LARGE_BYTES: Final = writing.LARGE_BYTES
 """Bytes above which an answer is encoded in a thread, counted by the budget, and sent in pieces.
 
 Encoding fewer takes at most 10 ms. Smaller answers cannot exceed the bound before the next check,
 since the number of connections is bounded, too.
 """
-WATCHED_BYTES: Final = 64 * 1024
-"""Bytes above which a write is counted at once; others are counted once a second."""
 _SHARE_AFTER_CHECK: Final = 7 / 8
 """A check frees memory down to this share of the bound, so that the next write needs none."""
 

@@ -17,14 +17,14 @@ from typing import Any, Final
 from typing_extensions import override
 
 from gateway.errors import ConfigurationError
-from gateway.http.accepting import Acceptor
-from gateway.http.connection_timeouts import ConnectionTimeouts, confirmed_by_peer
 from gateway.http.edge import ListenerEdge
-from gateway.http.peers import Peer
-from gateway.http.slow_readers import ReadingPeer, ReadProgress
 from gateway.http.unsent_answers import UnsentAnswers
 from gateway.rpc.frames import BadFrames, ClientFrames, ServerFrames, goaway
 from gateway.sockets.listening import refuse_new_connections, wait_until_empty
+from wire.http.accepting import Acceptor
+from wire.http.peers import Peer
+from wire.http.slow_readers import ReadingPeer, ReadProgress
+from wire.http.timeouts import ConnectionTimeouts, confirmed_by_peer
 
 _BACKLOG: Final = 2048
 _CHECK_INTERVAL: Final = 1.0

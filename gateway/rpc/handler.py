@@ -15,7 +15,7 @@ from typing_extensions import override
 from gateway.api.body_timeouts import BodyTimeouts
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError, NotCached, Overloaded, RequestTimeout
-from gateway.http.request_head import MAX_FIELDS, header_fields_too_large
+from gateway.http.request_head import header_fields_too_large
 from gateway.http.unsent_answers import UnsentAnswers
 from gateway.rpc.call_metadata import key_headers, key_in, request_headers, trailing_metadata
 from gateway.rpc.held_answers import HeldAnswers
@@ -24,6 +24,7 @@ from gateway.rpc.infer_route import SERVICE
 from gateway.rpc.messages import Message, MessageTable, decode_message
 from gateway.rpc.metadata_methods import METADATA_METHODS, REFUSED_METHODS, MetadataMethod
 from gateway.tasks import TaskScope, ignore_outcome
+from wire.http.request_head import MAX_FIELDS
 
 _OK: Final = 200
 _CODES: Final = {

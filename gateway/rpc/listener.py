@@ -16,10 +16,8 @@ from litestar.types import ASGIApp
 from gateway.api.core import Core
 from gateway.api.incoming_request import IncomingBodies
 from gateway.auth.key_ring import KeyRing
-from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining, Stop
 from gateway.http.edge import ListenerEdge
-from gateway.http.request_head import MAX_HEAD_BYTES
 from gateway.http.unsent_answers import UnsentAnswers
 from gateway.rpc.front import CallFront, open_rpc_socket, private_address
 from gateway.rpc.handler import RpcHandler
@@ -27,6 +25,8 @@ from gateway.rpc.in_process import InProcessCalls
 from gateway.rpc.messages import MessageTable
 from gateway.settings import Settings
 from gateway.tasks import TaskScope
+from wire.http.request_head import MAX_HEAD_BYTES
+from wire.http.timeouts import ConnectionTimeouts
 
 _MOST_STREAMS: Final = 256
 """Calls of a connection at a time; more of them wait at the client."""

@@ -10,6 +10,8 @@ import struct
 from ipaddress import ip_address
 from typing import Final, NamedTuple
 
+from wire.http.accepting import NotEstablished
+
 _V1_START: Final = b"PROXY "
 _V1_MOST_BYTES: Final = 107
 _V1_LINE: Final = re.compile(
@@ -25,8 +27,10 @@ UNKNOWN_CLIENT: Final = b"PROXY UNKNOWN\r\n"
 """The header of a connection of the proxy's own."""
 
 
-class InvalidProxyHeader(ValueError):
+class InvalidProxyHeader(NotEstablished):
     """What came is no such header."""
+
+    cause = "proxy_header"
 
 
 class ProxyHeader(NamedTuple):

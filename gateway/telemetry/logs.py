@@ -111,8 +111,7 @@ def configure_logging(level: str, *, process: str, is_text: bool = False) -> Non
     handler = LineHandler(sys.stdout)
     handler.setFormatter((TextFormatter if is_text else JsonFormatter)(process))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for chatty in ("httpx", "uvicorn.error"):  # they log every probe and every start
-        logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every probe
     for quoting in _QUOTING:
         logging.getLogger(quoting).setLevel(logging.ERROR)
     sys.excepthook = _log_uncaught

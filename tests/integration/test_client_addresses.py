@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.edge import ListenerEdge
 from gateway.http.listener_tls import ListenerTls
 from gateway.sockets.networks import Networks
 from testing.certificates import Authority
 from testing.waiting import until
 from tests.support.edge import served
+from wire.http.timeouts import ConnectionTimeouts
 
 pytestmark = pytest.mark.anyio
 LOOPBACK = Networks("127.0.0.0/8")

@@ -24,7 +24,7 @@ async def test_the_row_of_a_client_that_left_never_runs(tmp_path: Path) -> None:
     async with running_backend(models, executor) as backend:
         with bind("127.0.0.1", 0) as listener:
             server = BackendServer(backend.routes)
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            serving = asyncio.create_task(server.serve(listener))
             port = listener.getsockname()[1]
             first = await send(port, call_of(backend, "good"))
             await until(lambda: gate.arrived == 1)
@@ -41,7 +41,7 @@ async def test_the_row_of_a_client_that_left_never_runs(tmp_path: Path) -> None:
             again = await first[0].readuntil(b"HTTP/1.1 200 OK")
 
             first[1].close()
-            server.should_exit = True
+            server.stop()
             await serving
     assert answered.startswith(b"HTTP/1.1 200")
     assert again.endswith(b"200 OK")
@@ -56,10 +56,10 @@ async def test_a_client_that_left_after_a_large_call_is_noticed(tmp_path: Path) 
     async with running_backend(models, executor) as backend:
         with bind("127.0.0.1", 0) as listener:
             server = BackendServer(backend.routes)
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            serving = asyncio.create_task(server.serve(listener))
             call = call_of(backend, *["good"] * 4_000)
             _, writer = await send(listener.getsockname()[1], call[:1_000])
-            await until(lambda: bool(server.server_state.tasks))
+            await until(lambda: bool(server.state.tasks))
             writer.write(call[1_000:])
             await until(lambda: backend.engine.calls_in_flight == 1)
 
@@ -67,7 +67,7 @@ async def test_a_client_that_left_after_a_large_call_is_noticed(tmp_path: Path) 
 
             await until(lambda: backend.engine.calls_in_flight == 0)
             gate.open()
-            server.should_exit = True
+            server.stop()
             await serving
 
 

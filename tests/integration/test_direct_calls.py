@@ -15,7 +15,6 @@ import uvloop
 
 from backends.api.calls import CallHandler
 from backends.api.direct_calls import DirectCall
-from backends.api.repeated_heads import RepeatedHeadProtocol
 from backends.api.server import BackendServer, bind
 from backends.executors.dummy import PacedExecutor
 from backends.serving.call_work import CallWork
@@ -25,6 +24,7 @@ from testing.raw_http import Connection, Response
 from testing.waiting import WAIT_LIMIT, until
 from tests.support.backend_calls import Backend, running_backend
 from tests.support.gate import Gate
+from wire.http.timeouts import ConnectionTimeouts
 from wire.protocol import (
     CALL_PATH,
     TOKEN_HEADER,
@@ -83,12 +83,12 @@ async def serving(folder: Path, **settings: Any) -> AsyncIterator[Server]:
     async with running_backend(models, executor, token=TOKEN, **settings) as backend:
         with bind("127.0.0.1", 0) as listener:
             server = BackendServer(backend.routes)
-            running = asyncio.create_task(server.serve(sockets=[listener]))
+            running = asyncio.create_task(server.serve(listener))
             try:
                 yield Server(backend, server, gate, listener.getsockname()[1])
             finally:
                 gate.open()
-                server.should_exit = True
+                server.stop()
                 await running
 
 
@@ -102,13 +102,13 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 def direct(monkeypatch: pytest.MonkeyPatch) -> list[DirectCall]:
     """Return the calls that are answered without ASGI."""
     found: list[DirectCall] = []
-    begin = RepeatedHeadProtocol.begin_response
+    begin = DirectCall.begin
 
-    def record(self: RepeatedHeadProtocol, call: DirectCall) -> None:
+    def record(call: DirectCall) -> None:
         found.append(call)
-        begin(self, call)
+        begin(call)
 
-    monkeypatch.setattr(RepeatedHeadProtocol, "begin_response", record)
+    monkeypatch.setattr(DirectCall, "begin", record)
     return found
 
 
@@ -194,7 +194,7 @@ async def test_an_outcome_of_a_request_waits_for_the_others_for_a_moment_only(
 
     assert isinstance(FrameReader().feed(early)[0], Done)
     assert isinstance(FrameReader().feed(later)[0], Done)
-    assert direct[0].response_complete
+    assert direct[0].is_complete
 
 
 @pytest.mark.parametrize("failing", ["", "bad"], ids=["at once", "after another has ended"])
@@ -301,7 +301,7 @@ async def test_what_comes_behind_a_call_is_answered_after_it(
         responses = [await connection.response(), await connection.response()]
 
     assert [len(frames(response)) for response in responses] == [2, 3]
-    assert len(direct) == 1
+    assert len(direct) == 2
 
 
 async def test_other_algorithms_and_strangers_are_answered_by_asgi(
@@ -342,7 +342,7 @@ async def test_nothing_is_kept_of_a_caller_that_left_before_its_call_was_answere
         return entry, work
 
     def begin_and_leave(self: CallHandler, body: bytes, connection: Any, *rest: Any) -> Any:
-        connection.transport.abort()
+        connection.give_up()
         return begin(self, body, connection, *rest)
 
     review = server.backend.call("reviewer", Task.INFER, ["good film"])
@@ -362,7 +362,7 @@ async def test_the_answer_of_a_backend_that_stops_is_the_last_of_its_connection(
         await begun(server, other, "the other")
         await connection.send(server.classify("good"))
         await until(lambda: server.backend.engine.calls_in_flight == 1)
-        for each in list(server.server.server_state.connections):
+        for each in list(server.server.state.connections):
             each.shutdown()
         server.gate.open()
         last = await connection.response()
@@ -376,7 +376,9 @@ async def test_the_answer_of_a_backend_that_stops_is_the_last_of_its_connection(
 async def test_an_idle_connection_is_closed_and_one_in_use_is_not(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.server.config, "timeout_keep_alive", 0.3)
+    timeouts = ConnectionTimeouts(idle=0.3)
+    monkeypatch.setattr(server.server.state, "timeouts", timeouts)
+    monkeypatch.setattr("wire.http.server._CHECK_INTERVAL", 0.05)
     async with Connection(server.port) as connection:
         await begun(server, connection)
         await connection.send(server.classify("good"))

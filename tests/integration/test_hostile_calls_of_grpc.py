@@ -15,7 +15,6 @@ from grpc import StatusCode
 
 from gateway.http.edge import ListenerEdge
 from gateway.http.listener_tls import HTTP_2, ListenerTls
-from gateway.http.request_head import MAX_FIELDS
 from gateway.rpc.infer_route import SERVICE
 from testing.certificates import Authority
 from testing.waiting import WAIT_LIMIT, until
@@ -39,6 +38,7 @@ from tests.support.http2 import (
     literal,
 )
 from tests.support.rpc import RpcClient, floats, infer, running_rpc, serialized
+from wire.http.request_head import MAX_FIELDS
 
 pytestmark = pytest.mark.anyio
 _HEAD = call_head(f"{SERVICE}ModelInfer")

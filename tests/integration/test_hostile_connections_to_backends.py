@@ -2,15 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
-from backends.api.bounded import ConnectionTimeouts
-from backends.api.repeated_heads import RepeatedHeadProtocol
+from backends.api.calls import CallHandler
 from backends.api.server import BackendServer, bind
 from backends.executors.dummy import PacedExecutor
 from testing.model_repository import DIMENSIONS, write_repository
@@ -18,6 +18,7 @@ from testing.raw_http import Connection
 from testing.waiting import until
 from tests.support.backend_calls import running_backend
 from tests.support.gate import Gate
+from wire.http.timeouts import ConnectionTimeouts
 from wire.protocol import STATE_PATH
 
 pytestmark = pytest.mark.anyio
@@ -32,25 +33,30 @@ def anyio_backend() -> tuple[str, dict[str, object]]:
 
 
 @pytest.fixture(scope="module")
+def listener() -> Iterator[socket.socket]:
+    with bind("127.0.0.1", 0) as listening:
+        yield listening
+
+
+@pytest.fixture(scope="module")
 async def server(
-    tmp_path_factory: pytest.TempPathFactory, anyio_backend: object
+    tmp_path_factory: pytest.TempPathFactory, anyio_backend: object, listener: socket.socket
 ) -> AsyncIterator[BackendServer]:
     folder: Path = tmp_path_factory.mktemp("models")
     executor = PacedExecutor(Gate(), dimensions=DIMENSIONS)
     async with running_backend(write_repository(folder / "models"), executor) as backend:
-        with bind("127.0.0.1", 0) as listener:
-            waits = ConnectionTimeouts(head=0.5, body=0.5, idle=0.5, unread=0.5)
-            server = BackendServer(backend.routes, waits=waits)
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
-            await until(lambda: server.started)
-            yield server
-            server.should_exit = True
-            await serving
+        timeouts = ConnectionTimeouts(head=0.5, first=0.5, body=0.5, idle=120.0, unread=0.5)
+        server = BackendServer(backend.routes, timeouts=timeouts)
+        serving = asyncio.create_task(server.serve(listener))
+        await until(lambda: server.has_started)
+        yield server
+        server.stop()
+        await serving
 
 
 @pytest.fixture(scope="module")
-def port(server: BackendServer) -> int:
-    number: int = server.servers[0].sockets[0].getsockname()[1]
+def port(server: BackendServer, listener: socket.socket) -> int:
+    number: int = listener.getsockname()[1]
     return number
 
 
@@ -74,8 +80,8 @@ async def test_a_caller_that_reads_nothing_is_given_up(server: BackendServer, po
         # More answers than sockets hold; the backend stops reading before it has all of it.
         sending = asyncio.create_task(connection.send(_STATE * 50_000))
 
-        await until(lambda: len(server.server_state.connections) == 1)
-        await until(lambda: not server.server_state.connections)
+        await until(lambda: len(server.state.connections) == 1)
+        await until(lambda: not server.state.connections)
         sending.cancel()
         with contextlib.suppress(ConnectionError, asyncio.CancelledError):
             await sending
@@ -144,13 +150,13 @@ async def test_a_head_that_others_repeat_need_not_be_the_first(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = list[bytes]()
-    begin = RepeatedHeadProtocol._begin_call
+    begin = CallHandler.begin
 
-    def record(self: RepeatedHeadProtocol, body: bytes) -> Any:
+    def record(self: CallHandler, body: bytes, *rest: Any) -> Any:
         begun.append(body)
-        return begin(self, body)
+        return begin(self, body, *rest)
 
-    monkeypatch.setattr(RepeatedHeadProtocol, "_begin_call", record)
+    monkeypatch.setattr(CallHandler, "begin", record)
     async with Connection(port) as connection:
         for head in (_CALL, _CALL + b"x-other: 1\r\n", _CALL + b"x-other: 1\r\n"):
             await connection.send(head + b"content-length: 7\r\n\r\nno call")

@@ -11,8 +11,6 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.errors import ConfigurationError
-from gateway.http import connection_timeouts
-from gateway.http.connection_timeouts import ConnectionTimeouts, TimedProtocol
 from gateway.http.edge import ListenerEdge
 from gateway.http.listener_settings import check_listeners
 from gateway.http.listener_tls import ListenerTls
@@ -22,6 +20,9 @@ from gateway.telemetry.edge_metrics import EdgeMetrics
 from testing.certificates import Authority
 from testing.waiting import until
 from tests.support.edge import served
+from wire.http import server
+from wire.http.connection import Connection
+from wire.http.timeouts import ConnectionTimeouts
 
 pytestmark = pytest.mark.anyio
 MUCH = 12 * 1024 * 1024
@@ -193,18 +194,18 @@ async def test_a_stop_does_not_wait_for_handshakes(
 
 
 @pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch) -> list[TimedProtocol]:
+def checks(monkeypatch: pytest.MonkeyPatch) -> list[Connection]:
     """Whom the checks of time-outs, made often, have checked after its end began."""
-    made: list[TimedProtocol] = []
-    check = TimedProtocol.abort_if_write_stalled
+    made: list[Connection] = []
+    check = Connection.check
 
-    def checked(self: TimedProtocol, now: float) -> None:
+    def checked(self: Connection, now: float) -> None:
         check(self, now)
-        if self.transport.is_closing():
+        if self.writer.is_closing():
             made.append(self)
 
-    monkeypatch.setattr(TimedProtocol, "abort_if_write_stalled", checked)
-    monkeypatch.setattr(connection_timeouts, "_CHECK_INTERVAL", 0.01)
+    monkeypatch.setattr(Connection, "check", checked)
+    monkeypatch.setattr(server, "_CHECK_INTERVAL", 0.01)
     return made
 
 
@@ -215,7 +216,7 @@ async def send_much(_scope: Any, _receive: Any, send: Any) -> None:
 
 
 async def test_a_slow_client_gets_all_of_an_answer_that_ends_its_connection(
-    edge: ListenerEdge, context: ssl.SSLContext, checks: list[TimedProtocol]
+    edge: ListenerEdge, context: ssl.SSLContext, checks: list[Connection]
 ) -> None:
     timeouts = ConnectionTimeouts(confirm=0.05)
     async with (
@@ -234,7 +235,7 @@ async def test_a_slow_client_gets_all_of_an_answer_that_ends_its_connection(
 
 
 async def test_clients_that_read_nothing_are_given_up(
-    authority: Authority, context: ssl.SSLContext, checks: list[TimedProtocol]
+    authority: Authority, context: ssl.SSLContext, checks: list[Connection]
 ) -> None:
     edge = ListenerEdge(tls=ListenerTls(authority.server()), per_address=1)
     for timeouts, app in (

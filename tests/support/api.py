@@ -16,8 +16,8 @@ from gateway.api.core import Core
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.customer_application import CustomerApplication, SteppedApplication
 from gateway.api.dialect import Dialect, error_format
+from gateway.api.fast_path.answering import FastPath
 from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.fast_path.traced import build_fast_path
 from gateway.api.head_requests import HeadAsGet
 from gateway.api.health import Readiness
 from gateway.api.idempotent_requests import IdempotentRequests
@@ -182,7 +182,7 @@ class Api:
             cross_origin=rules,
         )
         shedder = self.shedder(LoopIterations(most=0.0))
-        self.fast_path = build_fast_path(processor, heads, shedder)
+        self.fast_path = FastPath(processor=processor, heads=heads, shedder=shedder)
         self.steps = RequestSteps(
             cross_origin=rules,
             idempotency=self.idempotency(),
@@ -276,7 +276,7 @@ class Api:
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:
         """Return a client with a key that may use everything."""
-        transport = httpx.ASGITransport(app=self.routed())  # type: ignore[arg-type]  # as uvicorn's
+        transport = httpx.ASGITransport(app=self.routed())  # type: ignore[arg-type]  # as a server's
         async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
             client.headers.update(AUTHORIZATION)
             yield client

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from backends.api.asgi import Message
 from backends.api.routes import Routes
 from backends.app import make_routes, open_backend
 from backends.batching.batcher import Batcher
@@ -18,6 +17,8 @@ from backends.qualification.qualify import qualify, qualify_unmeasured
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING, Tracing
+from wire.http.messages import Message
+from wire.http.peers import CLIENT_EXTENSION, Client
 from wire.protocol import (
     CALL_PATH,
     RELOAD_PATH,
@@ -66,11 +67,13 @@ class AsgiExchange:
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._inbox.put_nowait({"type": "http.request", "body": body, "more_body": False})
         self.sent: list[Message] = []
+        self._client = Client()
         self.scope = {
             "type": "http",
             "method": method,
             "path": path,
             "headers": [(k.encode(), v.encode()) for k, v in (headers or {}).items()],
+            "extensions": {CLIENT_EXTENSION: self._client},
         }
         self._application = application
 
@@ -82,6 +85,7 @@ class AsgiExchange:
     def leave(self) -> None:
         """Close the connection, as a client does that waits no longer."""
         self._inbox.put_nowait({"type": "http.disconnect"})
+        self._client.leave()
 
     async def _send(self, message: Message) -> None:
         self.sent.append(message)

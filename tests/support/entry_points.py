@@ -7,21 +7,21 @@ from functools import partial
 from typing import Any
 
 import msgspec
-import uvicorn
 from typing_extensions import override
-from uvicorn.server import ServerState
 
-from gateway.api.fast_path.protocol import FastPathProtocol
+from gateway.api.fast_path.front import FastPathFront
 from gateway.config.document import LimitsConfig, RequestConfig
-from gateway.http.write_coalescing import WriteCoalescingProtocol
+from gateway.http.side import GatewaySide
 from gateway.telemetry.tracing import Tracer
 from gateway.types import Rule
 from tests.support.api import KEY, NARROW_KEY, Api
+from wire.http.connection import Connection, ServerState
+from wire.http.timeouts import ConnectionTimeouts
 
 HALF_CLOSE = b"<the caller closes its half>"
 """Stands for a part that is no bytes: the caller says that it sends no more."""
 _UNLIKE = re.compile(rb"req_[0-9a-f]+|dur=[0-9.]+")
-_DATE = [(b"date", b"Sat, 21 Nov 2026 08:00:00 GMT")]
+_DATE = b"date: Sat, 21 Nov 2026 08:00:00 GMT\r\n"
 _RULES = (
     Rule(name="minute", unit="requests", capacity=60, window=60.0),
     Rule(name="items", unit="items", capacity=200, window=60.0),
@@ -94,28 +94,21 @@ class EntryPoint:
             limits=LimitsConfig(tenant=_RULES),
             request=RequestConfig(max_body_bytes=1_500, max_items=4),
         )
-        app = self.api.routed()
-        protocol: Any = partial(WriteCoalescingProtocol, new_id=self.api.ids.new)
+        side = GatewaySide(new_id=self.api.ids.new)
         if fast:
-            fast_path = self.api.fast_path
-            protocol = partial(FastPathProtocol, fast_path=fast_path, new_id=self.api.ids.new)
-        self._config = uvicorn.Config(
-            app, loop="none", http=protocol, ws="none", lifespan="off", log_config=None
-        )
-        self._config.load()
-        self.state = ServerState()
-        self.state.default_headers = _DATE
+            side = GatewaySide(
+                new_id=self.api.ids.new,
+                make_front=partial(FastPathFront, self.api.fast_path),
+                coalescer=self.api.fast_path.coalescer,
+            )
+        self.state = ServerState(self.api.routed(), side, ConnectionTimeouts())
+        self.state.default_lines = _DATE
         self.connect()
 
     def connect(self) -> None:
         """Open a new connection."""
         self.transport = RecordedTransport()
-        self.protocol: Any = self._config.http_protocol_class(  # type: ignore[call-arg]
-            config=self._config,
-            server_state=self.state,
-            app_state={},
-            _loop=asyncio.get_running_loop(),
-        )
+        self.protocol = Connection(self.state)
         self.protocol.connection_made(self.transport)
 
     async def send(self, *parts: bytes) -> bytes:

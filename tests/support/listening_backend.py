@@ -43,9 +43,9 @@ async def listening_backend(
         port: int = listener.getsockname()[1]
         async with running_backend(models, executor, **settings) as backend:
             server = BackendServer(backend.routes, tls)
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            serving = asyncio.create_task(server.serve(listener))
             try:
                 yield ListeningBackend(backend, port, "http" if tls is None else "https")
             finally:
-                server.should_exit = True
+                server.stop()
                 await serving

@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.app.worker import Worker, open_worker
 from gateway.auth.keys import hash_key
-from gateway.http.connection_timeouts import ConnectionTimeouts
 from gateway.http.draining import Draining
 from gateway.http.server import open_listener, serve
 from gateway.ledger.ledger import Ledger
@@ -21,6 +20,7 @@ from gateway.types import Rule
 from gateway.upstream.resolving import Resolver
 from testing.raw_http import KEY, Connection
 from testing.stub_backend import StubBackend
+from wire.http.timeouts import ConnectionTimeouts
 
 
 class RunningWorker:
@@ -99,7 +99,7 @@ async def running_worker(
                 listener,
                 drain=settings.drain,
                 stop=stop,
-                protocol=listeners.protocol,
+                side=listeners.side,
                 timeouts=timeouts,
                 draining=draining,
                 unsent=parts.unsent,

@@ -11,15 +11,15 @@ from gateway.api.fast_path.head_cache import (
     RepeatedRequest,
     RequestHeadCache,
 )
-from gateway.api.http import Headers, HttpReply
+from gateway.api.http import HttpReply
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.memory_hits import MEASURED_ONE_OF
 from gateway.api.request_processor import SHORT, RequestProcessor
 from gateway.api.request_state import HitReplay, RequestState
 from gateway.errors import GatewayError
-from gateway.http.server_internals import STATUS_LINE
-from gateway.http.write_coalescing import CLOSE, WriteCoalescer
 from gateway.telemetry.trace_context import MARK
+from wire.http.messages import CLOSE, STATUS_LINE
+from wire.http.writing import WriteCoalescer
 
 
 class FastPath:
@@ -36,13 +36,13 @@ class FastPath:
         self._hits = processor.hits
         self._split = processor.tracer.contexts.split
         self._is_traced = processor.tracer.is_on
+        self._samples = processor.tracer.samples
         self._splits_first = False
         self._until_measured = MEASURED_ONE_OF
-        self._server_headers: Headers = []
         self._server_lines = b""
         self._hit_lines = b""
 
-    def replay(self, request: bytes, server_headers: Headers) -> bytes | RepeatedRequest | None:
+    def replay(self, request: bytes, server_lines: bytes) -> bytes | RepeatedRequest | None:
         """Return the answer to a whole request that is the same as an earlier memory hit.
 
         Of one that is the same as earlier hits of another tier, return what `repeat` takes.
@@ -57,9 +57,11 @@ class FastPath:
             if found is None:
                 return None
         if isinstance(found, RepeatedRequest):
-            return None if context else found
-        if server_headers is not self._server_headers:
-            self._prepare(server_headers)
+            return None if context else found  # `repeat` decides whether it is recorded
+        if server_lines is not self._server_lines:
+            self._prepare(server_lines)
+        if context and self._is_traced and self._is_recorded(context):
+            return self._hits.replay_recorded(found, self._hit_lines, context)
         return self._hits.replay(found, self._hit_lines)
 
     def repeat(self, repeated: RepeatedRequest, request: bytes) -> HttpReply | RequestState:
@@ -113,22 +115,18 @@ class FastPath:
             self.heads.add_repeated(found, body, parsed)
         return state if reply is None else _reply_or_state(state, reply)
 
-    def render(self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False) -> bytes:
-        """Return the bytes of an answer; `server_headers` (the date) come first, as uvicorn's.
+    def render(self, reply: HttpReply, server_lines: bytes, *, is_last: bool = False) -> bytes:
+        """Return the bytes of an answer; `server_lines` (the date) come first.
 
         `is_last` adds `connection: close`.
         """
-        return self.render_head(reply, server_headers, is_last=is_last) + reply.body
+        return self.render_head(reply, server_lines, is_last=is_last) + reply.body
 
-    def render_head(
-        self, reply: HttpReply, server_headers: Headers, *, is_last: bool = False
-    ) -> bytes:
+    def render_head(self, reply: HttpReply, server_lines: bytes, *, is_last: bool = False) -> bytes:
         """Return the part of an answer before its body; see `render`."""
-        if server_headers is not self._server_headers:
-            self._prepare(server_headers)
         return b"%b%b%bcontent-length: %d\r\n%b\r\n" % (
             STATUS_LINE[reply.status],
-            self._server_lines,
+            server_lines,
             reply.lines,
             len(reply.body),
             CLOSE if is_last else b"",
@@ -166,10 +164,17 @@ class FastPath:
             return None, ""
         return self.heads.find_replayable(rest), context
 
-    def _prepare(self, server_headers: Headers) -> None:
+    def _is_recorded(self, context: str) -> bool:
+        """Return whether a hit with a trace context is recorded. No other such hit is drawn."""
+        if self._samples(context):
+            return True
+        if self._hits.until_noted == 1:
+            self._hits.skip_recorded()
+        return False
+
+    def _prepare(self, server_lines: bytes) -> None:
         """Make the beginning of answers. Its date changes each second."""
-        self._server_headers = server_headers
-        self._server_lines = b"".join([b"%b: %b\r\n" % header for header in server_headers])
+        self._server_lines = server_lines
         self._hit_lines = STATUS_LINE[200] + self._server_lines + HIT
 
 

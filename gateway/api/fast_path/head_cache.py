@@ -8,12 +8,10 @@ import secrets
 from hashlib import blake2b
 from typing import Literal
 
-import httptools
 import msgspec
 from msgspec.structs import replace
 
 from gateway.api.cross_origin import CrossOrigin
-from gateway.api.http import Headers
 from gateway.api.incoming_request import IncomingRequest
 from gateway.api.inference_route import InferenceRoutes, RouteMatch
 from gateway.api.recent_cache import RecentCache
@@ -23,11 +21,14 @@ from gateway.api.request_state import HitReplay, ParsedBody
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import AuthenticationFailed, GatewayError
 from gateway.http.client_id import echo_line, split_client_id
-from gateway.http.request_head import MAX_FIELDS, has_valid_host, split_length
+from gateway.http.request_head import split_length
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.trace_context import MOST_LINES
 from gateway.types import CacheDirectives, Principal
+from wire.http.refusals import Refusal
+from wire.http.request_head import MAX_FIELDS
+from wire.http.request_parser import RequestHead, RequestParser
 
 _LONGEST = 4096
 _MOST = 4096
@@ -186,7 +187,7 @@ class RequestHeadCache:
     def _read_new(self, head: bytes, digest: bytes) -> CachedHead | Literal[False]:
         """Return the decisions about a new head, and store them unless the head is unique."""
         lowered = head.lower()
-        if len(head) > _LONGEST or _KEYED in lowered:
+        if len(head) > _LONGEST or _KEYED in lowered or self._is_closed:
             return False
         try:
             known: CachedHead | Literal[False] = self._read(head) or False
@@ -197,17 +198,16 @@ class RequestHeadCache:
         return known
 
     def _read(self, head: bytes) -> CachedHead | None:
-        if self._is_closed:
+        parsed = _parsed(head)
+        if parsed is None or not _is_plain(parsed):
             return None
-        reader = _HeadReader()
-        target = reader.read(head)
-        match = self._routes.find_target(target)
-        if match is None or not reader.is_plain():
+        match = self._routes.find_target(parsed.target)
+        if match is None:
             return None
-        request = IncomingRequest("POST", target.decode(), reader.headers, keys=self._keys)
+        request = IncomingRequest("POST", parsed.path, parsed.headers, keys=self._keys)
         if any(name in request.fields for name in _UNUSUAL):
             return None
-        context = self._processor.tracer.contexts.read(reader.headers)
+        context = self._processor.tracer.contexts.read(parsed.headers)
         state = self._processor.new_state(match)
         try:
             self._cross_origin.admit(request)
@@ -241,52 +241,25 @@ def _named(known: CachedHead, client_id: str) -> CachedHead:
     return replace(known, client_id=client_id, own_lines=lines, is_plain=False)
 
 
-class _HeadReader:
-    """Reads one head with the server's parser, so both understand the head in the same way."""
+def _parsed(data: bytes) -> RequestHead | None:
+    """Return a head as the server reads it, if a body and nothing else has to follow."""
+    found: list[RequestHead] = []
+    parser = RequestParser(on_head=found.append, on_body=lambda _: None, on_end=lambda: None)
+    try:
+        parser.feed(data)
+    except Refusal:
+        return None
+    return found[0] if found and parser.is_in_body else None
 
-    def __init__(self) -> None:
-        self.headers: Headers = []
-        self._url = b""
-        self._is_complete = False
-        self._has_more = False
-        self._parser = httptools.HttpRequestParser(self)
 
-    def read(self, head: bytes) -> bytes:
-        """Return the target of a head, or nothing if the head has none."""
-        try:
-            self._parser.feed_data(head)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            return b""
-        return self._url if self._is_complete else b""
-
-    def is_plain(self) -> bool:
-        """Tell whether it is a POST over HTTP/1.1 with a body, on a connection that stays."""
-        parser = self._parser
-        lengths = [value for name, value in self.headers if name == b"content-length"]
-        return (
-            not self._has_more
-            # Less those of a trace context and an id, which were taken out.
-            and len(self.headers) < MAX_FIELDS - MOST_LINES
-            and has_valid_host(self.headers)
-            and parser.get_method() == b"POST"
-            and parser.get_http_version() == "1.1"
-            and parser.should_keep_alive()
-            and len(lengths) == 1
-            and lengths[0].isdigit()
-            and int(lengths[0]) > 0
-        )
-
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self.headers.append((name.lower(), value.rstrip(b" \t")))
-
-    def on_headers_complete(self) -> None:
-        self._is_complete = True
-
-    def on_body(self, body: bytes) -> None:
-        self._has_more = True
-
-    def on_message_complete(self) -> None:
-        self._has_more = True
+def _is_plain(head: RequestHead) -> bool:
+    """Tell whether it is a POST over HTTP/1.1 with a declared body, on a connection that stays."""
+    lengths = [value for name, value in head.headers if name == b"content-length"]
+    return (
+        # Less those of a trace context and an id, which were taken out.
+        len(head.headers) < MAX_FIELDS - MOST_LINES
+        and (head.method, head.version) == ("POST", "1.1")
+        and head.keeps_alive
+        and len(lengths) == 1
+        and lengths[0].isdigit()
+    )

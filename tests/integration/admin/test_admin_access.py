@@ -99,7 +99,7 @@ async def test_a_client_that_leaves_before_its_body_has_arrived_is_no_fault_of_t
         sent.append(message)
 
     async with application_of(settings, redis, ledger) as app:
-        await app(scope, receive, send)  # type: ignore[arg-type]  # as uvicorn's
+        await app(scope, receive, send)  # type: ignore[arg-type]  # as a server's
 
     assert sent[0]["status"] == 400
     assert caplog.records == []

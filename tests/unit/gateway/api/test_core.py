@@ -204,7 +204,7 @@ async def test_a_reading_route_names_the_methods_it_takes(client: httpx.AsyncCli
 @pytest.mark.parametrize("method", ["POST", "OPTIONS"])
 async def test_a_reading_route_names_head_beside_get(api: Api, method: str) -> None:
     app = api.routed()
-    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
+    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as a server's
 
     async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
         response = await client.request(method, "/v1/models", headers=AUTHORIZATION)

@@ -27,7 +27,7 @@ async def read(request: Request[Any, Any, Any], empty: FromPath[str]) -> str:
 
 async def ask(body: bytes | AsyncIterator[bytes], path: str = "/no") -> str:
     app = Litestar([read], openapi_config=None, logging_config=None)
-    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as uvicorn's
+    transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as a server's
     async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
         return (await client.post(path, content=body)).text
 

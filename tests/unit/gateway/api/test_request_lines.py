@@ -30,7 +30,7 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 async def call(api: Api, body: dict[str, Any], path: str = "/v1/classify") -> httpx.Response:
-    transport = httpx.ASGITransport(app=api.routed())  # type: ignore[arg-type]  # as uvicorn's
+    transport = httpx.ASGITransport(app=api.routed())  # type: ignore[arg-type]  # as a server's
     async with httpx.AsyncClient(transport=transport, base_url="http://api") as client:
         return await client.post(path, json=body, headers={"authorization": f"Bearer {KEY}"})
 

@@ -90,7 +90,7 @@ async def test_hits_with_and_without_a_trace_are_replayed_in_any_order() -> None
             await entry.send(each)
 
         answers = [
-            entry.api.fast_path.replay(each, entry.state.default_headers)
+            entry.api.fast_path.replay(each, entry.state.default_lines)
             for each in (plain, traced, traced, plain, plain, traced)
         ]
 
@@ -138,7 +138,7 @@ async def test_hits_are_recorded_by_what_their_callers_decided_and_by_draw_witho
 
     for _ in range(400):
         for each in (left_out, request(), taken):
-            assert isinstance(entry.api.fast_path.replay(each, entry.state.default_headers), bytes)
+            assert isinstance(entry.api.fast_path.replay(each, entry.state.default_lines), bytes)
         entry.api.fast_path.hit_events.commit()
 
     roots = [span for span in recorded.spans() if span.name == "POST /v1/classify"]
@@ -160,7 +160,7 @@ async def test_hits_have_their_phases_counted_whether_they_are_recorded_or_not(
 
     for _ in range(64):
         for each in (request(), request(traceparent("01"))):
-            entry.api.fast_path.replay(each, entry.state.default_headers)
+            entry.api.fast_path.replay(each, entry.state.default_lines)
         entry.api.fast_path.hit_events.commit()
     metrics.flush()
 

@@ -200,5 +200,5 @@ async def test_both_entry_points_answer_a_captured_request_alike(
     statuses = [answer.split(b" ", 2)[1] for answer in answers]
     assert statuses == [b"200"] * 4 + [b"404", b"400"]
     for request in (_CAPTURED[0], _CAPTURED[2]):
-        replayed = fast_path.api.fast_path.replay(request, [])
+        replayed = fast_path.api.fast_path.replay(request, b"")
         assert (replayed is not None) == (tier == "memory")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.http.connection_timeouts import ConnectionTimeouts
 from tests.support.entry_points import EntryPoint
+from wire.http.timeouts import ConnectionTimeouts
 
 pytestmark = pytest.mark.anyio
 _IDLE = ConnectionTimeouts().idle
@@ -20,10 +20,10 @@ async def test_a_peer_that_takes_nothing_is_given_up(entry: EntryPoint, *, is_cl
     if is_closed:
         entry.transport.close()
 
-    entry.protocol.abort_if_write_stalled(1000.0)
-    entry.protocol.abort_if_write_stalled(1000.0 + _IDLE)
+    entry.protocol.check(1000.0)
+    entry.protocol.check(1000.0 + _IDLE)
     early = entry.transport.is_aborted
-    entry.protocol.abort_if_write_stalled(1000.1 + _IDLE)
+    entry.protocol.check(1000.1 + _IDLE)
 
     assert (early, entry.transport.is_aborted) == (False, True)
 
@@ -31,9 +31,9 @@ async def test_a_peer_that_takes_nothing_is_given_up(entry: EntryPoint, *, is_cl
 async def test_a_peer_that_takes_little_at_a_time_is_left_alone(entry: EntryPoint) -> None:
     for number in range(10):
         entry.transport.unsent_bytes = 100 - number
-        entry.protocol.abort_if_write_stalled(number * _IDLE)
+        entry.protocol.check(number * _IDLE)
     entry.transport.unsent_bytes = 0
     for number in range(10, 20):
-        entry.protocol.abort_if_write_stalled(number * _IDLE)
+        entry.protocol.check(number * _IDLE)
 
     assert not entry.transport.is_aborted

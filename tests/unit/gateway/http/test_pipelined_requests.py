@@ -33,7 +33,7 @@ async def test_of_requests_sent_at_once_few_are_parsed_before_others_are_answere
     waiting, reads = [], []
 
     while statuses(bytes(entry.transport.written)) != [404] * count:
-        waiting.append(len(entry.protocol.pipeline))
+        waiting.append(len(entry.protocol._queue))
         reads.append(entry.transport.reads)
         await asyncio.sleep(0)
 
@@ -49,7 +49,7 @@ async def test_what_ends_many_requests_ends_them_when_all_are_answered(
 ) -> None:
     count = 400
     entry.protocol.data_received(_TINY * count)
-    while len(entry.protocol.pipeline) > 12:  # noqa: ASYNC110 - no iteration may pass
+    while len(entry.protocol._queue) > 12:  # noqa: ASYNC110 - no iteration may pass
         await asyncio.sleep(0)
     if end is HALF_CLOSE:
         entry.protocol.eof_received()

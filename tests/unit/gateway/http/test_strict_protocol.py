@@ -8,6 +8,7 @@ import pytest
 
 from gateway.errors import InvalidRequest
 from gateway.http.problem_details import encode_problem
+from testing.waiting import until
 from tests.support.api import KEY
 from tests.support.entry_points import HALF_CLOSE, EntryPoint
 
@@ -324,7 +325,7 @@ async def test_half_a_request_before_the_half_close_is_let_go(
 
     assert statuses(bytes(entry.transport.written)) == [200]
     assert entry.transport.is_closing()
-    assert not [task for task in entry.state.tasks if not task.done()]
+    await until(lambda: not entry.state.tasks)
 
 
 async def test_what_comes_behind_a_refusal_is_not_read(entry: EntryPoint) -> None:
@@ -376,7 +377,6 @@ async def test_the_last_answer_does_not_cut_off_the_body_that_is_still_sent(
 
     assert answered in [([401], True), ([404], True)]
     assert (open_, reads) == (True, True)
-    assert len(entry.protocol.cycle.body) < 200_000
     assert entry.transport.is_closing()
 
 

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from gateway.errors import Overloaded
-from gateway.http.slow_readers import ReadingPeer, ReadProgress
 from gateway.http.unsent_answers import LIMIT_BYTES, UnsentAnswers, unsent_limit
 from tests.support.clock import Clock
+from wire.http.slow_readers import ReadingPeer, ReadProgress
 
 pytestmark = pytest.mark.anyio
 _KB = 1024

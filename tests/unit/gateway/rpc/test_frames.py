@@ -2,7 +2,6 @@
 
 import pytest
 
-from gateway.http.request_head import MAX_FIELDS, MAX_HEAD_BYTES
 from gateway.rpc.frames import BadFrames, ClientFrames, ServerFrames, goaway
 from tests.support.http2 import (
     CONTINUATION,
@@ -18,6 +17,7 @@ from tests.support.http2 import (
     frame,
     literal,
 )
+from wire.http.request_head import MAX_FIELDS, MAX_HEAD_BYTES
 
 _CALL = frame(HEADERS, call_head("/a"), flags=END_HEADERS, stream=1)
 _SENT = b"".join(

@@ -12,7 +12,6 @@ from typing_extensions import override
 from gateway.api.http import Headers
 from gateway.http.edge import ListenerEdge
 from gateway.http.listener_tls import HTTP_2, ListenerTls
-from gateway.http.request_head import MAX_FIELDS
 from gateway.rpc import handler, listener
 from gateway.rpc.in_process import InProcessCalls, Reply
 from gateway.rpc.infer_route import SERVICE
@@ -21,6 +20,7 @@ from testing.certificates import Authority
 from testing.waiting import eventually, until
 from tests.support.api import KEY
 from tests.support.rpc import floats, infer, running_rpc
+from wire.http.request_head import MAX_FIELDS
 
 pytestmark = pytest.mark.anyio
 _PUBLIC = ("/grpc.health.v1.Health/Check", f"{SERVICE}ServerLive", f"{SERVICE}ServerReady")

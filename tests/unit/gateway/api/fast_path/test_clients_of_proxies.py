@@ -28,7 +28,7 @@ def ask(text: str, *, of: str) -> bytes:
 
 def connect(entry_point: EntryPoint, counts: AddressCounts) -> None:
     entry_point.connect()
-    entry_point.protocol._peer = ProxyPeer(
+    entry_point.protocol.peer = ProxyPeer(
         PROXY, trusted=Networks(PROXY), field=b"x-forwarded-for", requests=counts
     )
 
@@ -64,17 +64,19 @@ async def test_what_is_waited_for_counts_and_memory_hits_do_not(entry_point: Ent
     assert refused.startswith(b"HTTP/1.1 429 ")
     assert b"keep connections open" in refused
     assert [bytes(transport.written)[:12], answered[:12]] == [b"HTTP/1.1 200"] * 2
-    assert first.cycle is second.cycle is None
+    assert not first.answering
+    assert not second.answering
     assert [event[4] for event in entry_point.events()].count(429) == 1
 
 
 async def test_a_client_at_its_bound_spends_nothing_of_its_key(entry_point: EntryPoint) -> None:
-    connect(entry_point, AddressCounts(1))
+    counts = AddressCounts(1)
+    connect(entry_point, counts)
     await entry_point.send(ask("known", of="203.0.113.8"))
     entry_point.api.scene.runner.gate.clear()
     entry_point.protocol.data_received(ask("new", of="203.0.113.9"))
 
-    connect(entry_point, entry_point.protocol._peer.requests)
+    connect(entry_point, counts)
     before = await entry_point.send(ask("known", of="203.0.113.8"))
     again = [ask(text, of="203.0.113.9") for text in ("newer", "newer", "newest", "known")]
     refused = await entry_point.send(b"".join(again))

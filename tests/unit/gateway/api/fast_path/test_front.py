@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -9,11 +10,12 @@ import pytest
 
 from gateway.events.hit_run import ids_of
 from gateway.types import Rule
-from testing.waiting import until
 from tests.support.api import KEY
 from tests.support.entry_points import EntryPoint
+from wire.http.timeouts import ConnectionTimeouts
 
 pytestmark = pytest.mark.anyio
+_IDLE = ConnectionTimeouts().idle
 
 
 @pytest.fixture
@@ -68,10 +70,13 @@ async def test_a_hit_does_not_overtake_a_miss_on_its_connection(entry_point: Ent
 
 
 async def test_a_miss_is_waited_for_without_the_application(entry_point: EntryPoint) -> None:
+    begun = list[object]()
+    entry_point.state.app = partial(_begin, begun)
+
     await entry_point.send(ask("new"))
 
-    assert entry_point.protocol.cycle is None
-    assert entry_point.state.total_requests == 1
+    assert not begun
+    assert entry_point.protocol.answers == 1
 
 
 async def test_little_is_read_while_an_answer_is_waited_for(entry_point: EntryPoint) -> None:
@@ -115,12 +120,12 @@ async def test_what_is_waited_for_when_the_server_stops_is_answered_last(
 
 
 async def test_a_wait_is_no_silence(entry_point: EntryPoint) -> None:
-    entry_point.protocol.timeout_keep_alive = 0.01
     await entry_point.send(ask("known"))
     entry_point.api.scene.runner.gate.clear()
     entry_point.protocol.data_received(ask("new"))
-    entry_point.protocol.timeout_keep_alive_handler()
-    entry_point.protocol.close_if_timed_out(entry_point.protocol.loop.time() + 60)
+    now = entry_point.protocol.loop.time()
+    for later in (0.0, _IDLE - 1.0, _IDLE + 1.0):
+        entry_point.protocol.check(now + later)
 
     assert not entry_point.transport.is_closing()
     entry_point.api.scene.runner.gate.set()
@@ -133,7 +138,7 @@ async def test_a_peer_that_never_reads_what_it_waited_for_is_left(entry_point: E
     await entry_point.rest()
     assert not entry_point.transport.written
 
-    entry_point.protocol.close_if_timed_out(entry_point.protocol.loop.time() + 3600)
+    entry_point.protocol.check(entry_point.protocol.loop.time() + 3600)
     assert entry_point.transport.is_closing()
     entry_point.leave()
     await entry_point.rest()
@@ -255,13 +260,12 @@ async def test_another_document_holds_for_the_next_hit(entry_point: EntryPoint) 
 
 async def test_a_connection_that_fell_silent_is_closed(entry_point: EntryPoint) -> None:
     await entry_point.send(ask("known"))
-    entry_point.protocol.timeout_keep_alive = 0.01
-    entry_point.protocol.data_received(ask("known"))
+    now, found = entry_point.protocol.loop.time(), list[bool]()
+    for later in (1.0, _IDLE, _IDLE + 2.0):
+        entry_point.protocol.check(now + later)
+        found.append(entry_point.transport.is_closing())
 
-    entry_point.protocol.timeout_keep_alive_handler()
-
-    assert not entry_point.transport.is_closing()
-    await until(entry_point.transport.is_closing, what="closed")
+    assert found == [False, False, True]
 
 
 async def test_no_answer_leaves_before_its_event_is_kept(entry_point: EntryPoint) -> None:
@@ -378,3 +382,7 @@ async def test_a_request_that_is_given_up_takes_no_answer_of_others_along(
 
     assert re.findall(rb"HTTP/1.1 (\d+)", refused.written) == [b"400"]
     assert answers(entry_point) == [b"hit; detail=memory"]
+
+
+async def _begin(begun: list[object], scope: object, _receive: object, _send: object) -> None:
+    begun.append(scope)

@@ -2,20 +2,14 @@
 
 import asyncio
 import gc
-import logging
 import weakref
 
 import pytest
 from typing_extensions import override
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from gateway.http.write_coalescing import (
-    BUFFERED_HTTP,
-    BufferedHttpExtension,
-    WriteCoalescer,
-    WriteCoalescingTransport,
-)
+from wire.http.exchange import BUFFERED_HTTP, Exchange
+from wire.http.messages import Scope
+from wire.http.writing import AnswerWriter, WriteCoalescer
 
 pytestmark = pytest.mark.anyio
 
@@ -49,10 +43,10 @@ class Wire(asyncio.Transport):
 
 async def test_what_is_written_in_one_turn_leaves_in_one_piece() -> None:
     wire = Wire()
-    transport = WriteCoalescingTransport(wire, asyncio.get_running_loop(), WriteCoalescer())
+    writer = AnswerWriter(wire, WriteCoalescer())
 
-    transport.write(b"head")
-    transport.write(b"body")
+    writer.write(b"head")
+    writer.write(b"body")
     before = list(wire.written)
     await asyncio.sleep(0)
 
@@ -62,10 +56,10 @@ async def test_what_is_written_in_one_turn_leaves_in_one_piece() -> None:
 async def test_a_connection_is_closed_once() -> None:
     """The second time a transport of TLS forgets what it writes to, while it waits for the peer."""
     wire = Wire()
-    transport = WriteCoalescingTransport(wire, asyncio.get_running_loop(), WriteCoalescer())
+    writer = AnswerWriter(wire, WriteCoalescer())
 
-    transport.close()
-    transport.close()
+    writer.close()
+    writer.close()
 
     assert wire.closes == 1
 
@@ -83,10 +77,10 @@ async def test_answers_whose_events_cannot_be_kept_end_their_connections_and_no_
     coalescer = WriteCoalescer(before=keep)
     lost, later = Wire(), Wire()
 
-    WriteCoalescingTransport(lost, loop, coalescer).write(b"answer")
+    AnswerWriter(lost, coalescer).write(b"answer")
     await asyncio.sleep(0)
     is_closed = False
-    WriteCoalescingTransport(later, loop, coalescer).write(b"answer")
+    AnswerWriter(later, coalescer).write(b"answer")
     await asyncio.sleep(0)
 
     assert [type(error) for error in told] == [ValueError]
@@ -94,30 +88,41 @@ async def test_answers_whose_events_cannot_be_kept_end_their_connections_and_no_
     assert later.written == [b"answer"]
 
 
+class _Line:
+    """A connection that answers one exchange."""
+
+    default_lines = b"date: today\r\n"
+    is_last = False
+
+    def __init__(self, wire: Wire) -> None:
+        self.writer = AnswerWriter(wire, WriteCoalescer())
+
+    def pause_reading(self) -> None:
+        raise NotImplementedError
+
+    def resume_reading(self) -> None:
+        raise NotImplementedError
+
+    def end_answer(self, *, is_last: bool) -> None:
+        assert not is_last
+
+
 async def test_a_request_is_no_garbage_when_it_was_answered() -> None:
     wire = Wire()
-    scope = {"method": "POST"}
-    cycle = RequestResponseCycle(
-        scope=scope,  # type: ignore[arg-type]  # what is needed of it
-        transport=wire,
-        flow=FlowControl(wire),
-        logger=logging.getLogger("test"),
-        access_logger=logging.getLogger("test"),
-        access_log=False,
-        default_headers=[(b"date", b"today")],
-        message_event=asyncio.Event(),
-        expect_100_continue=False,
-        keep_alive=True,
-        on_response=lambda: None,
-    )
-    whole = BufferedHttpExtension(cycle)
-    scope["extensions"] = {BUFFERED_HTTP: whole}  # type: ignore[assignment]
-    await whole.send(200, b"x: y\r\n", b"body")
-    left = weakref.ref(cycle)
+
+    async def answer(scope: Scope, _receive: object, _send: object) -> None:
+        await scope["extensions"][BUFFERED_HTTP].send(200, b"x: y\r\n", b"body")
+
+    scope: Scope = {"method": "POST"}
+    exchange = Exchange(_Line(wire), scope, keeps_alive=True, expects_continue=False)
+    scope["extensions"] = {BUFFERED_HTTP: exchange}
+    await exchange.run(answer)
+    await asyncio.sleep(0)
+    left = weakref.ref(exchange)
 
     gc.disable()
     try:
-        del cycle, scope
+        del exchange, scope
         assert left() is None
     finally:
         gc.enable()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.http.slow_readers import (
+from wire.http.slow_readers import (
     LEAST_RATE,
     WINDOW,
     ReadingPeer,

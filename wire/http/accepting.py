@@ -6,18 +6,15 @@ The event loop's own server begins TLS at the first byte, and neither bounds nor
 import asyncio
 import logging
 import socket
+import ssl
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-from gateway.errors import GatewayError
-from gateway.http.connection_timeouts import ConnectionTimeouts
-from gateway.http.edge import ListenerEdge
-from gateway.http.listener_tls import explain_failure
-from gateway.http.peers import Peer, too_many_connections, too_many_of
-from gateway.sockets.proxy_protocol import InvalidProxyHeader
-from gateway.tasks import log_failure
+from wire.http.peers import Peer, too_many_connections
+from wire.http.refusals import Refusal
+from wire.http.timeouts import ConnectionTimeouts
 
 _log = logging.getLogger(__name__)
 _ACCEPTED_AT_ONCE: Final = 64
@@ -26,10 +23,40 @@ _PAUSE: Final = 0.1
 # Refused connections whose handshake is waited for, to tell them why; others are closed.
 _MAX_REFUSED: Final = 16
 # The event loop's time for the end of TLS runs while an answer is sent, too, however long that
-# takes: `TimedProtocol` ends connections that make no progress.
+# takes: `Connection.check` ends connections that make no progress.
 _SHUTDOWN_TIMEOUT: Final = 86_400.0
 _SHORTEST: Final = 0.001
 _LOG_INTERVAL: Final = 60.0
+# OpenSSL's names of bytes that begin no handshake.
+_PLAIN: Final = frozenset({"HTTP_REQUEST", "HTTPS_PROXY_REQUEST"})
+_NO_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})
+
+
+class NotEstablished(Exception):
+    """Ends a connection before its first request. `cause` is one of a few fixed words."""
+
+    cause: ClassVar[str]
+
+
+class Edge:
+    """The steps before HTTP begins on a connection: TLS, and finding out whose connection it is."""
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        """What new connections use; `None` where no TLS is spoken."""
+        return None
+
+    async def peer_of(self, connection: socket.socket, address: str) -> Peer:
+        """Return who is connected from `address`. Its `refusal` says if it may not be.
+
+        Raises:
+            NotEstablished: the connection is not to be served.
+            OSError: the connection broke.
+        """
+        return Peer()
+
+    def refused(self, cause: str) -> None:
+        """Count a connection that is refused, or not established."""
 
 
 class Acceptor:
@@ -40,14 +67,14 @@ class Acceptor:
 
     def __init__(
         self,
-        edge: ListenerEdge,
-        make_protocol: Callable[[Peer], asyncio.Protocol],
+        edge: Edge,
+        connect: Callable[[Peer], asyncio.Protocol],
         *,
         timeouts: ConnectionTimeouts,
         count_open: Callable[[], int],
     ) -> None:
         self._edge = edge
-        self._make_protocol = make_protocol
+        self._connect = connect
         self._timeouts = timeouts
         self._count_open = count_open
         self._loop = asyncio.get_running_loop()
@@ -88,7 +115,7 @@ class Acceptor:
         connection.setblocking(False)
         refusal = self._refusal()
         if refusal is not None and self._refused >= _MAX_REFUSED:
-            self._edge.metrics.refused("connections")
+            self._edge.refused("connections")
             connection.close()
             return
         task = self._loop.create_task(self._establish(connection, address, refusal))
@@ -112,27 +139,27 @@ class Acceptor:
                 return
             self.take(connection, str(address[0]))
 
-    def _refusal(self) -> GatewayError | None:
+    def _refusal(self) -> Refusal | None:
         if self._count_open() + len(self._handshakes) < self._timeouts.connections:
             return None
         return too_many_connections()
 
     async def _establish(
-        self, connection: socket.socket, address: str, refusal: GatewayError | None
+        self, connection: socket.socket, address: str, refusal: Refusal | None
     ) -> None:
         deadline = self._loop.time() + self._timeouts.head
         task, peer = asyncio.current_task(), Peer()
         try:
             async with asyncio.timeout_at(deadline):
-                peer, is_within = await self._edge.peer_of(connection, address)
-            if refusal is not None or not is_within:
+                peer = await self._edge.peer_of(connection, address)
+            if refusal is not None or peer.refusal is not None:
                 await self._refuse(connection, peer, refusal, deadline)
             else:
                 await self._open(connection, peer, deadline)
-        except InvalidProxyHeader as error:
-            self._failed("proxy_header", str(error))
+        except NotEstablished as error:
+            self._failed(error.cause, str(error))
         except OSError as error:  # `SSLError` and `TimeoutError` are such
-            self._failed("broken" if self._edge.tls is None else "tls", explain_failure(error))
+            self._failed("broken" if self._edge.context is None else "tls", _explain(error))
         finally:
             if not peer.is_connected:
                 connection.close()
@@ -144,13 +171,13 @@ class Acceptor:
         self,
         connection: socket.socket,
         peer: Peer,
-        refusal: GatewayError | None,
+        refusal: Refusal | None,
         deadline: float,
     ) -> None:
         """Tell a client why its connection is refused, unless many are told."""
-        self._edge.metrics.refused("address" if refusal is None else "connections")
+        self._edge.refused("address" if refusal is None else "connections")
         peer.close()
-        peer.refusal = refusal or too_many_of(self._edge.counts.most)
+        peer.refusal = refusal or peer.refusal
         if self._refused >= _MAX_REFUSED:
             return
         self._refused += 1
@@ -162,18 +189,18 @@ class Acceptor:
     async def _open(self, connection: socket.socket, peer: Peer, deadline: float) -> None:
         """Hand the connection to a protocol, over TLS where that is served."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        tls, left = self._edge.tls, deadline - self._loop.time()
+        context, left = self._edge.context, deadline - self._loop.time()
         await self._loop.connect_accepted_socket(
-            partial(self._make_protocol, peer),
+            partial(self._connect, peer),
             connection,
-            ssl=None if tls is None else tls.context,
-            ssl_handshake_timeout=None if tls is None else max(_SHORTEST, left),
-            ssl_shutdown_timeout=None if tls is None else _SHUTDOWN_TIMEOUT,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else max(_SHORTEST, left),
+            ssl_shutdown_timeout=None if context is None else _SHUTDOWN_TIMEOUT,
         )
 
-    def _failed(self, reason: str, text: str) -> None:
+    def _failed(self, cause: str, text: str) -> None:
         """Count a handshake that failed, and log each cause once a minute."""
-        self._edge.metrics.refused(reason)
+        self._edge.refused(cause)
         now = time.monotonic()
         if now - self._logged.get(text, -_LOG_INTERVAL) >= _LOG_INTERVAL:
             self._logged[text] = now
@@ -182,4 +209,17 @@ class Acceptor:
 
 def _log_fault(handshake: asyncio.Task[None]) -> None:
     if not handshake.cancelled() and (error := handshake.exception()) is not None:
-        log_failure(error)
+        _log.error("a connection was lost by a fault", exc_info=error)
+
+
+def _explain(error: OSError) -> str:
+    """Return in words why a handshake failed; the words are of a closed set."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the client's certificate is not accepted: {error.verify_message}"
+    if not isinstance(error, ssl.SSLError):
+        return "the connection broke, or took too long"
+    if error.reason in _PLAIN:
+        return "plain HTTP came where TLS is spoken: the URL must begin with `https://`"
+    if error.reason in _NO_TLS:
+        return "what came is no TLS"
+    return f"the handshake failed: {(error.reason or 'unknown reason').lower().replace('_', ' ')}"

@@ -1,0 +1,230 @@
+"""Answers plain requests of a connection as their bytes arrive, by the core's rules.
+
+A request that waits for Redis or a backend is answered by a callback, and by a task only where
+limits or stale answers are waited for. Requests of another kind are left to the core.
+"""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from functools import partial
+
+from gateway.api.content_coding import SMALLEST
+from gateway.api.fast_path.answering import FastPath
+from gateway.api.fast_path.head_cache import RepeatedRequest
+from gateway.api.http import HttpReply
+from gateway.api.request_state import RequestState
+from gateway.errors import GatewayError
+from gateway.http.request_head import split_fields
+from gateway.http.side import error_of
+from gateway.http.unsent_answers import LARGE_BYTES
+from gateway.tasks import log_failure
+from gateway.types import Answer
+from wire.http.connection import Connection
+from wire.http.exchange import Exchange
+from wire.http.messages import Headers
+from wire.http.refusals import Refusal
+
+_END = b"\r\n\r\n"
+# So much is answered before looking whether the peer still reads.
+_MOST_AT_ONCE = 64 * 1024
+
+
+class FastPathFront:
+    """The fast path of one connection."""
+
+    def __init__(self, fast_path: FastPath, connection: Connection) -> None:
+        self._fast_path = fast_path
+        self._connection = connection
+        self._state = connection.state
+        self._replay = fast_path.replay
+        self._computed: RequestState | None = None
+        """The request that is answered without a task, by what backends compute."""
+
+    def take(self, data: bytes) -> bytes:
+        """Answer what can be answered, and return what is left for the core."""
+        connection = self._connection
+        answer = self._replay(data, self._state.default_lines)
+        if isinstance(answer, bytes):
+            connection.writer.write(answer)
+            connection.answers += 1
+            return b""
+        if answer is None or connection.peer.counts_requests:
+            return self._answer(data)
+        self._repeat(answer, data)
+        return b""
+
+    def learn(self, data: bytes, exchange: Exchange, headers: Headers) -> None:
+        """Learn nothing: what is answered is cached by its bytes."""
+
+    def cancel(self, msg: object = None) -> None:
+        """Answer the request that is computed as failed, as cancelling its task would.
+
+        The server calls it where it waited for long enough.
+        """
+        if self._computed is not None:
+            self._connection.loop.call_soon(self._give_up, self._computed)
+
+    def _answer(self, data: bytes) -> bytes:
+        fast_path, connection, start, size = self._fast_path, self._connection, 0, 0
+        peer, answers = connection.peer, list[bytes]()
+        while (end := data.find(_END, start) + 4) > 3:  # noqa: PLR2004 - found
+            head = fast_path.find(data[start:end])
+            if head is None or end + head.length > len(data):
+                break
+            stop = end + head.length
+            # By what proxies say, before the request is charged.
+            refusal = self._count(head.head) if peer.counts_requests else None
+            refused = fast_path.shed(head.known) if fast_path.shedder.add_request() else None
+            reply = refused or fast_path.reply(head, data[end:stop], refusal)
+            if isinstance(reply, RequestState):
+                self._begin(reply, answers)
+                connection.hold(data[stop:])
+                return b""
+            if peer.counts_requests and refusal is None:
+                peer.end_request()
+            answers.append(fast_path.render(reply, self._state.default_lines))
+            start = stop
+            size += len(answers[-1])
+            if size > _MOST_AT_ONCE:
+                self._send(answers)
+                fast_path.coalescer.release()
+                answers, size = [], 0
+                if connection.writer.is_paused:
+                    break
+        self._send(answers)
+        rest = data[start:] if start else data
+        if connection.writer.is_paused:
+            connection.hold(rest)
+            return b""
+        return rest
+
+    def _repeat(self, repeated: RepeatedRequest, request: bytes) -> None:
+        """Answer a whole request that is the same as an earlier one."""
+        fast_path = self._fast_path
+        refused = fast_path.shed(repeated.head) if fast_path.shedder.add_request() else None
+        reply = refused or fast_path.repeat(repeated, request)
+        if isinstance(reply, RequestState):
+            self._begin(reply)
+        else:
+            self._send([fast_path.render(reply, self._state.default_lines)])
+
+    def _count(self, head: bytes) -> GatewayError | None:
+        """Count a request for its client, or return why it is refused."""
+        try:
+            self._connection.peer.begin_request(split_fields(head))
+        except Refusal as refusal:
+            return error_of(refusal)
+        return None
+
+    def _send(self, answers: Sequence[bytes]) -> None:
+        if answers:
+            self._connection.writer.write(b"".join(answers))
+            self._connection.answers += len(answers)
+
+    def _begin(self, state: RequestState, answers: Sequence[bytes] = ()) -> None:
+        """Send `answers` to what came before, and start to answer `state`."""
+        self._send(answers)
+        connection = self._connection
+        connection.answering = state
+        connection.gives_up_at = state.deadline + self._state.timeouts.idle
+        if state.reply is not None:
+            self._fast_path.hit_events.commit()  # the answer is written later, if at all
+            self._start(state, state.reply)
+            return
+        if not self._fast_path.processor.lookup_nowait(state, partial(self._on_lookup_done, state)):
+            self._start(state)
+
+    def _on_lookup_done(self, state: RequestState, reply: HttpReply | None) -> None:
+        try:
+            self._go_on(state, reply)
+        except BaseException:  # whatever it was, nobody must wait for what will not come
+            self._connection.give_up()
+            raise
+
+    def _start(self, state: RequestState, reply: HttpReply | None = None) -> None:
+        """Answer `state` once it is computed; by a task where that takes more than a callback."""
+        tasks = self._state.tasks
+        if reply is None:
+            self._computed = state
+            tasks.add(self)
+            try:
+                on_done = partial(self._on_computed, state)
+                if self._fast_path.processor.compute_nowait(state, on_done):
+                    return
+            except BaseException:  # whatever it was, a stop must not wait for it
+                self._forget_computed()
+                raise
+            self._forget_computed()
+        task = self._connection.loop.create_task(self._answer_later(state, reply))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def _on_computed(self, state: RequestState, answer: Answer) -> None:
+        if self._computed is not state:
+            return  # it was cancelled
+        # As `_forget_computed`, which would be another call.
+        self._computed = None
+        self._state.tasks.discard(self)
+        try:
+            self._go_on(state, self._fast_path.processor.reply(state, answer))
+        except Exception as error:  # noqa: BLE001 - others wait for what is computed with it
+            self._connection.give_up()
+            log_failure(error)
+
+    def _go_on(self, state: RequestState, reply: HttpReply | None) -> None:
+        """Send a reply at once if that is possible; if there is none, have it computed."""
+        if reply is None:
+            self._start(state)
+        elif self._connection.writer.is_paused or (state.coding and len(reply.body) >= SMALLEST):
+            self._fast_path.hit_events.commit()  # the answer is written later, if at all
+            self._start(state, reply)
+        else:
+            self._end(reply)
+
+    def _forget_computed(self) -> None:
+        self._computed = None
+        self._state.tasks.discard(self)
+
+    def _give_up(self, state: RequestState) -> None:
+        if self._computed is state:
+            self._forget_computed()
+            self._end(self._fast_path.processor.failed(state, asyncio.CancelledError()))
+
+    async def _answer_later(self, state: RequestState, reply: HttpReply | None) -> None:
+        processor, connection = self._fast_path.processor, self._connection
+        try:
+            if reply is None:
+                reply = await processor.reply_later(state)
+            if len(reply.body) >= SMALLEST:
+                reply = await processor.large_answers.finish(state, reply)
+            await connection.writer.drain()
+            if len(reply.body) > LARGE_BYTES and not connection.writer.is_closing():
+                await self._end_large(state, reply)
+            else:
+                self._end(reply)
+        except BaseException:  # whatever it was, nobody must wait for what will not come
+            connection.give_up()
+            raise
+        finally:
+            processor.large_answers.release(state)
+
+    async def _end_large(self, state: RequestState, reply: HttpReply) -> None:
+        """Send an answer in pieces."""
+        connection = self._connection
+        connection.gives_up_at = math.inf  # slow peers are closed by their rate
+        is_last = connection.is_last
+        head = self._fast_path.render_head(reply, self._state.default_lines, is_last=is_last)
+        await connection.writer.write_in_pieces(head, reply.body, state.holder)
+        connection.end_answer(is_last=is_last)
+
+    def _end(self, reply: HttpReply) -> None:
+        connection = self._connection
+        if connection.writer.is_closing():
+            self._fast_path.hit_events.commit()  # nothing is written that would do so
+            is_last = False
+        else:
+            is_last = connection.is_last
+            lines = self._state.default_lines
+            connection.writer.write(self._fast_path.render(reply, lines, is_last=is_last))
+        connection.end_answer(is_last=is_last)

@@ -1,0 +1,83 @@
+"""What the HTTP server has of the gateway: problem documents, and the fast path."""
+
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from gateway.errors import (
+    GatewayError,
+    HeaderFieldsTooLarge,
+    InternalError,
+    InvalidRequest,
+    Overloaded,
+    RateLimited,
+    RequestTimeout,
+    TransferCodingNotSupported,
+    VersionNotSupported,
+)
+from gateway.http.problem_details import MEDIA_TYPE, encode_problem, problem_headers
+from wire.http.connection import Connection, Front
+from wire.http.messages import STATUS_LINE, header_lines
+from wire.http.refusals import Refusal
+from wire.http.writing import WriteCoalescer
+
+_RETRY_AFTER: Final = 1.0
+_ERRORS: Final[dict[int, type[GatewayError]]] = {
+    error.status: error
+    for error in (
+        InvalidRequest,
+        RequestTimeout,
+        HeaderFieldsTooLarge,
+        TransferCodingNotSupported,
+        VersionNotSupported,
+        RateLimited,
+        Overloaded,
+    )
+}
+
+
+def error_of(refusal: Refusal) -> GatewayError:
+    """Return the error that tells a customer of a refusal."""
+    kind = _ERRORS.get(refusal.status)
+    if kind is None:
+        return InternalError("The gateway failed; its log says why.")
+    return kind(refusal.detail, retry_after=_RETRY_AFTER if kind.retryable else None)
+
+
+class GatewaySide:
+    """Refuses by problem documents. `new_id` makes the id of each request that is refused."""
+
+    answers_half_closed = True
+
+    def __init__(
+        self,
+        *,
+        new_id: Callable[[], str] = lambda: f"req_{secrets.token_hex(13)}",
+        make_front: Callable[[Connection], Front] | None = None,
+        coalescer: WriteCoalescer | None = None,
+    ) -> None:
+        self.coalescer = coalescer or WriteCoalescer()
+        self._new_id = new_id
+        self._make_front = make_front
+
+    def front(self, connection: Connection) -> Front | None:
+        """Return the fast path of a connection, if it has one."""
+        return None if self._make_front is None else self._make_front(connection)
+
+    def refusal(self, refusal: Refusal, default_lines: bytes) -> bytes:
+        """Return the answer that refuses a request; it closes the connection."""
+        error, request_id = error_of(refusal), self._new_id()
+        body = encode_problem(error, request_id)
+        headers = [
+            (b"content-type", MEDIA_TYPE),
+            (b"x-request-id", request_id.encode()),
+            (b"cache-control", b"no-store"),
+            *problem_headers(error),
+        ]
+        return b"%b%b%bcontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
+            STATUS_LINE[error.status],
+            default_lines,
+            header_lines(headers),
+            len(body),
+            body,
+        )

@@ -1,0 +1,286 @@
+"""Answers one request: by the messages of ASGI, or body and answer each in one piece."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Hashable
+from typing import Final, Protocol
+
+from wire.http.messages import CLOSE, STATUS_LINE, App, Message, Scope, header_lines
+from wire.http.writing import LARGE_BYTES, AnswerWriter
+
+BUFFERED_HTTP: Final = "sluicegate.buffered_http"
+"""The ASGI extension that has the `Exchange` of a request."""
+_log = logging.getLogger(__name__)
+# A body of which more waits is not read on.
+_MAX_WAITING_BYTES: Final = 64 * 1024
+_BAD_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
+_BAD_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+_BODILESS: Final = frozenset({204, 304})
+_FAILURE: Final = b"Internal Server Error"
+_FAILURE_HEADERS: Final = [
+    (b"content-type", b"text/plain; charset=utf-8"),
+    (b"content-length", b"%d" % len(_FAILURE)),
+    (b"connection", b"close"),
+]
+
+
+class Line(Protocol):
+    """The connection of an exchange."""
+
+    writer: AnswerWriter
+
+    @property
+    def default_lines(self) -> bytes:
+        """The header lines that come first in every answer."""
+        ...
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the connection ends with the answer that begins now."""
+        ...
+
+    def pause_reading(self) -> None:
+        """Read no more until `resume_reading`."""
+        ...
+
+    def resume_reading(self) -> None:
+        """Read what the client sends."""
+        ...
+
+    def end_answer(self, *, is_last: bool) -> None:
+        """Note that the current request is answered."""
+        ...
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(
+        self,
+        line: Line,
+        scope: Scope,
+        *,
+        keeps_alive: bool = True,
+        expects_continue: bool = False,
+        body: bytes | None = None,
+    ) -> None:
+        self.scope: Scope | None = scope
+        """Dropped when the application has it: the scope refers to the exchange, and such a cycle
+        would be left to the garbage collector."""
+        self.keeps_alive = keeps_alive
+        self.expects_continue = expects_continue
+        """Whether the client waits with its body for `100 Continue`."""
+        self.has_body = body is not None
+        """Whether the body has arrived to its end."""
+        self.is_complete = False
+        """Whether the answer is written."""
+        self.is_disconnected = False
+        """Whether nobody waits for the answer any more."""
+        self.has_begun = False
+        """Whether a part of the answer is written."""
+        self._line = line
+        self._is_head = scope["method"] == "HEAD"
+        self._body_parts = [body] if body else []
+        self._body_size = 0
+        self._end_is_told = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_last = False
+        self._is_chunked = False
+        self._left_bytes = 0
+
+    def add_body(self, data: bytes) -> None:
+        """Take a part of the body."""
+        if self.is_complete:
+            return
+        self._body_parts.append(data)
+        self._body_size += len(data)
+        if self._body_size > _MAX_WAITING_BYTES:
+            self._line.pause_reading()
+        self._wake()
+
+    def end_body(self) -> None:
+        """Note that the body is complete."""
+        self.has_body = True
+        self._wake()
+
+    def disconnect(self) -> None:
+        """Note that nobody waits for the answer."""
+        self.is_disconnected = True
+        self._wake()
+
+    async def run(self, app: App) -> None:
+        """Have the application answer."""
+        scope, self.scope = self.scope, None
+        try:
+            await app(scope, self.receive, self.send_message)
+        except BaseException as error:  # noqa: BLE001 - must not end the server
+            _log.error("the application failed", exc_info=error)
+            await self._fail()
+            return
+        if not self.is_complete and not self.is_disconnected:
+            _log.error("the application returned without a complete answer")
+            await self._fail()
+
+    def body(self) -> bytes | None:
+        """Return the whole body; `None` where it has to be waited for, by `receive`."""
+        if not self.has_body or self.is_disconnected or self.expects_continue:
+            return None
+        self._line.resume_reading()
+        return self._take_body()
+
+    async def send(self, status: int, lines: bytes, body: bytes, holder: Hashable = None) -> None:
+        """Send an answer as two messages to `send_message` would, a large one in pieces.
+
+        `lines` are its headers but for its length, each in lower case and ended by CRLF. `CLOSE`
+        may be among them, no other `connection`. `holder` is the key that holds bytes of the budget
+        for the answer.
+        """
+        writer = self._line.writer
+        await self._drain()
+        if self.is_disconnected:
+            return
+        has_close = CLOSE in lines
+        close = self._begin(has_close=has_close)
+        head = b"%b%b%bcontent-length: %d\r\n%b\r\n" % (
+            STATUS_LINE[status],
+            self._line.default_lines,
+            lines,
+            len(body),
+            close,
+        )
+        if self._is_head:
+            writer.write(head)
+        elif len(body) <= LARGE_BYTES:
+            writer.write(head + body)
+        else:
+            await writer.write_in_pieces(head, body, holder)
+            if writer.is_closing():
+                return
+        self._end()
+
+    async def receive(self) -> Message:
+        """Return the next message of ASGI about the request."""
+        if self.expects_continue and not self._line.writer.is_closing():
+            self._line.writer.write(_CONTINUE)
+            self.expects_continue = False
+        if not self.is_disconnected and not self.is_complete:
+            self._line.resume_reading()
+            while not (self._has_news or self._is_over):
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+        if self._is_over:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": self._take_body(), "more_body": not self.has_body}
+
+    async def send_message(self, message: Message) -> None:
+        """Send a message of ASGI.
+
+        Raises:
+            RuntimeError: it is not one that may follow, or would make an invalid answer.
+        """
+        await self._drain()
+        if self.is_disconnected:
+            return
+        kind = message["type"]
+        expected = "http.response.body" if self.has_begun else "http.response.start"
+        if self.is_complete or kind != expected:
+            raise RuntimeError(f"the message `{kind}` is out of order")
+        if self.has_begun:
+            self._send_body(message.get("body", b""), has_more=message.get("more_body", False))
+        else:
+            self._send_head(message["status"], list(message.get("headers", ())))
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._body_parts) or (self.has_body and not self._end_is_told)
+
+    @property
+    def _is_over(self) -> bool:
+        return self.is_disconnected or self.is_complete
+
+    async def _drain(self) -> None:
+        if self._line.writer.is_paused and not self.is_disconnected:
+            await self._line.writer.drain()
+
+    def _send_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        has_close, has_length, is_chunked = False, False, False
+        for place, (name, value) in enumerate(headers):
+            if _BAD_NAME.search(name) or _BAD_VALUE.search(value):
+                raise RuntimeError("a header of the answer is invalid")
+            name = name.lower()  # noqa: PLW2901 - as it is sent
+            headers[place] = (name, value)
+            if name == b"content-length" and not is_chunked:
+                has_length, self._left_bytes = True, int(value)
+            elif name == b"transfer-encoding" and value.lower() == b"chunked":
+                is_chunked, self._left_bytes = True, 0
+            elif name == b"connection" and b"close" in value.lower().replace(b" ", b"").split(b","):
+                has_close = True
+        close = self._begin(has_close=has_close)
+        chunked = b""
+        if not (has_length or is_chunked or self._is_head or status in _BODILESS):
+            is_chunked, chunked = True, b"transfer-encoding: chunked\r\n"
+        self._is_chunked = is_chunked
+        self._line.writer.write(
+            b"%b%b%b%b%b\r\n"
+            % (
+                STATUS_LINE[status],
+                self._line.default_lines,
+                header_lines(headers),
+                close,
+                chunked,
+            )
+        )
+
+    def _send_body(self, body: bytes, *, has_more: bool) -> None:
+        writer = self._line.writer
+        if self._is_head:
+            self._left_bytes = 0
+        elif self._is_chunked:
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            writer.write(chunk if has_more else chunk + b"0\r\n\r\n")
+        elif len(body) > self._left_bytes:
+            raise RuntimeError("the answer is longer than its `Content-Length`")
+        else:
+            self._left_bytes -= len(body)
+            writer.write(body)
+        if not has_more:
+            if self._left_bytes:
+                raise RuntimeError("the answer is shorter than its `Content-Length`")
+            self._end()
+
+    def _begin(self, *, has_close: bool) -> bytes:
+        """Note that the answer begins, and return the line that says whether it is the last."""
+        self.has_begun = True
+        self.expects_continue = False
+        self._is_last = has_close or not self.keeps_alive or self._line.is_last
+        return CLOSE if self._is_last and not has_close else b""
+
+    def _end(self) -> None:
+        self.is_complete = True
+        self._wake()
+        self._line.end_answer(is_last=self._is_last)
+
+    async def _fail(self) -> None:
+        if self.is_complete or self.is_disconnected:
+            return
+        if self.has_begun:
+            self._is_last = True
+            self._end()
+            return
+        await self.send_message(
+            {"type": "http.response.start", "status": 500, "headers": _FAILURE_HEADERS}
+        )
+        await self.send_message({"type": "http.response.body", "body": _FAILURE})
+
+    def _take_body(self) -> bytes:
+        parts, self._body_parts = self._body_parts, []
+        self._body_size = 0
+        self._end_is_told = self.has_body
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

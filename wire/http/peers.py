@@ -1,0 +1,78 @@
+"""Holds who is at the other end of a connection."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from wire.http.messages import Headers
+from wire.http.refusals import Refusal
+
+CLIENT_EXTENSION: Final = "sluicegate.client"
+"""The ASGI extension that has the `Client` of a request."""
+
+
+def too_many_connections() -> Refusal:
+    """Return the refusal of a connection above the limit of its listener."""
+    return Refusal(503, "There are too many connections; use fewer, or try again.")
+
+
+class Peer:
+    """The client of a connection. Without an address, it is the peer of the socket."""
+
+    is_proxy = False
+    """Whether heads of requests say who sent them."""
+    counts_requests = False
+    """Whether the requests under way are counted for their clients."""
+
+    def __init__(self, address: str = "", *, on_close: Callable[[], None] | None = None) -> None:
+        self.address = address
+        self.refusal: Refusal | None = None
+        """Why the connection is refused."""
+        self.is_connected = False
+        """Whether a protocol has the connection."""
+        self._on_close = on_close
+
+    def begin_request(self, headers: Headers) -> str:
+        """Count a request, and return the address of its client.
+
+        Raises:
+            Refusal: the client has too many. The request is not counted.
+        """
+        del headers
+        return self.address
+
+    def end_request(self) -> None:
+        """Count the oldest request no more."""
+
+    def close(self) -> None:
+        """Note that the connection has ended; may be repeated."""
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            on_close()
+
+
+class Client:
+    """Tells what answers a request that its client disconnects.
+
+    `is_certified` says that the client presented a verified certificate.
+    """
+
+    def __init__(self, *, is_certified: bool = False) -> None:
+        self.is_certified = is_certified
+        self.is_disconnected = False
+        self.on_leave: Callable[[], object] | None = None
+        """Ends the answer that is under way."""
+
+    def __enter__(self) -> None:
+        """Cancel the current task when the client leaves, until `__exit__`."""
+        task = asyncio.current_task()
+        self.on_leave = task.cancel if task is not None else None
+
+    def __exit__(self, *_: object) -> None:
+        self.on_leave = None
+
+    def leave(self) -> None:
+        """Note that it disconnected."""
+        self.is_disconnected = True
+        if self.on_leave is not None:
+            self.on_leave()
