@@ -24,7 +24,7 @@ from gateway.cache.value_reader import ValueReader
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.redis.connect import PipelinedClient
 from gateway.redis.pipeline import Command, Replies
-from gateway.tasks import CallbackBatch, TaskScope, log_failure
+from gateway.tasks import TaskScope, log_failure
 
 KEY_PREFIX = b"sg:r:"
 _MAX_READS = 1
@@ -85,8 +85,6 @@ class RedisTier:
         self._timeout = timeout
         self._monotonic = monotonic
         self._breaker = breaker or CircuitBreaker(slow=timeout)
-        self.batch = CallbackBatch()
-        """All callbacks of one read run within this batch."""
         self._pending: deque[PendingLookup] = deque()
         self._timeless: list[PendingLookup] = []
         """Lookups of this event-loop iteration. Their timeouts have not started."""
@@ -276,11 +274,10 @@ class RedisTier:
             self._timer = self._call_late(max(0.0, timed[0][0] - now), self._time_out_late)
 
     def _time_out(self, lookups: Iterable[PendingLookup]) -> None:
-        with self.batch:
-            for lookup in lookups:
-                if lookup.on_done is not None:
-                    self._counts.timeouts += 1
-                    lookup.miss()
+        for lookup in lookups:
+            if lookup.on_done is not None:
+                self._counts.timeouts += 1
+                lookup.miss()
 
     def _send(self) -> None:
         """Send the pending lookups, unless too many round trips are in flight."""
@@ -373,27 +370,25 @@ class RedisTier:
             self._finish_empty_read(batch, is_read=values is not None)
             return
         place = 0
-        with self.batch:
-            for lookup in batch:
-                end = place + len(lookup.keys)
-                if lookup.on_done is not None:
-                    lookup.end(self._reader.entries(lookup.keys, values[place:end]))
-                place = end
+        for lookup in batch:
+            end = place + len(lookup.keys)
+            if lookup.on_done is not None:
+                lookup.end(self._reader.entries(lookup.keys, values[place:end]))
+            place = end
 
     def _finish_empty_read(self, batch: list[PendingLookup], *, is_read: bool) -> None:
         """End lookups for which no entry was found. `is_read` is false if the read failed."""
         missed = 0
-        with self.batch:
-            for lookup in batch:
-                on_done = lookup.on_done
-                if on_done is None:
-                    continue
-                missed += len(lookup.keys)
-                # This is the code of `PendingLookup.miss`, inlined to save two calls for each miss.
-                lookup.on_done = None
-                try:
-                    on_done([None] * len(lookup.keys))
-                except Exception as bug:  # noqa: BLE001 - other lookups of the read must continue
-                    log_failure(bug)
+        for lookup in batch:
+            on_done = lookup.on_done
+            if on_done is None:
+                continue
+            missed += len(lookup.keys)
+            # This is the code of `PendingLookup.miss`, inlined to save two calls for each miss.
+            lookup.on_done = None
+            try:
+                on_done([None] * len(lookup.keys))
+            except Exception as bug:  # noqa: BLE001 - other lookups of the read must continue
+                log_failure(bug)
         if is_read:
             self._counts.misses += missed

@@ -1,34 +1,14 @@
-"""Coalesces equal items that are in flight at once, so that each is computed once."""
+"""Coalesces equal items that are open at once, so that each is computed once."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
 from gateway.cache.key import CacheKey
-from gateway.tasks import log_failure
-from gateway.types import Criticality, ItemOutcome
+from gateway.dispatch.work import OpenItem
 
-
-class Flight(msgspec.Struct, eq=False):
-    """An item that is being computed. Its end sets `outcome` and notifies `waiters`.
-
-    `leader` is the criticality of the request that leads, and `followers` counts the requests that
-    joined.
-    """
-
-    leader: Criticality
-    followers: int = 0
-    outcome: ItemOutcome | None = None
-    waiters: "list[FlightWaiter]" = []
-
-
-class FlightWaiter(Protocol):
-    """Waits for flights."""
-
-    def flights_ended(self, flights: Sequence[Flight]) -> None:
-        """Note that `flights` of this waiter have ended together."""
-        ...
+# Part of the tag of items with `truncate: false`; no cache key has it.
+_WHOLE = b"whole"
 
 
 class FlightStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,84 +22,64 @@ class FlightStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class Flights:
     """Holds the items that this worker computes, by key.
 
-    The leader must call `settle` in every case, because the followers wait for the outcome.
     Another request may settle an item after the leader has read the cache. If computing the item
     twice matters, the leader reads memory once more after `lead`.
     """
 
     def __init__(self) -> None:
-        self._flights: dict[CacheKey, Flight] = {}
+        self._items: dict[CacheKey, OpenItem] = {}
         self._led = 0
         self._joined = 0
 
     def __contains__(self, key: CacheKey) -> bool:
-        return key in self._flights
+        return key in self._items
 
-    def join(self, key: CacheKey) -> Flight | None:
-        """Join the flight of `key`, or return `None` if the caller may `lead` a new flight."""
-        flight = self._flights.get(key)
-        if flight is not None:
-            self._joined += 1
-            flight.followers += 1
-        return flight
+    def join(self, key: CacheKey, *, truncate: bool = True) -> OpenItem | None:
+        """Join the open item of `key`, or return `None` if the caller may `lead` a new one.
 
-    def lead(self, key: CacheKey, criticality: Criticality = Criticality.DEFAULT) -> Flight:
-        """Begin a flight of `key`, which must not have one."""
-        flight = self._flights[key] = Flight(criticality)
-        self._led += 1
-        return flight
-
-    def lead_all(
-        self, keys: Sequence[CacheKey], criticality: Criticality = Criticality.DEFAULT
-    ) -> list[Flight] | None:
-        """Begin flights of `keys`, or return `None` if a key is repeated or has a flight."""
-        flights = self._flights
-        if len(keys) == 1:
-            if keys[0] in flights:
-                return None
-            only = flights[keys[0]] = Flight(criticality)
-            self._led += 1
-            return [only]
-        led = [Flight(criticality) for _ in keys]
-        new = dict(zip(keys, led, strict=True))
-        if len(new) < len(led) or not flights.keys().isdisjoint(new):
-            return None
-        flights.update(new)
-        self._led += len(led)
-        return led
-
-    def settle(self, key: CacheKey, outcome: ItemOutcome) -> None:
-        """Give `outcome` to all waiters of `key`, and end its flight."""
-        self.settle_all((key,), [(0, outcome)])
-
-    def settle_all(
-        self, keys: Sequence[CacheKey], outcomes: Sequence[tuple[int, ItemOutcome]]
-    ) -> None:
-        """Settle keys whose outcomes became known together, and notify each waiter once.
-
-        Each outcome comes with the index of its key in `keys`.
+        Requests that refuse to `truncate` join only each other.
         """
-        ended: dict[FlightWaiter, list[Flight]] = {}
-        # Successive flights usually have the same waiter.
-        last: FlightWaiter | None = None
-        its: list[Flight] = []
-        end = self._flights.pop
-        for place, outcome in outcomes:
-            flight = end(keys[place], None)
-            if flight is None:
-                continue
-            flight.outcome = outcome
-            for waiter in flight.waiters:
-                if waiter is not last:
-                    last, its = waiter, ended.setdefault(waiter, [])
-                its.append(flight)
-            flight.waiters.clear()
-        for waiter, flights in ended.items():
-            try:
-                waiter.flights_ended(flights)
-            except Exception as bug:  # noqa: BLE001 - others wait for what was settled with it
-                log_failure(bug)
+        item = self._items.get(key if truncate else _whole(key))
+        if item is not None:
+            self._joined += 1
+            item.followers += 1
+        return item
+
+    def lead(self, items: Sequence[OpenItem]) -> bool:
+        """Let others join the items of a request.
+
+        If a key is repeated or has an open item, return `False` instead.
+        """
+        if len(items) == 1:
+            item = items[0]
+            key = item.key if item.work.truncate else _whole(item.key)
+            if key in self._items:
+                return False
+            self._items[key] = item
+            self._led += 1
+            return True
+        new = {_flight_key(item): item for item in items}
+        if len(new) < len(items) or not self._items.keys().isdisjoint(new):
+            return False
+        self._items.update(new)
+        self._led += len(items)
+        return True
+
+    def items_ended(self, items: Sequence[OpenItem]) -> None:
+        """Let nobody join items that were settled."""
+        for item in items:
+            key = item.key if item.work.truncate else _whole(item.key)
+            if self._items.get(key) is item:
+                del self._items[key]
 
     def statistics(self) -> FlightStatistics:
         """Return counts for metrics and tests."""
-        return FlightStatistics(in_flight=len(self._flights), led=self._led, joined=self._joined)
+        return FlightStatistics(in_flight=len(self._items), led=self._led, joined=self._joined)
+
+
+def _flight_key(item: OpenItem) -> CacheKey:
+    return item.key if item.work.truncate else _whole(item.key)
+
+
+def _whole(key: CacheKey) -> CacheKey:
+    return CacheKey(key.address, key.tag + _WHOLE)

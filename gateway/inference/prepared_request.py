@@ -1,6 +1,5 @@
 """Holds a request with its plan: the model, cache keys, and the work for items that miss."""
 
-from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -9,7 +8,7 @@ import msgspec
 from gateway.cache.entry import CachedResult, Validity
 from gateway.cache.key import CacheKey, Prefix
 from gateway.config.document import ModelConfig
-from gateway.dispatch.work import Work, WorkItem
+from gateway.dispatch.work import ItemOwner, Work
 from gateway.inference.outcomes import hit_outcome, refused_as_truncated
 from gateway.runtime.runtime import Runtime
 from gateway.types import (
@@ -23,8 +22,6 @@ from gateway.types import (
 
 _OK = 200
 _PLAIN = CacheDirectives()
-# Part of the tag of a flight with `truncate: false`; no cache key has it.
-_WHOLE = b"whole"
 
 
 class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,13 +75,6 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     plan: RequestPlan
     keys: list[CacheKey]
 
-    @property
-    def flight_keys(self) -> list[CacheKey]:
-        """Return the keys of flights. Requests with `truncate: false` join only each other."""
-        if self.request.truncate:
-            return self.keys
-        return [CacheKey(key.address, key.tag + _WHOLE) for key in self.keys]
-
     def may_read(self, directives: CacheDirectives) -> bool:
         """Return whether the caller may get stored answers."""
         return not directives.no_cache and self.plan.entry.cache_ttl > 0
@@ -102,43 +92,45 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def work(
         self,
-        indexes: Iterable[int],
+        owner: ItemOwner,
         *,
+        deadline: float,
         is_shared: bool,
+        is_stored: bool = True,
         principal: Principal | None = None,
         criticality: Criticality = Criticality.DEFAULT,
         lane: Literal["interactive", "bulk"] = "interactive",
         atomic: bool = False,
-        contexts: Sequence[str] | None = None,
-    ) -> Work:
-        """Return the items of these indexes as work. Other workers learn of it if `is_shared`.
+        traceparent: str = "",
+    ) -> "PlannedWork":
+        """Return what open items of the request share.
 
-        With `contexts`, each item belongs to another request and has that request's trace context.
+        Other workers learn of the items if `is_shared`, and the answers are stored if `is_stored`.
         """
-        items = self.request.items
-        return Work(
-            model=self.plan.model,
-            task=self.request.task,
-            parameters=self.request.parameters,
+        plan, request = self.plan, self.request
+        return PlannedWork(
+            plan=plan,
+            is_stored=is_stored,
+            model=plan.model,
+            task=request.task,
+            parameters=request.parameters,
+            owner=owner,
+            deadline=deadline,
+            scope=plan.scope,
             principal=principal,
             criticality=criticality,
             lane=lane,
-            truncate=self.request.truncate,
-            is_valid=self.plan.is_valid,
+            truncate=request.truncate,
+            is_valid=plan.is_valid,
+            is_shared=is_shared,
             atomic=atomic,
-            is_gathered=contexts is not None,
-            items=tuple(
-                [
-                    WorkItem(
-                        index=index,
-                        body=items[index],
-                        scope=self.plan.scope,
-                        # Not the whole key: the same text with other labels shares its rows.
-                        affinity=items[index],
-                        key=self.keys[index] if is_shared else None,
-                        traceparent=contexts[index] if contexts else "",
-                    )
-                    for index in indexes
-                ]
-            ),
+            traceparent=traceparent,
         )
+
+
+class PlannedWork(Work, eq=False, kw_only=True):
+    """What open items of a request share, with the request's plan."""
+
+    plan: RequestPlan
+    is_stored: bool = True
+    """Whether the answers are stored."""

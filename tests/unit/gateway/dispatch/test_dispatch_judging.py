@@ -14,7 +14,7 @@ from gateway.upstream.base import CallFailed, Cause
 from testing.stub_backend import echo
 from testing.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
-from tests.support.dispatching import Outcomes, dispatch, work
+from tests.support.dispatching import Outcomes, Started, dispatch, work
 from tests.support.scripted_client import Hang, Step
 from wire.protocol import Call, Report, Task
 
@@ -174,23 +174,24 @@ async def test_what_is_begun_after_the_end_is_cancelled() -> None:
     async with scene.dispatcher:
         pass
 
-    scene.dispatcher.start(work(1), deadline=scene.loop.time() + 60.0, settle=scene.outcomes.settle)
+    deadline, settle = scene.loop.time() + 60.0, scene.outcomes.settle
+    Started(work(1), deadline=deadline, settle=settle).start(scene.dispatcher)
 
     assert scene.outcomes.codes() == ["cancelled"]
     assert scene.dispatcher.in_progress == 0
 
 
-@pytest.mark.parametrize("is_gathered", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize(("task", "is_measured"), [(Task.EMBED, True), (Task.TOKENIZE, False)])
 async def test_what_runs_no_model_does_not_tell_how_busy_a_backend_is(
-    task: Task, *, is_measured: bool, is_gathered: bool
+    task: Task, count: int, *, is_measured: bool
 ) -> None:
     scene = Scene()
 
     async with scene.dispatcher:
         await dispatch(
             scene.dispatcher,
-            msgspec.structs.replace(work(2), task=task, is_gathered=is_gathered),
+            msgspec.structs.replace(work(count), task=task),
             deadline=scene.loop.time() + 60.0,
             settle=scene.outcomes.settle,
         )

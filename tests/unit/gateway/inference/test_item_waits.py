@@ -5,11 +5,10 @@ import asyncio
 import pytest
 from typing_extensions import override
 
-from gateway.inference.coalescing import Flight
+from gateway.dispatch.work import OpenItem, Work
 from gateway.inference.item_waits import ItemWaits
 from gateway.types import (
     Caller,
-    Criticality,
     ItemFailure,
     ItemOutcome,
     KeyId,
@@ -17,6 +16,8 @@ from gateway.types import (
     Source,
     TenantId,
 )
+from tests.support.caching import cache_key
+from tests.support.dispatching import Started, work
 
 pytestmark = pytest.mark.anyio
 _REFUSED = ItemOutcome(
@@ -27,17 +28,26 @@ _LIMITED = ItemOutcome(
 )
 
 
-class CountedFlight(Flight):
-    """Counts how often a flight is compared with another."""
+def _work() -> Work:
+    return Started(work(1), deadline=1e9, settle=lambda _: None).items[0].work
+
+
+def counted() -> "CountedItem":
+    """Return an open item that nobody computes."""
+    return CountedItem(_work(), 0, b"a", cache_key("a"))
+
+
+class CountedItem(OpenItem):
+    """Counts how often an item is compared with another."""
 
     compared = 0
 
     @override
     def __eq__(self, other: object) -> bool:
-        CountedFlight.compared += 1
+        CountedItem.compared += 1
         return self is other
 
-    __hash__ = Flight.__hash__
+    __hash__ = OpenItem.__hash__
 
 
 async def test_a_request_whose_items_all_fail_compares_none_with_all_others(
@@ -46,15 +56,15 @@ async def test_a_request_whose_items_all_fail_compares_none_with_all_others(
     caller = Caller(principal=Principal(tenant=TenantId("t"), key=KeyId("k")), deadline=1e9)
     waits = ItemWaits(caller, is_whole=True)
     for index in range(500):
-        flight = waits.led[index] = CountedFlight(Criticality.DEFAULT)
-        flight.outcome = _REFUSED
+        item = waits.led[index] = counted()
+        item.outcome = _REFUSED
 
     ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
     waits.on_end(ended.set_result)
 
     assert await ended
     assert waits.fill([None] * 500, has_failed=True) == []
-    assert CountedFlight.compared < 1000
+    assert CountedItem.compared < 1000
 
 
 async def test_joined_items_that_fail_for_their_leaders_are_not_compared_with_all_led(
@@ -62,19 +72,19 @@ async def test_joined_items_that_fail_for_their_leaders_are_not_compared_with_al
 ) -> None:
     caller = Caller(principal=Principal(tenant=TenantId("t"), key=KeyId("k")), deadline=1e9)
     waits = ItemWaits(caller, is_whole=True)
-    waits.led = {index: CountedFlight(Criticality.DEFAULT) for index in range(500)}
-    waits.joined = {500 + index: CountedFlight(Criticality.DEFAULT) for index in range(500)}
+    waits.led = {index: counted() for index in range(500)}
+    waits.joined = {500 + index: counted() for index in range(500)}
     ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
     waits.on_end(ended.set_result)
-    before = CountedFlight.compared
+    before = CountedItem.compared
 
-    for flight in waits.joined.values():
-        flight.outcome = _LIMITED
-        waits.flights_ended([flight])
-    compared = CountedFlight.compared - before
+    for item in waits.joined.values():
+        item.outcome = _LIMITED
+        waits.items_ended([item])
+    compared = CountedItem.compared - before
     own = waits.led[0]
     own.outcome = _LIMITED
-    waits.flights_ended([own])
+    waits.items_ended([own])
 
     assert await ended
     assert compared < 1000
@@ -85,8 +95,8 @@ async def test_an_item_that_fails_for_its_own_request_is_not_tried_again(
 ) -> None:
     caller = Caller(principal=Principal(tenant=TenantId("t"), key=KeyId("k")), deadline=1e9)
     waits = ItemWaits(caller, is_whole=False)
-    flight = waits.led[0] = waits.joined[1] = Flight(Criticality.DEFAULT)
-    flight.outcome = _LIMITED
+    item = waits.led[0] = waits.joined[1] = OpenItem(_work(), 0, b"a", cache_key("a"))
+    item.outcome = _LIMITED
     ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
     waits.on_end(ended.set_result)
     await ended
