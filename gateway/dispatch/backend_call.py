@@ -74,17 +74,23 @@ class BackendCall:
         self.failed: list[tuple[OpenItem, ItemFailure]] = []
         """Items that failed and are not tried elsewhere yet."""
 
-    def add(self, item: OpenItem) -> None:
-        """Have the call answer an item, too. The call was not sent yet."""
-        item.calls += 1
-        self.items.append(item)
-        self.waiting[item] = item
-        self.bytes += len(item.body)
-        self.in_flight += 1
+    def add(self, items: Sequence[OpenItem]) -> None:
+        """Have the call answer these items, too. The call was not sent yet."""
+        for item in items:
+            item.calls += 1
+            self.bytes += len(item.body)
+        self.items += items
+        self.waiting.update(zip(items, items, strict=True))
+        self.in_flight += len(items)
 
-    def has_room(self, item: OpenItem) -> bool:
-        """Return whether the item may be added."""
-        return len(self.items) < MAX_ITEMS and self.bytes + len(item.body) <= MAX_BYTES
+    def room_for(self, items: Sequence[OpenItem]) -> int:
+        """Return how many of the items may be added, from the first."""
+        size = self.bytes
+        for count, item in enumerate(items[: MAX_ITEMS - len(self.items)]):
+            size += len(item.body)
+            if size > MAX_BYTES and (count or self.items):
+                return count
+        return min(len(items), MAX_ITEMS - len(self.items))
 
     def message(self, now: float, *, round_trip: float, traceparent: str) -> Call:
         """Return what is sent `now`. The way there and back is taken from the time that is left."""

@@ -211,23 +211,20 @@ class Dispatcher:
         """Add items to the call that the endpoint gets next."""
         key = (id(endpoint), kind)
         call = self._joinable.get(key)
-        for item in items:
-            if call is None or not call.has_room(item):
-                if call is not None:
-                    self._send(call)
-                call = self._new_call(endpoint, item.work, is_shared=True)
-            call.add(item)
-        if call is None:
-            return
-        self._fleet.started(endpoint, len(items))
-        # On average, its items have waited since then.
-        call.began += (self._loop.time() - call.began) * min(1.0, len(items) / len(call.items))
-        if not self._busy[endpoint.backend]:
-            self._joinable.pop(key, None)
-            self._send(call)
-        elif self._joinable.get(key) is not call:
-            self._joinable[key] = call
-            self._loop.call_later(GATHERING_DELAY, self._close_and_send, key, call)
+        while items:
+            if call is None or call not in self._calls:  # it may have been given up
+                call = self._joinable[key] = self._new_call(endpoint, items[0].work, is_shared=True)
+                if self._busy[endpoint.backend]:
+                    self._loop.call_later(GATHERING_DELAY, self._close_and_send, key, call)
+            count = call.room_for(items)
+            call.add(items[:count])
+            self._fleet.started(endpoint, count)
+            # On average, its items have waited since then.
+            call.began += (self._loop.time() - call.began) * count / len(call.items)
+            items = items[count:]
+            if items or not self._busy[endpoint.backend]:
+                self._close_and_send(key, call)
+                call = None
 
     def _close_and_send(self, key: tuple[int, _Kind], call: BackendCall) -> None:
         if self._joinable.get(key) is call:
@@ -246,8 +243,7 @@ class Dispatcher:
     ) -> None:
         """Send a call of these items, which no others join."""
         call = self._new_call(endpoint, items[0].work, own=own, tried=tried, is_shared=is_shared)
-        for item in items:
-            call.add(item)
+        call.add(items)
         self._fleet.started(endpoint, len(items))
         self._send(call)
 

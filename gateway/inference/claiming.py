@@ -66,7 +66,7 @@ class ClaimingRunner:
         """See `WorkRunner.start`."""
         if self.lease <= 0 or not items[0].work.is_shared:
             self._runner.start(items)
-        elif self._cache.has_claimed(_keys(items)):
+        elif self._cache.has_claimed([item.key for item in items]):
             self._hold_and_start(items)
         else:
             left = dict.fromkeys(items)

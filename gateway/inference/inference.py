@@ -157,9 +157,10 @@ class Inference:
             raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
         if missing:
             ended: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-            waits = ItemWaits(caller, not (prepared.request.continue_on_error or stale))
+            is_whole = not (prepared.request.continue_on_error or stale)
+            waits = ItemWaits(caller, is_whole, outcomes)
             try:
-                self._compute(waits, prepared, outcomes, missing, partial(_resolve, ended))
+                self._compute(waits, prepared, missing, partial(_resolve, ended))
                 await ended
             finally:
                 waits.cancel()
@@ -182,15 +183,14 @@ class Inference:
         if prepared.plan.unrevised is not None or caller.directives.only_if_cached:
             return False
         missing = _missing(outcomes) if any(outcomes) else range(len(outcomes))
-        waits = ItemWaits(caller, not prepared.request.continue_on_error)
-        self._compute(waits, prepared, outcomes, missing, on_done)
+        waits = ItemWaits(caller, not prepared.request.continue_on_error, outcomes)
+        self._compute(waits, prepared, missing, on_done)
         return True
 
     def _compute(
         self,
         waits: ItemWaits,
         prepared: PreparedRequest,
-        outcomes: list[ItemOutcome | None],
         missing: Sequence[int],
         on_done: Callable[[Answer], object],
     ) -> None:
@@ -211,25 +211,24 @@ class Inference:
             settle([(item, LOST) for item in led])
         if len(led) < len(missing):  # after those to compute have taken their claims
             self._give_back(prepared, set(missing).difference([item.index for item in led]))
-        waits.on_end(partial(self._ended, waits, prepared, outcomes, on_done))
+        waits.begin(partial(self._ended, waits, prepared, on_done))
 
     def _ended(
         self,
         waits: ItemWaits,
         prepared: PreparedRequest,
-        outcomes: list[ItemOutcome | None],
         on_done: Callable[[Answer], object],
         has_failed: bool,  # noqa: FBT001
+        again: Sequence[int],
     ) -> None:
         """Answer the request, or try again the items that failed only for those who led them."""
-        again = waits.fill(outcomes, has_failed=has_failed)
         if has_failed:
             self._runner.cancel(waits.unwanted())
         if again:
             waits.forget()
-            self._compute(waits, prepared, outcomes, again, on_done)
+            self._compute(waits, prepared, again, on_done)
         else:
-            on_done(_answer(prepared, outcomes, prepared.plan.model))
+            on_done(_answer(prepared, waits.outcomes, prepared.plan.model))
 
     def _join_or_lead(
         self, waits: ItemWaits, prepared: PreparedRequest, missing: Sequence[int]

@@ -12,6 +12,8 @@ from gateway.inference.outcomes import GIVEN_UP, LATE, joined_outcome
 from gateway.telemetry.spans import NO_SPAN, Span
 from gateway.types import Caller, ItemOutcome
 
+OnEnd = Callable[[bool, Sequence[int]], object]
+"""Takes whether an item has failed the request, and the indexes of the items to try again."""
 # What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
 _GRACE = 0.05
 # Failures of a leader that say nothing about whoever joined it.
@@ -21,34 +23,36 @@ _SHED = "overloaded"
 
 
 class ItemWaits(msgspec.Struct, eq=False, dict=True):
-    """Holds the open items of a request, by index: led items and joined items.
+    """Waits for the open items of a request, by index: led items and joined items.
 
     A request that `is_whole` needs all its items. `span` is around the wait, if it is recorded.
     """
 
     caller: Caller
     is_whole: bool
+    outcomes: list[ItemOutcome | None]
+    """The outcomes of the request's items, which the wait completes."""
     led: dict[int, OpenItem] = {}
     joined: dict[int, OpenItem] = {}
     span: Span = NO_SPAN
     _loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
     _open: int = 0
     _is_failing: bool = False
-    _on_end: Callable[[bool], object] | None = None
+    _on_end: OnEnd | None = None
     _timer: asyncio.TimerHandle | None = None
 
     @cached_property
     def _own(self) -> frozenset[OpenItem]:
-        """The items of `led`, which is complete before `on_end`."""
+        """The items of `led`, which is complete before `begin`."""
         return frozenset(self.led.values())
 
-    def on_end(self, callback: Callable[[bool], object]) -> None:
-        """Call `callback` once every item has ended, or a little after the caller's deadline.
+    def begin(self, on_end: OnEnd) -> None:
+        """Call `on_end` once every item has ended, or a little after the caller's deadline.
 
-        If the request needs all its items, the first item that fails for good ends the wait. The
-        callback then gets `True`. This may happen before the method returns.
+        If the request needs all its items, the first item that fails for good ends the wait.
+        `on_end` may be called before the method returns.
         """
-        self._on_end = callback
+        self._on_end = on_end
         items: Collection[OpenItem] = self.led.values()
         if self.joined:  # an item may be there twice
             items = dict.fromkeys((*items, *self.joined.values()))
@@ -92,42 +96,14 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
         self.led, self.joined = {}, {}
         self.__dict__.clear()
 
-    def fill(self, outcomes: list[ItemOutcome | None], *, has_failed: bool) -> list[int]:
-        """Put the outcomes of the items into `outcomes`, and return the items to try again."""
-        otherwise = GIVEN_UP if has_failed else LATE
-        for index, item in self.led.items():
-            outcomes[index] = item.outcome or otherwise
-        if not self.joined:
-            return []
-        for index, item in self.joined.items():
-            outcomes[index] = joined_outcome(item.outcome) if item.outcome else otherwise
-        again = [] if has_failed else self._failed_for_leader_only()
-        for index in again:
-            outcomes[index] = None
-        return again
-
     def unwanted(self) -> list[OpenItem]:
         """Return the open led items, or none if another request waits for one of them, too."""
         own = Counter(self.joined.values())
         led = [item for item in self.led.values() if item.outcome is None]
         return led if all(item.followers <= own[item] for item in led) else []
 
-    def _failed_for_leader_only(self) -> list[int]:
-        """Return the joined items whose leader failed for reasons of its own.
-
-        After the caller's deadline, return no items.
-        """
-        if self._loop.time() >= self.caller.deadline:
-            return []
-        own = self._own
-        return [
-            index
-            for index, item in self.joined.items()
-            if self._is_leaders_own(item) and item not in own
-        ]
-
     def _end(self, has_failed: bool) -> None:  # noqa: FBT001
-        on_end, timer = self._on_end, self._timer
+        on_end, timer, outcomes = self._on_end, self._timer, self.outcomes
         if on_end is None:
             return
         # As `cancel` does, without a call for each request.
@@ -138,7 +114,26 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
             self.span.set("sluicegate.items.led", len(self.led))
             self.span.set("sluicegate.items.joined", len(self.joined))
             self.span.end()
-        on_end(has_failed)
+        otherwise = GIVEN_UP if has_failed else LATE
+        for index, item in self.led.items():
+            outcomes[index] = item.outcome or otherwise
+        again = self._end_joined(otherwise, has_failed=has_failed) if self.joined else ()
+        on_end(has_failed, again)
+
+    def _end_joined(self, otherwise: ItemOutcome, *, has_failed: bool) -> list[int]:
+        """Complete the outcomes of joined items. Return those to try again.
+
+        Their leaders failed for reasons of their own, and it is not after the caller's deadline.
+        """
+        again: list[int] = []
+        may_try = not has_failed and self._loop.time() < self.caller.deadline
+        for index, item in self.joined.items():
+            if may_try and self._is_leaders_own(item) and item not in self._own:
+                again.append(index)
+            else:
+                outcome = item.outcome
+                self.outcomes[index] = joined_outcome(outcome) if outcome else otherwise
+        return again
 
     def _ends_the_request(self, item: OpenItem) -> bool:
         """Return whether an item has failed in a way that fails the whole request."""

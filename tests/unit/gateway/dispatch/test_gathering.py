@@ -134,6 +134,22 @@ async def test_one_that_is_cancelled_leaves_the_others_their_answers() -> None:
     assert len(call.items) == 2
 
 
+def test_no_one_joins_a_call_that_was_given_up_before_it_was_sent() -> None:
+    async def ended() -> list[list[str]]:
+        scene = Scene({"eu-0": steps(Hang())}, endpoints=(EU,))
+        async with scene.dispatcher:
+            Asked(scene, [single(0)])
+            await until(lambda: len(scene.client.calls) == 1)
+            given_up = Asked(scene, [single(1)])
+            await asyncio.sleep(0)
+            given_up.started[0].cancel()
+            scene.scripts = {}
+            joins = Asked(scene, [single(2)])
+            return [*await given_up.ended(), *await joins.ended()]
+
+    assert run_virtual(ended()) == [[failures.CANCELLED.code], ["eu-0"]]
+
+
 async def test_the_last_one_to_be_cancelled_ends_the_call() -> None:
     scene = Scene({"eu-0": steps(Hang())}, endpoints=(EU,))
 

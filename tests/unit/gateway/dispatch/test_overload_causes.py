@@ -19,8 +19,7 @@ pytestmark = pytest.mark.anyio
 def call(endpoint: Endpoint, items: Sequence[OpenItem], *, began: float) -> BackendCall:
     """Return a call of items."""
     found = BackendCall(endpoint, work=items[0].work, began=began)
-    for item in items:
-        found.add(item)
+    found.add(items)
     return found
 
 

@@ -1,6 +1,7 @@
 """Waiting for many items at once takes work in proportion to how many there are."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from typing_extensions import override
@@ -37,6 +38,17 @@ def counted() -> "CountedItem":
     return CountedItem(_work(), 0, b"a", cache_key("a"))
 
 
+class Ended:
+    """Takes the end of a wait."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[tuple[bool, list[int]]]
+        self.future = asyncio.get_running_loop().create_future()
+
+    def __call__(self, has_failed: bool, again: Sequence[int]) -> None:  # noqa: FBT001
+        self.future.set_result((has_failed, list(again)))
+
+
 class CountedItem(OpenItem):
     """Counts how often an item is compared with another."""
 
@@ -54,16 +66,15 @@ async def test_a_request_whose_items_all_fail_compares_none_with_all_others(
     anyio_backend: str,
 ) -> None:
     caller = Caller(principal=Principal(tenant=TenantId("t"), key=KeyId("k")), deadline=1e9)
-    waits = ItemWaits(caller, is_whole=True)
+    waits = ItemWaits(caller, is_whole=True, outcomes=[None] * 500)
     for index in range(500):
         item = waits.led[index] = counted()
         item.outcome = _REFUSED
 
-    ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    waits.on_end(ended.set_result)
+    ended = Ended()
+    waits.begin(ended)
 
-    assert await ended
-    assert waits.fill([None] * 500, has_failed=True) == []
+    assert await ended.future == (True, [])
     assert CountedItem.compared < 1000
 
 
@@ -71,11 +82,11 @@ async def test_joined_items_that_fail_for_their_leaders_are_not_compared_with_al
     anyio_backend: str,
 ) -> None:
     caller = Caller(principal=Principal(tenant=TenantId("t"), key=KeyId("k")), deadline=1e9)
-    waits = ItemWaits(caller, is_whole=True)
+    waits = ItemWaits(caller, is_whole=True, outcomes=[None] * 1000)
     waits.led = {index: counted() for index in range(500)}
     waits.joined = {500 + index: counted() for index in range(500)}
-    ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    waits.on_end(ended.set_result)
+    ended = Ended()
+    waits.begin(ended)
     before = CountedItem.compared
 
     for item in waits.joined.values():
@@ -86,7 +97,7 @@ async def test_joined_items_that_fail_for_their_leaders_are_not_compared_with_al
     own.outcome = _LIMITED
     waits.items_ended([own])
 
-    assert await ended
+    assert (await ended.future)[0]
     assert compared < 1000
 
 
@@ -94,11 +105,10 @@ async def test_an_item_that_fails_for_its_own_request_is_not_tried_again(
     anyio_backend: str,
 ) -> None:
     caller = Caller(principal=Principal(tenant=TenantId("t"), key=KeyId("k")), deadline=1e9)
-    waits = ItemWaits(caller, is_whole=False)
+    waits = ItemWaits(caller, is_whole=False, outcomes=[None, None])
     item = waits.led[0] = waits.joined[1] = OpenItem(_work(), 0, b"a", cache_key("a"))
     item.outcome = _LIMITED
-    ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    waits.on_end(ended.set_result)
-    await ended
+    ended = Ended()
+    waits.begin(ended)
 
-    assert waits.fill([None, None], has_failed=False) == []
+    assert await ended.future == (False, [])
