@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
 from gateway.dispatch import failures
 from gateway.dispatch.work import OpenItem, Work
 from gateway.routing.endpoint_state import CallVerdict
+from gateway.telemetry.spans import Span
 from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import CallFailed, Cause, StartedCall
 from wire.protocol import Call, CallItem, Done, Failed
@@ -36,7 +36,7 @@ class BackendCall:
     phase_began = 0.0
     is_sent = False
     started_call: StartedCall | None = None
-    span: AbstractContextManager[str] | None = None
+    span: Span | None = None
     """Is around a call that is recorded."""
     hedge_timer: asyncio.TimerHandle | None = None
     expiry_timer: asyncio.TimerHandle | None = None

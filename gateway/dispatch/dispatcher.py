@@ -15,19 +15,19 @@ from typing import Self
 from gateway.dispatch import failures
 from gateway.dispatch.backend_call import BackendCall, is_changed, is_misplaced, verdict_on
 from gateway.dispatch.budget import RetryBudget
-from gateway.dispatch.endpoint_counts import CallStatistics, EndpointCounts
 from gateway.dispatch.hedging import Hedging, Latencies
 from gateway.dispatch.overload import OverloadCauses
-from gateway.dispatch.statistics import DispatchStatistics
-from gateway.dispatch.tracing import CallTracer, NoTracing
+from gateway.dispatch.statistics import CallStatistics, DispatchStatistics, EndpointCounts
 from gateway.dispatch.work import OpenItem, Work, are_open, settle
 from gateway.errors import DeadlineExceeded, Overloaded
 from gateway.routing.fleet import Fleet
 from gateway.tasks import log_failure
 from gateway.telemetry.phases import PhaseDurations
+from gateway.telemetry.spans import Attributes, Span
+from gateway.telemetry.tracing import Tracer
 from gateway.types import BackendId, Criticality, Endpoint, ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import BackendClient, CallFailed, Cause
-from wire.protocol import TOKEN_TASKS, Done, Failed, Report
+from wire.protocol import CALL_PATH, TOKEN_TASKS, Done, Failed, Report
 
 GATHERING_DELAY = 0.002
 """Seconds for which items are gathered into one call to a busy backend, as Nagle's algorithm
@@ -55,15 +55,14 @@ class Dispatcher:
         client: BackendClient,
         reprobe: Callable[[Endpoint], None],
         clock: Callable[[], float],
-        tracer: CallTracer | None = None,
+        tracer: Tracer | None = None,
         drain: float = 0.0,
         phases: PhaseDurations | None = None,
     ) -> None:
         self._fleet = fleet
         self._client = client
         self._reprobe = reprobe
-        self._tracer = tracer or NoTracing()
-        self._records = self._tracer.records
+        self._tracer = tracer or Tracer()
         self._drain = drain
         self._phases = phases or PhaseDurations()
         self._loop = asyncio.get_running_loop()
@@ -108,7 +107,7 @@ class Dispatcher:
         work = items[0].work
         if self._is_closed:  # who waited for what was cancelled asks again
             self._settle_failed(items, failures.CANCELLED)
-        elif len(items) > 1 or (work.traceparent and self._records(work.traceparent)):
+        elif len(items) > 1 or (work.traceparent and self._tracer.records(work.traceparent)):
             self._guarded(self._send_together, items)
         else:
             # By identity: models cannot be hashed, and members of enumerations are by a method.
@@ -285,10 +284,9 @@ class Dispatcher:
         self._counters.calls += 1
         self._busy[endpoint.backend] += 1
         traceparent = "" if call.is_shared else call.work.traceparent
-        if traceparent and self._records(traceparent):
-            count = len(call.items)
-            span = self._tracer.on_call(endpoint, items=count, traceparent=traceparent)
-            call.span, traceparent = span, span.__enter__()
+        if traceparent and self._tracer.records(traceparent):
+            call.span = self._span(call, traceparent)
+            traceparent = call.span.traceparent
         round_trip = self._fleet.called(endpoint)
         try:
             call.started_call = self._client.start_call(
@@ -301,6 +299,19 @@ class Dispatcher:
             )
         except Exception as error:  # noqa: BLE001 - treated as one that ends later
             self._loop.call_soon(self._call_ended, call, error)
+
+    def _span(self, call: BackendCall, parent: str) -> Span:
+        """Begin the span of a call. The backend's spans become children of this span."""
+        attributes: Attributes = {
+            "http.request.method": "POST",
+            "url.path": CALL_PATH,
+            "sluicegate.region": call.endpoint.region,
+            "sluicegate.backend": call.endpoint.backend,
+            "sluicegate.items": len(call.items),
+        }
+        return self._tracer.span(
+            f"POST {CALL_PATH}", parent=parent, kind="client", attributes=attributes
+        )
 
     def _receive(self, call: BackendCall, frames: Sequence[Done | Failed]) -> None:
         is_first_failure, answered = not call.failed, call.answered

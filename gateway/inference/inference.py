@@ -16,17 +16,15 @@ from gateway.cache.entry import CachedResult, CacheHit
 from gateway.cache.key import CacheKey, KeyMaker, address_of
 from gateway.dispatch.work import ItemOwner, OpenItem, WorkRunner, settle
 from gateway.errors import NotCached
-from gateway.inference.coalescing import Flights
+from gateway.inference.coalescing import Flights, ItemWaits
 from gateway.inference.interfaces import LookupCallback, ModelTable, ResultStore
-from gateway.inference.item_waits import ItemWaits
 from gateway.inference.last_answers import (
     LastAnswers,
     StaleAnswersByIndex,
     at_answering_revision,
 )
 from gateway.inference.outcomes import LOST, SpanOfItems, describe_lookup
-from gateway.inference.planning import RequestPlans
-from gateway.inference.prepared_request import PreparedRequest, RequestPlan
+from gateway.inference.prepared_request import PreparedRequest, RequestPlan, RequestPlans
 from gateway.tasks import log_failure
 from gateway.telemetry.tracing import Tracer
 from gateway.types import (

@@ -14,7 +14,6 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.cache.entry import CachedResult
-from gateway.config.document import ModelConfig
 from gateway.inference.interfaces import ResultStore
 from gateway.inference.outcomes import hit_outcome
 from gateway.inference.prepared_request import PreparedRequest
@@ -149,11 +148,6 @@ class LastAnswers:
             since = now
             self._revisions[info.name] = (info.revision, since)
         return since
-
-
-def keeps_last(entry: ModelConfig) -> bool:
-    """Tell whether the last answers of a model are kept beyond their time."""
-    return entry.cache_ttl > 0 and max(entry.stale_while_revalidate, entry.stale_if_error) > 0
 
 
 def at_answering_revision(

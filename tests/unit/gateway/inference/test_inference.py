@@ -419,7 +419,7 @@ async def test_who_waits_for_work_that_is_given_up_hears_that_and_of_no_fault(sc
 
 
 @pytest.fixture
-def tiered(anyio_backend: str) -> Scene:
+async def tiered(anyio_backend: str) -> Scene:
     return Scene(tiers=True)
 
 

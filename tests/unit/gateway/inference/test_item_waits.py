@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override
 
 from gateway.dispatch.work import OpenItem, Work
-from gateway.inference.item_waits import ItemWaits
+from gateway.inference.coalescing import ItemWaits
 from gateway.types import (
     Caller,
     ItemFailure,
