@@ -76,9 +76,11 @@ class BackendCall:
 
     def add(self, items: Sequence[OpenItem]) -> None:
         """Have the call answer these items, too. The call was not sent yet."""
+        size = 0
         for item in items:
             item.calls += 1
-            self.bytes += len(item.body)
+            size += len(item.body)
+        self.bytes += size
         self.items += items
         self.waiting.update(zip(items, items, strict=True))
         self.in_flight += len(items)
@@ -97,22 +99,16 @@ class BackendCall:
         work, info = self.work, self.work.model.info
         items: list[CallItem] = []
         for item in self.items:
-            own, left = item.work, item.work.deadline - now
+            own = item.work
+            left = own.deadline - now
             # One slow probe does not mean that calls are slow.
             left = left - round_trip if left > 2 * round_trip else left / 2
-            if context := traceparent or own.traceparent:
-                parent, _, state = context.partition(" ")
-                items.append(
-                    CallItem(
-                        body=item.body,
-                        remaining=left,
-                        scope=own.scope,
-                        traceparent=parent,
-                        tracestate=state,
-                    )
-                )
-            else:
-                items.append(CallItem(body=item.body, remaining=left, scope=own.scope))
+            context = traceparent or own.traceparent
+            items.append(
+                CallItem(body=item.body, remaining=left, scope=own.scope)
+                if not context
+                else _traced(item, left, context)
+            )
         return Call(
             model=info.name,
             revision=info.revision,
@@ -209,6 +205,17 @@ class BackendCall:
         if faults and (2 * faults >= len(self.items) or not self._is_useful):
             return CallVerdict.FAILED
         return CallVerdict.OK if self._is_useful else CallVerdict.UNDECIDED
+
+
+def _traced(item: OpenItem, remaining: float, context: str) -> CallItem:
+    parent, _, state = context.partition(" ")
+    return CallItem(
+        body=item.body,
+        remaining=remaining,
+        scope=item.work.scope,
+        traceparent=parent,
+        tracestate=state,
+    )
 
 
 def is_changed(error: CallFailed) -> bool:

@@ -117,7 +117,7 @@ def _tell_of(ended: Iterable[OpenItem]) -> None:
         for waiter in item.waiters:
             waiting.setdefault(waiter, []).append(item)
         # Waiters refer to their items: cycles are left to the garbage collector, at its price.
-        item.waiters = []
+        item.waiters.clear()
     for told in (owned, waiting):
         for listener, items in told.items():
             try:

@@ -167,7 +167,12 @@ class ClaimingRunner:
         if self.lease <= 0:  # claims were switched off
             return
         before = self._loop.time() - pause
-        if keys := [item.key for item, since in self._held.items() if since <= before]:
+        keys: list[CacheKey] = []
+        for item, since in self._held.items():
+            if since > before:
+                break
+            keys.append(item.key)
+        if keys:
             self._cache.renew(keys)
 
     def _pause(self) -> float:
