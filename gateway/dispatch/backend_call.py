@@ -176,6 +176,12 @@ class BackendCall:
         """Return the open items that the call may still answer."""
         return [item for item in (*self.waiting, *self.duplicated) if item.outcome is None]
 
+    def holds_any(self, items: Sequence[OpenItem]) -> bool:
+        """Return whether the call may still answer one of the items."""
+        return not (
+            self.waiting.keys().isdisjoint(items) and self.duplicated.keys().isdisjoint(items)
+        )
+
     def is_only_hope_of(self, item: OpenItem) -> bool:
         """Return whether the item is open, and no other call may still answer it."""
         holds = item in self.waiting or item in self.duplicated

@@ -121,12 +121,16 @@ class Dispatcher:
             self._arrived[kind, work.criticality] = [items[0]]
 
     def cancel(self, items: Collection[OpenItem]) -> None:
-        """Settle items as cancelled; with its last open one, cancel a call."""
-        cancelled = set(are_open(items))
+        """Settle items, which are of one work, as cancelled; with its last one, cancel a call."""
+        cancelled = are_open(items)
+        if not cancelled:
+            return
         self._settle_failed(cancelled, failures.CANCELLED)
+        work = cancelled[0].work
         for call in tuple(self._calls):
-            held = {*call.waiting, *call.duplicated}
-            if not cancelled.isdisjoint(held) and not are_open(held):
+            # Only shared calls have items of several works.
+            is_of_these = call.holds_any(cancelled) if call.is_shared else call.work is work
+            if is_of_these and not call.open_items():
                 self._abandon(call)
 
     @property
@@ -163,6 +167,7 @@ class Dispatcher:
         found = are_open(items)
         retry_after = self._fleet.shed(work.model, work.criticality) if found else None
         if retry_after is None:
+            self.hedging.share = self._fleet.routing.hedge_share
             self._budget.earn(len(found))
             self.hedging.earn(len(found))
             return found
@@ -176,35 +181,31 @@ class Dispatcher:
 
     def _send_each(self, kind: _Kind, items: Sequence[OpenItem]) -> None:
         """Send items of different requests, each to the backend that it would go to alone."""
-        self.hedging.share = self._fleet.routing.hedge_share
-        items = self._admitted(items)
-        if not items:
-            return
-        work = items[0].work
-        shares = self._fleet.spread(work.model, list(map(_body, items)), together=False)
-        if not shares:
-            self._settle_failed(items, failures.unavailable())
-        preferred = self._fleet.preferred_region(work.model)
-        for share in shares:
-            self._endpoints.sent(share.endpoint, len(share.items), preferred)
-            own = items if len(shares) == 1 else [items[place] for place in share.items]
-            self._gather(kind, share.endpoint, own)
+        for endpoint, own in self._route(self._admitted(items), together=False):
+            self._gather(kind, endpoint, own)
 
     def _send_together(self, items: Sequence[OpenItem]) -> None:
         """Send the items of one request to as few backends as possible."""
-        self.hedging.share = self._fleet.routing.hedge_share
-        items = self._admitted(items)
+        for endpoint, own in self._route(self._admitted(items), together=True):
+            self._send_alone(endpoint, own, own=len(items))
+
+    def _route(
+        self, items: Sequence[OpenItem], *, together: bool
+    ) -> list[tuple[Endpoint, Sequence[OpenItem]]]:
+        """Return the endpoints that get the items first, each with its items."""
         if not items:
-            return
-        work = items[0].work
-        shares = self._fleet.spread(work.model, list(map(_body, items)))
+            return []
+        model = items[0].work.model
+        shares = self._fleet.spread(model, list(map(_body, items)), together=together)
         if not shares:
             self._settle_failed(items, failures.unavailable())
-        preferred = self._fleet.preferred_region(work.model)
+        preferred = self._fleet.preferred_region(model)
+        routed: list[tuple[Endpoint, Sequence[OpenItem]]] = []
         for share in shares:
             self._endpoints.sent(share.endpoint, len(share.items), preferred)
             own = items if len(shares) == 1 else [items[place] for place in share.items]
-            self._send_alone(share.endpoint, own, own=len(items))
+            routed.append((share.endpoint, own))
+        return routed
 
     def _gather(self, kind: _Kind, endpoint: Endpoint, items: Sequence[OpenItem]) -> None:
         """Add items to the call that the endpoint gets next."""
@@ -265,16 +266,13 @@ class Dispatcher:
 
     def _send(self, call: BackendCall) -> None:
         """Call the endpoint of `call`."""
-        call.is_sent = True
-        endpoint, now, idle_timeout = (
-            call.endpoint,
-            self._loop.time(),
-            self._fleet.routing.attempt_timeout,
-        )
+        endpoint, now = call.endpoint, self._loop.time()
+        idle_timeout = self._fleet.routing.attempt_timeout
         deadlines = [item.work.deadline for item in call.items if item.outcome is None]
         if not deadlines:  # all were cancelled
             self._abandon(call)
             return
+        call.is_sent = True
         deadline = max(deadlines)
         call.has_full_timeout = deadline - now >= idle_timeout
         call.expiry_timer = self._loop.call_at(min(deadlines), self._expire, call)
@@ -547,12 +545,9 @@ class Dispatcher:
 
     def _others(self, call: BackendCall, items: Iterable[OpenItem]) -> list[BackendCall]:
         """Return the other calls that may answer some of the items."""
-        twice = {item for item in items if item.calls > 1}
-        return [
-            other
-            for other in (self._calls if twice else ())
-            if other is not call and not twice.isdisjoint((*other.waiting, *other.duplicated))
-        ]
+        twice = [item for item in items if item.calls > 1]
+        others = self._calls if twice else ()
+        return [other for other in others if other is not call and other.holds_any(twice)]
 
 
 def _may_hedge(work: Work) -> bool:
