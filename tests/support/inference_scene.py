@@ -15,7 +15,6 @@ from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig, Document, ModelConfig
 from gateway.dispatch import failures
 from gateway.dispatch.work import OpenItem, Work, run, settle, settle_failed
-from gateway.inference.claiming import ClaimingRunner
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
 from gateway.inference.last_answers import LastAnswers
@@ -239,6 +238,13 @@ class FailingRunner(GatedRunner):
             settle_failed(items, _LATE)
 
 
+class NoClaims:
+    """Has no claims that could end."""
+
+    def items_ended(self, items: Sequence[OpenItem]) -> None:
+        """See `ItemOwner`."""
+
+
 class RecordedTasks:
     """Records the tasks that the use case started."""
 
@@ -279,10 +285,7 @@ class Scene:
         cache = self.tiers if tiers else self.cache
         self.document = Document()
         self.epochs: dict[str, int] = {}
-        claims = ClaimingRunner(
-            self.runner, cache=self.tiers, tasks=RecordedTasks(), lease=0.0, tracer=Tracer()
-        )
-        store = AnswerStore(cache=cache, claims=claims, flights=self.flights, wall=self.wall)
+        store = AnswerStore(cache=cache, claims=NoClaims(), flights=self.flights, wall=self.wall)
         refresher = Refresher(
             runner=self.runner, owner=store, is_computed=self.flights.__contains__
         )
