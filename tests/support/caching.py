@@ -26,7 +26,10 @@ def entry(text: str | int = "answer", *, at: float = 1_000.0, ttl: float = 3_600
 async def fetch(
     tier: RemoteTier, keys: Sequence[CacheKey], *, claims: bool = False
 ) -> list[CachedResult | None]:
-    """Return the entries of `keys` in `tier`."""
+    """Return the entries of `keys` in `tier`. A look-up ends with its caller."""
     found: asyncio.Future[list[CachedResult | None]] = asyncio.get_running_loop().create_future()
-    tier.fetch_nowait(keys, found.set_result, claims=claims)
-    return await found
+    lookup = tier.fetch_nowait(keys, found.set_result, claims=claims)
+    try:
+        return await found
+    finally:
+        lookup.cancel()
