@@ -1,7 +1,7 @@
 """Sends open items to backends: gathers them into calls, retries, hedges and fails over.
 
-Items of requests of one item are gathered twice in the same place: those of one event-loop
-iteration are routed together, and then travel with those that go to the same busy backend.
+Only items of requests with one item are gathered. The dispatcher routes those of an event-loop
+iteration together. An item for a busy backend then waits a moment for others that go there, too.
 """
 
 import asyncio

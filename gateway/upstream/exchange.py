@@ -31,7 +31,10 @@ _refusal_decoder = msgspec.msgpack.Decoder(Refusal)
 
 
 class CallExchange:
-    """A call and what has arrived of its answer. It is over when no caller or no answer is left."""
+    """Delivers the answer of one call, and tells the caller once how the call ended.
+
+    Either `follow` delivers what arrives over a kept connection, or a task calls `feed` and `end`.
+    """
 
     def __init__(
         self,
@@ -55,11 +58,6 @@ class CallExchange:
         self._refusal = b""
         self._sent: SentRequest | None = None
         self._stop: Callable[[], object] | None = None
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether the caller waits for the end."""
-        return self._on_end is not None
 
     def message(self, sender: int) -> Call:
         """Return the call as `sender` sends it now.
