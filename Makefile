@@ -79,7 +79,7 @@ NEEDS_latency := .venv-peers/litellm/.installed
 NEEDS_openapi := $(TYPESCRIPT)/node_modules/.package-lock.json
 NEEDS_clients := $(CLIENTS:%=.venv-clients/%/.installed)
 NEEDS_triton := .venv-peers/triton/.installed
-MODULE_cache := pytest tests/integration/test_redis_cache_tier.py -k cancelled --cache-lookups 200000
+MODULE_cache := pytest tests/integration/test_redis_cache_tier_faults.py -k cancelled --cache-lookups 200000
 MODULE_clients := tests.clients
 MODULE_wheel := tools.check_wheel
 MODULE_openapi := pytest -v tests/unit/sluicegate tests/e2e/one_system/test_generated_clients.py tests/e2e/one_system/test_docs_page.py

@@ -6,7 +6,6 @@ Each task is awaited or cancelled, and its error is logged.
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, Self, TypeVar
 
@@ -99,45 +98,6 @@ def ignore_outcome(future: asyncio.Future[Any]) -> None:
     """Retrieve the exception of a future that nobody awaits. Otherwise, asyncio would log it."""
     if not future.cancelled():
         future.exception()
-
-
-class CallbackBatch:
-    """Defers calls until a group of callbacks has run, so that common work is done only once.
-
-    Use `with batch: ...` around callbacks that run together. Outside of a `with` block, a deferred
-    call runs in the next event-loop iteration. Only one event loop may use the batch.
-    """
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._deferred: deque[Callable[[], object]] = deque()
-
-    def __enter__(self) -> Self:
-        self._depth += 1
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        try:
-            while self._depth == 1 and self._deferred:
-                call = self._deferred.popleft()
-                try:
-                    call()
-                except Exception as bug:  # noqa: BLE001 - other deferred calls must run, too
-                    log_failure(bug)
-        finally:
-            self._depth -= 1
-            while not self._depth and self._deferred:  # after an exception that ends the process
-                asyncio.get_running_loop().call_soon(self._deferred.popleft())
-
-    def defer(self, call: Callable[[], object]) -> None:
-        """Call `call` at the end of the `with` block.
-
-        Deferred calls are made in the order in which they were deferred.
-        """
-        if self._depth:
-            self._deferred.append(call)
-        else:
-            asyncio.get_running_loop().call_soon(call)
 
 
 class PeriodicTask:

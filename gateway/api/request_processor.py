@@ -10,6 +10,7 @@ Memory hits that repeat an earlier one are answered by `gateway.api.memory_hits`
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Final
 
 from gateway.api.answer_summary import sum_up
@@ -34,7 +35,7 @@ from gateway.http.byte_budget import LARGE, ByteBudget
 from gateway.http.problem_details import problem_lines
 from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
 from gateway.inference.inference import Inference
-from gateway.inference.interfaces import ModelTable
+from gateway.inference.interfaces import LookupCallback, ModelTable
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Decision, RateLimiter
 from gateway.rate_limit.headers import rate_limit_lines
@@ -225,19 +226,9 @@ class RequestProcessor:
         if prepared is None or state.answer is not None or not prepared.may_read(directives):
             return False
 
-        end_phase = self._phases.end
-
-        def found(entries: list[CacheHit | None]) -> None:
-            reply = None
-            try:
-                if state.phase_weight:
-                    # As `_end_phase`, which would be another call; so do others below.
-                    state.phase_began = end_phase("cache", state.phase_began, state.phase_weight)
-                reply = self._found(state, prepared, entries)
-            finally:
-                on_done(reply)
-
-        looked_up = recorded_lookup(state, found) if state.span.is_recorded else found
+        looked_up: LookupCallback = partial(self._looked_up, state, prepared, on_done)
+        if state.span.is_recorded:
+            looked_up = recorded_lookup(state, looked_up)
         self._inference.lookup_nowait(prepared, looked_up, directives)
         return True
 
@@ -400,29 +391,47 @@ class RequestProcessor:
         state.lines, state.content = lines, rendered.lines
         return self._reply(state, body)
 
+    def _looked_up(
+        self,
+        state: RequestState,
+        prepared: PreparedRequest,
+        on_done: Callable[[HttpReply | None], object],
+        found: list[CacheHit | None],
+    ) -> None:
+        """Call `on_done` with the whole answer, or with `None` if some item is not in the cache."""
+        reply = None
+        try:
+            if state.phase_weight:
+                # As `_end_phase`, which would be another call.
+                state.phase_began = self._phases.end("cache", state.phase_began, state.phase_weight)
+            if any(found):
+                reply = self._found(state, prepared, found)
+            else:
+                if state.phase_weight != 1:
+                    state.phase_began, state.phase_weight = self._phases.clock(), 1
+                state.outcomes = [None] * len(found)
+        except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
+            reply = self.failed(state, error)
+        finally:
+            on_done(reply)
+
     def _found(
         self, state: RequestState, prepared: PreparedRequest, found: list[CacheHit | None]
     ) -> HttpReply | None:
-        """Return the whole answer, `None` where some item is not in the cache."""
-        try:
-            if len(found) == 1 and (hit := found[0]) is not None and not state.has_own_event:
-                body = self.hits.answer_stored(state, prepared, hit)
-                if body is not None:
-                    return self._reply(state, body)
-            if state.phase_weight != 1:
-                state.phase_began, state.phase_weight = self._phases.clock(), 1
-            if not any(found):
-                state.outcomes = [None] * len(found)
-                return None
-            directives = state.options.directives
-            outcomes = state.outcomes = self._inference.hits(prepared, found, directives)
-            hits = [outcome for outcome in outcomes if outcome is not None]
-            if len(hits) < len(outcomes):
-                return None
-            answer = Answer(model=prepared.plan.model, outcomes=hits)
-            return None if self._is_large(state, answer) else self._answered(state, answer)
-        except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
-            return self.failed(state, error)
+        """Return the whole answer, or `None` if some item is not in the cache."""
+        if len(found) == 1 and (hit := found[0]) is not None and not state.has_own_event:
+            body = self.hits.answer_stored(state, prepared, hit)
+            if body is not None:
+                return self._reply(state, body)
+        if state.phase_weight != 1:
+            state.phase_began, state.phase_weight = self._phases.clock(), 1
+        directives = state.options.directives
+        outcomes = state.outcomes = self._inference.hits(prepared, found, directives)
+        hits = [outcome for outcome in outcomes if outcome is not None]
+        if len(hits) < len(outcomes):
+            return None
+        answer = Answer(model=prepared.plan.model, outcomes=hits)
+        return None if self._is_large(state, answer) else self._answered(state, answer)
 
     def _hit(self, state: RequestState, answer: Answer) -> HttpReply:
         reply = self._answered(state, answer)

@@ -1,8 +1,8 @@
 """Finds, probes and calls the backends that the active configuration names."""
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Self
 
 from gateway.dispatch.assignments import ModelAssigner
@@ -15,44 +15,16 @@ from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.phases import PhaseDurations
-from gateway.telemetry.spans import Attributes
 from gateway.telemetry.tracing import Tracer
 from gateway.types import Endpoint
 from gateway.upstream.http import HttpBackendClient
 from gateway.upstream.resolving import Resolver
 from wire.plans import ServingPlans
-from wire.protocol import CALL_PATH, ServingState
+from wire.protocol import ServingState
 
 # The seconds at shutdown for calls for which no request waits. All requests have already ended,
 # because the server drained first.
 BACKGROUND_DRAIN = 0.5
-
-
-class CallSpans:
-    """Traces the dispatcher's calls to backends with the process's tracer.
-
-    Implements `CallTracer`.
-    """
-
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
-        self.records: Callable[[str], bool] = tracer.records
-        """See `CallTracer.records`."""
-
-    @contextmanager
-    def on_call(self, endpoint: Endpoint, *, items: int, traceparent: str) -> Iterator[str]:
-        """Open a span around a call. The backend's spans become children of this span."""
-        attributes: Attributes = {
-            "http.request.method": "POST",
-            "url.path": CALL_PATH,
-            "sluicegate.region": endpoint.region,
-            "sluicegate.backend": endpoint.backend,
-            "sluicegate.items": items,
-        }
-        with self._tracer.span(
-            f"POST {CALL_PATH}", parent=traceparent, kind="client", attributes=attributes
-        ) as span:
-            yield span.traceparent
 
 
 class BackendAccess:
@@ -99,7 +71,7 @@ class BackendAccess:
             client=client,
             reprobe=self.prober.probe_soon,
             clock=clock,
-            tracer=CallSpans(tracer),
+            tracer=tracer,
             drain=BACKGROUND_DRAIN,
             phases=phases,
         )

@@ -8,13 +8,14 @@ from gateway.app.backends import BACKGROUND_DRAIN
 from gateway.app.secret import secret_of
 from gateway.cache.build import build_cache
 from gateway.cache.key import KeyMaker
-from gateway.dispatch.bulk import BulkRunner
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.limited import LimitedRunner
 from gateway.inference.claiming import ClaimingRunner
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
 from gateway.inference.last_answers import LastAnswers
+from gateway.inference.refreshing import Refresher
+from gateway.inference.storing import AnswerStore
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
@@ -49,7 +50,6 @@ class InferencePath:
             monotonic=clock,
             random=random.random,
             keepalive=settings.tcp_keepalive,
-            batch=dispatcher.batch,
         )
         self.tasks = TaskScope(drain=BACKGROUND_DRAIN)
         self.flights = Flights()
@@ -66,16 +66,21 @@ class InferencePath:
             lease=runtimes.current.document.cache.lease,
             tracer=tracer,
         )
-        self.last_answers = LastAnswers(cache=self.cache, flights=self.flights, runner=self._runner)
+        store = AnswerStore(cache=self.cache, claims=self._runner, flights=self.flights)
+        refresher = Refresher(
+            runner=self._runner, owner=store, is_computed=self.flights.__contains__
+        )
+        self.last_answers = LastAnswers(cache=self.cache, refresher=refresher)
         self.inference = Inference(
             models=fleet,
             keys=KeyMaker(secret=secret_of(settings)),
             cache=self.cache,
             last_answers=self.last_answers,
             flights=self.flights,
-            runner=BulkRunner(self._runner) if is_bulk else self._runner,
+            owner=store,
+            runner=self._runner,
             tracer=tracer,
-            batch=dispatcher.batch,
+            lane="bulk" if is_bulk else "interactive",
         )
         runtimes.on_swap(self._apply)
 

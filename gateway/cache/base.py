@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Protocol, Self
 
 import msgspec
@@ -151,32 +150,6 @@ class RemoteTier(Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(self, *exc_info: object) -> None: ...
-
-
-async def fetch(
-    tier: RemoteTier, keys: Sequence[CacheKey], *, claims: bool = False
-) -> list[CachedResult | None]:
-    """Return the entries of `keys` in `tier`.
-
-    If the caller is cancelled, the lookup and its claims end.
-    """
-    future: asyncio.Future[list[CachedResult | None]] = asyncio.get_running_loop().create_future()
-    lookup = tier.fetch_nowait(keys, partial(_resolve, future), claims=claims)
-    try:
-        return await future
-    except asyncio.CancelledError:
-        if claims:
-            tier.release_unused(keys)
-        raise
-    finally:
-        lookup.cancel()
-
-
-def _resolve(
-    future: asyncio.Future[list[CachedResult | None]], entries: list[CachedResult | None]
-) -> None:
-    if not future.done():  # the caller was not cancelled
-        future.set_result(entries)
 
 
 class NullTier:

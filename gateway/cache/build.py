@@ -9,7 +9,6 @@ from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
 from gateway.redis.connect import open_client
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
-from gateway.tasks import CallbackBatch
 
 _CONNECTION_TIMEOUT = 0.1
 """The minimum timeout of calls to Redis, in seconds. Lookups have a shorter timeout of their
@@ -24,12 +23,10 @@ def build_cache(
     monotonic: Callable[[], float],
     random: Callable[[], float],
     keepalive: TcpKeepalive = DEFAULT_KEEPALIVE,
-    batch: CallbackBatch | None = None,
 ) -> ResultCache:
     """Return a cache with the tiers that `entry` enables. `url` is the URL of the cache's Redis.
 
-    `batch` is the context in which all callbacks of one read from Redis run together. `clock` is
-    the wall clock. `random` returns numbers from 0 to 1.
+    `clock` is the wall clock. `random` returns numbers from 0 to 1.
     """
     # If the remote tier is replaced, the new tier gets the same claimant name, so that it
     # recognizes the claims of the old tier as this worker's own.
@@ -45,7 +42,7 @@ def build_cache(
             open_client(url, timeout=timeout, slow=entry.redis_timeout, keepalive=keepalive)
             for _ in range(2)
         )
-        tier = RedisTier(
+        return RedisTier(
             reads=reads,
             writes=writes,
             timeout=entry.redis_timeout,
@@ -55,8 +52,5 @@ def build_cache(
             random=random,
             claimant=claimant,
         )
-        if batch is not None:
-            tier.batch = batch
-        return tier
 
     return ResultCache(entry, make_remote=make_remote, clock=clock)

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Self
 
 from msgspec.structs import replace
 
-from gateway.cache.base import CacheStatistics, RemoteTier, fetch
+from gateway.cache.base import CacheStatistics, PendingLookup, RemoteTier
 from gateway.cache.entry import CachedResult, CacheHit, Validity
 from gateway.cache.key import CacheKey, address_of
 from gateway.cache.memory_tier import MemoryTier
@@ -49,6 +50,9 @@ class ResultCache:
         """Returns whether an entry with this address is in memory."""
         self._make_remote = make_remote
         self._remote = make_remote(entry)
+        self.has_claimed: Callable[[Sequence[CacheKey]], bool] = self._remote.has_claimed
+        """Returns whether earlier lookups have claimed all keys for this worker. If so, the caller
+        owns the claims from now on, and must release them."""
         self._clock = clock
         self._tasks = TaskScope()
 
@@ -76,13 +80,18 @@ class ResultCache:
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None, *, claims: bool = False
     ) -> list[CacheHit | None]:
-        """Return the entries of `keys` from memory. Read missing keys from the remote tier."""
-        found, missing = self._in_memory(keys, is_valid)
-        if missing:
-            remote = self._remote
-            fetched = await fetch(remote, [keys[index] for index in missing], claims=claims)
-            self._add(keys, found, missing, fetched, remote.name)
-        return found
+        """Return what `lookup_nowait` finds. If the caller is cancelled, the claims end."""
+        remote = self._remote
+        found: asyncio.Future[list[CacheHit | None]] = asyncio.get_running_loop().create_future()
+        pending = self.lookup_nowait(keys, partial(_resolve, found), is_valid, claims=claims)
+        try:
+            return await found
+        except asyncio.CancelledError:
+            if claims:
+                remote.release_unused(keys)
+            if pending is not None:
+                pending.cancel()
+            raise
 
     def lookup_nowait(
         self,
@@ -91,8 +100,12 @@ class ResultCache:
         is_valid: Validity | None = None,
         *,
         claims: bool = False,
-    ) -> None:
-        """Look `keys` up as `lookup` does. Call `on_done` in a later event-loop iteration."""
+    ) -> PendingLookup | None:
+        """Look `keys` up in memory, and missing keys in the remote tier.
+
+        Call `on_done` with the entries in a later event-loop iteration. Return what can be
+        cancelled of the look-up.
+        """
         memory, remote = self._memory, self._remote
         found: list[CacheHit | None]
         missing: Sequence[int]
@@ -104,7 +117,7 @@ class ResultCache:
             found, missing = self._in_memory(keys, is_valid)
             if not missing:
                 asyncio.get_running_loop().call_soon(on_done, found)
-                return
+                return None
             everything = len(missing) == len(keys)
             absent = keys if everything else [keys[index] for index in missing]
 
@@ -115,7 +128,7 @@ class ResultCache:
             finally:
                 on_done(found)
 
-        remote.fetch_nowait(absent, fetched, claims=claims)
+        return remote.fetch_nowait(absent, fetched, claims=claims)
 
     def store(self, key: CacheKey, entry: CachedResult) -> None:
         """Store `entry` in memory now, and in the remote tier soon."""
@@ -126,13 +139,6 @@ class ResultCache:
         now = self._clock()
         self._memory.put_all(entries, now)
         self._remote.store_all(entries, now)
-
-    def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
-        """Return whether earlier lookups have claimed all `keys` for this worker.
-
-        If so, the caller owns the claims from now on, and must release them.
-        """
-        return self._remote.has_claimed(keys)
 
     def release_unused(self, keys: Sequence[CacheKey]) -> None:
         """End claims on `keys` that lookups made and that nobody has taken over."""
@@ -206,10 +212,16 @@ class ResultCache:
         remote = self._make_remote(entry)
         await remote.__aenter__()
         before, self._remote = self._remote, remote
+        self.has_claimed = remote.has_claimed
         try:
             await asyncio.sleep(_GRACE)
         finally:
             await before.__aexit__(None, None, None)
+
+
+def _resolve(future: asyncio.Future[list[CacheHit | None]], found: list[CacheHit | None]) -> None:
+    if not future.done():  # the caller was not cancelled
+        future.set_result(found)
 
 
 def _memory_bytes(entry: CacheConfig) -> int:

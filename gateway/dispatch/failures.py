@@ -4,7 +4,6 @@ from typing import Final
 
 import msgspec
 
-from gateway.dispatch.work import Outcomes
 from gateway.errors import (
     DeadlineExceeded,
     InternalError,
@@ -72,18 +71,12 @@ def of_call(error: CallFailed) -> ItemFailure:
     return ItemFailure.of(UpstreamFailed(f"the backend refused the call as `{error.code}`"))
 
 
-def with_overload(outcomes: Outcomes, *, queueing: float, given: float) -> Outcomes:
-    """Return outcomes of which the late ones are refused, where work of others was in the way.
+def explained(outcome: ItemOutcome, *, queueing: float, given: float) -> ItemOutcome:
+    """Return the outcome; a late one is refused where work of others was in the way.
 
     That is so where it takes much of the `given` seconds: `queueing`, as the gateway knows it, or
     what the backend said that waits there.
     """
-    return [
-        (index, _explained(outcome, queueing=queueing, given=given)) for index, outcome in outcomes
-    ]
-
-
-def _explained(outcome: ItemOutcome, *, queueing: float, given: float) -> ItemOutcome:
     failure = outcome.failure
     if failure is None or failure.code != DeadlineExceeded.code:
         return outcome

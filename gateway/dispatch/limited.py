@@ -1,19 +1,18 @@
-"""Reserves what work may cost before it runs, and settles the limits by what it cost."""
+"""Reserves what items may cost before they run, and settles the limits by what they cost."""
 
 import asyncio
+from collections.abc import Sequence
 
-from msgspec.structs import replace
+import msgspec
 
 from gateway.dispatch.work import (
-    Outcomes,
-    Settle,
-    StartedParts,
-    StartedWork,
+    OpenItem,
     Work,
     WorkRunner,
-    finish,
+    are_open,
+    run,
+    settle_failed,
 )
-from gateway.dispatch.work_task import WorkTask
 from gateway.errors import DeadlineExceeded
 from gateway.rate_limit.base import RateLimiter
 from gateway.rate_limit.charges import WorkLimits
@@ -21,13 +20,32 @@ from gateway.rate_limit.reservations import Reservation, estimate, reserve
 from gateway.runtime.store import RuntimeStore
 from gateway.tasks import TaskStarter
 from gateway.telemetry.tracing import Tracer
-from gateway.types import WORK_UNITS, ItemFailure, ItemOutcome, Principal, Source
+from gateway.types import WORK_UNITS, ItemFailure, Principal
 
 _LATE = ItemFailure.of(DeadlineExceeded.during("the check of the limits"))
 
 
+class _Spending(msgspec.Struct, eq=False):
+    """Adds up what items cost, and settles their reservation once the last one has ended."""
+
+    reservation: Reservation
+    left: int
+    rows: int = 0
+    tokens: int = 0
+
+    def items_ended(self, items: Sequence[OpenItem]) -> None:
+        """See `ItemWaiter`."""
+        for item in items:
+            if item.outcome is not None:
+                self.rows += item.outcome.rows
+                self.tokens += item.outcome.tokens
+        self.left -= len(items)
+        if not self.left:
+            self.reservation.settle(rows=self.rows, tokens=self.tokens)
+
+
 class LimitedRunner:
-    """Wraps a `WorkRunner`: work that is over a limit is settled as refused, and not run.
+    """Wraps a `WorkRunner`: items that are over a limit are settled as refused, and not run.
 
     Refreshes and other work without a principal are not limited.
     """
@@ -42,83 +60,55 @@ class LimitedRunner:
         tracer: Tracer,
     ) -> None:
         self._runner = runner
+        self.cancel = runner.cancel
+        """See `WorkRunner.cancel`."""
         self._tasks = tasks
         self._limiter = limiter
         self._runtimes = runtimes
         self._tracer = tracer
 
-    def start(
-        self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
-    ) -> StartedWork:
-        """Settle all of `work`; items that were gathered are held and refused one by one."""
+    def start(self, items: Sequence[OpenItem]) -> None:
+        """See `WorkRunner.start`."""
+        work = items[0].work
         principal = work.principal
         if principal is None or not self._may_cost(work, principal):
-            return self._runner.start(
-                work, deadline=deadline, settle=settle, traceparent=traceparent
-            )
-        if work.is_gathered and len(work.items) > 1:
-            return StartedParts(
-                [
-                    self.start(
-                        replace(work, items=(item,)),
-                        deadline=deadline,
-                        settle=settle,
-                        traceparent=traceparent,
-                    )
-                    for item in work.items
-                ]
-            )
-        task = WorkTask(work, settle)
-        rules = self._rules(work)
-        steps = self._run_limited(rules, principal, work, deadline, task.settle, traceparent)
-        return task.run(self._tasks, steps)
+            self._runner.start(items)
+        else:
+            left = list(items)
+            run(self._tasks, self._reserve_and_start(left, work, principal), left)
 
-    async def _run_limited(
-        self,
-        rules: WorkLimits,
-        principal: Principal,
-        work: Work,
-        deadline: float,
-        settle: Settle,
-        traceparent: str,
+    async def _reserve_and_start(
+        self, left: list[OpenItem], work: Work, principal: Principal
     ) -> None:
-        with self._tracer.span("limits of work", parent=traceparent) as span:
-            reservation = await self._reserve(rules, work, principal, deadline)
+        """Start the items of `left`, and take them out of it, once their cost is reserved."""
+        with self._tracer.span("limits of work", parent=work.traceparent) as span:
+            reservation = await self._reserve(left, work, principal)
             if reservation.refusal is not None:
                 span.fail(reservation.refusal.code)
         if reservation.refusal is not None:
-            refused = ItemOutcome(source=Source.FAILED, failure=reservation.refusal)
-            settle([(item.index, refused) for item in work.items])
+            settle_failed(left, reservation.refusal)
             return
-        taken: list[ItemOutcome] = []
-
-        def count(outcomes: Outcomes) -> None:
-            taken.extend([outcome for _, outcome in outcomes])
-            settle(outcomes)
-
-        try:
-            await finish(
-                work,
-                count,
-                lambda settle: self._runner.start(
-                    work, deadline=deadline, settle=settle, traceparent=traceparent
-                ),
-            )
-        finally:
-            reservation.settle(
-                rows=sum(outcome.rows for outcome in taken),
-                tokens=sum(outcome.tokens for outcome in taken),
-            )
+        items = are_open(left)
+        if not items:  # all were cancelled meanwhile
+            reservation.settle(rows=0, tokens=0)
+            return
+        spending = _Spending(reservation, len(items))
+        for item in items:
+            item.waiters.append(spending)
+        self._runner.start(items)
+        left.clear()
 
     async def _reserve(
-        self, rules: WorkLimits, work: Work, principal: Principal, deadline: float
+        self, items: Sequence[OpenItem], work: Work, principal: Principal
     ) -> Reservation:
         info = work.model.info
-        items = [item.body for item in work.items]
-        most = estimate(work.task, work.parameters, items, longest_row=info.max_tokens)
+        bodies = [item.body for item in items]
+        most = estimate(work.task, work.parameters, bodies, longest_row=info.max_tokens)
         try:
-            async with asyncio.timeout_at(deadline):
-                return await reserve(self._limiter, rules, principal, model=info.name, most=most)
+            async with asyncio.timeout_at(work.deadline):
+                return await reserve(
+                    self._limiter, self._rules(work), principal, model=info.name, most=most
+                )
         except TimeoutError:
             return Reservation(refusal=_LATE)
 

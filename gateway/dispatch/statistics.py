@@ -1,12 +1,20 @@
-"""Counts calls, retries, hedges and outcomes of the dispatcher, for all endpoints together.
+"""Counts calls, retries, hedges and outcomes of the dispatcher: of all endpoints, and of each.
 
-By region and endpoint they are counted in `endpoint_counts`.
+Labels are regions and backends. Backends that names lead to come and go: of so many that are too
+many for a page of metrics, the later ones are counted as one.
 """
+
+from collections import Counter
 
 import msgspec
 
+from gateway.types import Endpoint, RegionName
+from gateway.upstream.base import CallFailed, Cause
+
 _MOST_CODES = 100
 OTHER_CODES = "(others)"
+_MOST_ENDPOINTS = 4096
+OTHERS = "(others)"
 
 
 class DispatchStatistics(msgspec.Struct, kw_only=True):
@@ -32,3 +40,72 @@ class DispatchStatistics(msgspec.Struct, kw_only=True):
         if code not in self.failed_by_code and len(self.failed_by_code) >= _MOST_CODES:
             code = OTHER_CODES
         self.failed_by_code[code] = self.failed_by_code.get(code, 0) + 1
+
+
+class CallStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Gives counts since the start, by their labels."""
+
+    calls: dict[tuple[str, str, str], int]
+    failures: dict[tuple[str, str, str], int]
+    hedges: dict[str, int]
+    retries: dict[str, int]
+    spilled: dict[tuple[str, str], int]
+
+
+class EndpointCounts:
+    """Holds the counts of a dispatcher."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._calls: Counter[tuple[str, str, str]] = Counter()
+        self._failures: Counter[tuple[str, str, str]] = Counter()
+        self._hedges: Counter[str] = Counter()
+        self._retries: Counter[str] = Counter()
+        self._spilled: Counter[tuple[str, str]] = Counter()
+
+    def call_ended(self, endpoint: Endpoint, error: BaseException | None) -> None:
+        """Count a call; `error` is what ended it, `None` where its backend reported."""
+        name = self._name(endpoint)
+        if error is None:
+            outcome = "ok"
+        elif isinstance(error, CallFailed):
+            outcome = "refused" if error.cause is Cause.REFUSED else "failed"
+            self._failures[endpoint.region, name, error.cause.value] += 1
+        elif isinstance(error, Exception):
+            outcome = "failed"
+            self._failures[endpoint.region, name, "unexpected"] += 1
+        else:
+            outcome = "given_up"
+        self._calls[endpoint.region, name, outcome] += 1
+
+    def hedged(self, endpoint: Endpoint, items: int) -> None:
+        """Count items for which `endpoint` was late."""
+        if items:
+            self._hedges[endpoint.region] += items
+
+    def retried(self, endpoint: Endpoint, items: int) -> None:
+        """Count items that are tried again after `endpoint`."""
+        if items:
+            self._retries[endpoint.region] += items
+
+    def sent(self, endpoint: Endpoint, items: int, preferred: RegionName) -> None:
+        """Count items whose first try is at `endpoint`."""
+        if endpoint.region != preferred:
+            self._spilled[preferred, endpoint.region] += items
+
+    def statistics(self) -> CallStatistics:
+        """Return the counts."""
+        return CallStatistics(
+            calls=self._calls,
+            failures=self._failures,
+            hedges=self._hedges,
+            retries=self._retries,
+            spilled=self._spilled,
+        )
+
+    def _name(self, endpoint: Endpoint) -> str:
+        name = self._names.get(endpoint.backend)
+        if name is None:
+            is_one_more = len(self._names) < _MOST_ENDPOINTS
+            name = self._names[endpoint.backend] = endpoint.backend if is_one_more else OTHERS
+        return name

@@ -1,110 +1,156 @@
-"""Declares work, the missed items of one request, and the interface that runs it."""
+"""Declares open items, the missed items of requests, and the interface that has them computed.
+
+An `OpenItem` is open from its claim until its settlement. Only `settle` writes its outcome, and
+only once, so whoever is in charge of an item may settle it without asking who else has.
+"""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Literal, Protocol
 
 import msgspec
 
 from gateway.cache.entry import Validity
 from gateway.cache.key import CacheKey
-from gateway.types import Criticality, ItemOutcome, Principal, ServedModel
+from gateway.dispatch import failures
+from gateway.tasks import TaskStarter, log_failure
+from gateway.types import Criticality, ItemFailure, ItemOutcome, Principal, ServedModel, Source
 from wire.protocol import Task
 
-Outcomes = Sequence[tuple[int, ItemOutcome]]
-"""Outcomes of items that became known together, each with the item's index."""
-Settle = Callable[[Outcomes], None]
-"""Takes outcomes. A call gets all outcomes of one read."""
 
+class Work(msgspec.Struct, eq=False, kw_only=True):
+    """What the open items of one request share.
 
-class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One item. `index` identifies it within the work.
-
-    `scope` says who may share its rows. Items of equal `affinity` go to one backend. `key` is the
-    cache key if other workers may compute the answer or wait for it, else `None`.
+    `owner` stores the outcomes. Limits of `principal` are charged; without one, no limits apply.
+    `deadline` is a time on the event loop's clock.
     """
-
-    index: int
-    body: bytes
-    scope: str
-    affinity: bytes
-    key: CacheKey | None = None
-    traceparent: str = ""
-    """The trace context of the item's request, if the work is gathered from several requests."""
-
-
-class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """Items of `principal` that share model, task and parameters (msgpack)."""
 
     model: ServedModel
     task: Task
     parameters: bytes
-    items: tuple[WorkItem, ...]
+    """The parameters in msgpack."""
+    owner: "ItemOwner"
+    deadline: float
+    scope: str = ""
+    """Who may share the items' rows."""
     principal: Principal | None = None
-    """The principal whose limits the work counts against. Without one, no limits apply."""
     criticality: Criticality = Criticality.DEFAULT
     lane: Literal["interactive", "bulk"] = "interactive"
     truncate: bool = True
     is_valid: Validity | None = None
     """Returns whether a stored answer may be used. `None` accepts every answer."""
+    is_shared: bool = False
+    """Whether other workers may compute the items or wait for them."""
     atomic: bool = False
     """Whether a backend must admit all items or none, because the request needs all of them."""
-    is_gathered: bool = False
-    """Whether each item belongs to another request, and is routed as if it were alone."""
+    traceparent: str = ""
 
 
-class StartedWork(Protocol):
-    """Work that has begun."""
+class OpenItem(msgspec.Struct, eq=False):
+    """An item from its claim to its settlement.
 
-    def cancel(self) -> object:
-        """Settle the open items as cancelled, at once or soon."""
+    `index` is its place in the request, and `key` its cache key.
+    """
+
+    work: Work
+    index: int
+    body: bytes
+    key: CacheKey
+    outcome: ItemOutcome | None = None
+    followers: int = 0
+    """The requests that joined the item."""
+    calls: int = 0
+    """The calls to backends that may still answer it."""
+    waiters: "list[ItemWaiter]" = []
+
+
+class ItemOwner(Protocol):
+    """Takes items that were settled, before their waiters hear of it."""
+
+    def items_ended(self, items: Sequence[OpenItem]) -> None:
+        """Take items of this owner that were settled together."""
         ...
 
 
-class StartedParts:
-    """Work that has begun in parts."""
+class ItemWaiter(Protocol):
+    """Waits for items."""
 
-    def __init__(self, parts: Sequence[StartedWork]) -> None:
-        self._parts = parts
-
-    def cancel(self) -> None:
-        """Cancel each part."""
-        for part in self._parts:
-            part.cancel()
+    def items_ended(self, items: Sequence[OpenItem]) -> None:
+        """Note that these items, which list this waiter, were settled together."""
+        ...
 
 
 class WorkRunner(Protocol):
-    """Runs items on backends; settles every item exactly once, at the latest at the deadline."""
+    """Has items computed, and settles each, at the latest at the deadline of its work."""
 
-    def start(
-        self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
-    ) -> StartedWork:
-        """Begin `work`. `deadline` is a time on the event loop's clock.
+    @property
+    def cancel(self) -> Callable[[Collection[OpenItem]], None]:
+        """Settles items as cancelled, and ends the calls for which nobody waits then."""
+        ...
 
-        Items may be settled before this returns. `settle` must not raise.
-        """
+    def start(self, items: Sequence[OpenItem]) -> None:
+        """Begin to compute the items, which are of one work. Some may be settled at once."""
         ...
 
 
-async def finish(work: Work, settle: Settle, start: Callable[[Settle], StartedWork]) -> None:
-    """Start `work` by `start`, which gets the callback, and return when all items are settled.
+def settle(outcomes: Iterable[tuple[OpenItem, ItemOutcome]]) -> int:
+    """Give items their outcomes, unless they have one. Return how many had none.
 
-    Cancelling this coroutine cancels the work.
+    Owners and then waiters hear once of all their items.
     """
-    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    left = len(work.items)
+    ended: list[OpenItem] = []
+    for item, outcome in outcomes:
+        if item.outcome is None:
+            item.outcome = outcome
+            ended.append(item)
+    if ended:
+        _tell_of(ended)
+    return len(ended)
 
-    def count(outcomes: Outcomes) -> None:
-        nonlocal left
-        left -= len(outcomes)
-        if not left and not ended.done():
-            ended.set_result(None)
-        settle(outcomes)
 
-    started = start(count)
-    try:
-        if left:
-            await ended
-    except asyncio.CancelledError:
-        started.cancel()
-        raise
+def _tell_of(ended: Iterable[OpenItem]) -> None:
+    owned: dict[ItemOwner, list[OpenItem]] = {}
+    waiting: dict[ItemWaiter, list[OpenItem]] = {}
+    for item in ended:
+        owned.setdefault(item.work.owner, []).append(item)
+        for waiter in item.waiters:
+            waiting.setdefault(waiter, []).append(item)
+        # Waiters refer to their items: cycles are left to the garbage collector, at its price.
+        item.waiters.clear()
+    for told in (owned, waiting):
+        for listener, items in told.items():
+            try:
+                listener.items_ended(items)
+            except Exception as bug:  # noqa: BLE001 - others wait for what was settled with it
+                log_failure(bug)
+
+
+def settle_failed(items: Iterable[OpenItem], failure: ItemFailure) -> int:
+    """Settle those of the items that are open as failed."""
+    outcome = ItemOutcome(source=Source.FAILED, failure=failure)
+    return settle([(item, outcome) for item in items])
+
+
+def are_open(items: Iterable[OpenItem]) -> list[OpenItem]:
+    """Return the items that are open."""
+    return [item for item in items if item.outcome is None]
+
+
+def run(
+    tasks: TaskStarter, steps: Coroutine[object, object, None], left: Collection[OpenItem]
+) -> None:
+    """Run `steps` in a task. At its end, settle what is open of `left` as failed.
+
+    So the steps take an item out of `left` when they pass it on.
+    """
+    tasks.create_task(steps).add_done_callback(partial(_ended, left))
+
+
+def _ended(left: Collection[OpenItem], task: asyncio.Task[None]) -> None:
+    failure = failures.CANCELLED
+    if not task.cancelled():
+        failure = failures.UNEXPECTED
+        if (error := task.exception()) is not None:
+            log_failure(error)
+    settle_failed(left, failure)

@@ -1,34 +1,31 @@
-"""Coalesces equal items that are in flight at once, so that each is computed once."""
+"""Coalesces equal items that are open at once: one request leads an item, others wait for it."""
 
-from collections.abc import Sequence
-from typing import Protocol
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
+from operator import attrgetter
 
 import msgspec
 
 from gateway.cache.key import CacheKey
-from gateway.tasks import log_failure
-from gateway.types import Criticality, ItemOutcome
+from gateway.dispatch.work import OpenItem
+from gateway.inference.outcomes import GIVEN_UP, LATE, joined_outcome
+from gateway.telemetry.spans import NO_SPAN, Span
+from gateway.types import Caller, ItemOutcome
 
-
-class Flight(msgspec.Struct, eq=False):
-    """An item that is being computed. Its end sets `outcome` and notifies `waiters`.
-
-    `leader` is the criticality of the request that leads, and `followers` counts the requests that
-    joined.
-    """
-
-    leader: Criticality
-    followers: int = 0
-    outcome: ItemOutcome | None = None
-    waiters: "list[FlightWaiter]" = []
-
-
-class FlightWaiter(Protocol):
-    """Waits for flights."""
-
-    def flights_ended(self, flights: Sequence[Flight]) -> None:
-        """Note that `flights` of this waiter have ended together."""
-        ...
+# Read by C code, without a step in Python for each item.
+_key = attrgetter("key")
+# Part of the tag of items with `truncate: false`; no cache key has it.
+_WHOLE = b"whole"
+OnEnd = Callable[[bool, Sequence[int]], object]
+"""Takes whether an item has failed the request, and the indexes of the items to try again."""
+# What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
+_GRACE = 0.05
+# Failures of a leader that say nothing about whoever joined it.
+_LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled", "rate_limited"})
+# A joined request of higher criticality is tried again where its leader is refused with this.
+_SHED = "overloaded"
 
 
 class FlightStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,84 +39,181 @@ class FlightStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class Flights:
     """Holds the items that this worker computes, by key.
 
-    The leader must call `settle` in every case, because the followers wait for the outcome.
     Another request may settle an item after the leader has read the cache. If computing the item
     twice matters, the leader reads memory once more after `lead`.
     """
 
     def __init__(self) -> None:
-        self._flights: dict[CacheKey, Flight] = {}
+        self._items: dict[CacheKey, OpenItem] = {}
         self._led = 0
         self._joined = 0
 
     def __contains__(self, key: CacheKey) -> bool:
-        return key in self._flights
+        return key in self._items
 
-    def join(self, key: CacheKey) -> Flight | None:
-        """Join the flight of `key`, or return `None` if the caller may `lead` a new flight."""
-        flight = self._flights.get(key)
-        if flight is not None:
-            self._joined += 1
-            flight.followers += 1
-        return flight
+    def join(self, key: CacheKey, *, truncate: bool = True) -> OpenItem | None:
+        """Join the open item of `key`, or return `None` if the caller may `lead` a new one.
 
-    def lead(self, key: CacheKey, criticality: Criticality = Criticality.DEFAULT) -> Flight:
-        """Begin a flight of `key`, which must not have one."""
-        flight = self._flights[key] = Flight(criticality)
-        self._led += 1
-        return flight
-
-    def lead_all(
-        self, keys: Sequence[CacheKey], criticality: Criticality = Criticality.DEFAULT
-    ) -> list[Flight] | None:
-        """Begin flights of `keys`, or return `None` if a key is repeated or has a flight."""
-        flights = self._flights
-        if len(keys) == 1:
-            if keys[0] in flights:
-                return None
-            only = flights[keys[0]] = Flight(criticality)
-            self._led += 1
-            return [only]
-        led = [Flight(criticality) for _ in keys]
-        new = dict(zip(keys, led, strict=True))
-        if len(new) < len(led) or not flights.keys().isdisjoint(new):
-            return None
-        flights.update(new)
-        self._led += len(led)
-        return led
-
-    def settle(self, key: CacheKey, outcome: ItemOutcome) -> None:
-        """Give `outcome` to all waiters of `key`, and end its flight."""
-        self.settle_all((key,), [(0, outcome)])
-
-    def settle_all(
-        self, keys: Sequence[CacheKey], outcomes: Sequence[tuple[int, ItemOutcome]]
-    ) -> None:
-        """Settle keys whose outcomes became known together, and notify each waiter once.
-
-        Each outcome comes with the index of its key in `keys`.
+        Requests that refuse to `truncate` join only each other.
         """
-        ended: dict[FlightWaiter, list[Flight]] = {}
-        # Successive flights usually have the same waiter.
-        last: FlightWaiter | None = None
-        its: list[Flight] = []
-        end = self._flights.pop
-        for place, outcome in outcomes:
-            flight = end(keys[place], None)
-            if flight is None:
-                continue
-            flight.outcome = outcome
-            for waiter in flight.waiters:
-                if waiter is not last:
-                    last, its = waiter, ended.setdefault(waiter, [])
-                its.append(flight)
-            flight.waiters.clear()
-        for waiter, flights in ended.items():
-            try:
-                waiter.flights_ended(flights)
-            except Exception as bug:  # noqa: BLE001 - others wait for what was settled with it
-                log_failure(bug)
+        item = self._items.get(key if truncate else _whole(key))
+        if item is not None:
+            self._joined += 1
+            item.followers += 1
+        return item
+
+    def lead(self, items: Sequence[OpenItem]) -> bool:
+        """Let others join the items of a request.
+
+        If a key is repeated or has an open item, return `False` instead.
+        """
+        keys = map(_key, items) if items[0].work.truncate else map(_whole, map(_key, items))
+        new = dict(zip(keys, items, strict=True))
+        if len(new) < len(items) or not self._items.keys().isdisjoint(new):
+            return False
+        self._items.update(new)
+        self._led += len(items)
+        return True
+
+    def items_ended(self, items: Sequence[OpenItem]) -> None:
+        """Let nobody join items that were settled."""
+        for item in items:
+            key = item.key if item.work.truncate else _whole(item.key)
+            if self._items.get(key) is item:
+                del self._items[key]
 
     def statistics(self) -> FlightStatistics:
         """Return counts for metrics and tests."""
-        return FlightStatistics(in_flight=len(self._flights), led=self._led, joined=self._joined)
+        return FlightStatistics(in_flight=len(self._items), led=self._led, joined=self._joined)
+
+
+class ItemWaits(msgspec.Struct, eq=False, dict=True):
+    """Waits for the open items of a request, by index: led items and joined items.
+
+    A request that `is_whole` needs all its items. `span` is around the wait, if it is recorded.
+    """
+
+    caller: Caller
+    is_whole: bool
+    outcomes: list[ItemOutcome | None]
+    """The outcomes of the request's items, which the wait completes."""
+    led: dict[int, OpenItem] = {}
+    joined: dict[int, OpenItem] = {}
+    span: Span = NO_SPAN
+    _loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
+    _open: int = 0
+    _is_failing: bool = False
+    _on_end: OnEnd | None = None
+    _timer: asyncio.TimerHandle | None = None
+
+    @cached_property
+    def _own(self) -> frozenset[OpenItem]:
+        """The items of `led`, which is complete before `begin`."""
+        return frozenset(self.led.values())
+
+    def begin(self, on_end: OnEnd) -> None:
+        """Call `on_end` once every item has ended, or a little after the caller's deadline.
+
+        If the request needs all its items, the first item that fails for good ends the wait.
+        `on_end` may be called before the method returns.
+        """
+        self._on_end = on_end
+        items: Collection[OpenItem] = self.led.values()
+        if self.joined:  # an item may be there twice
+            items = dict.fromkeys((*items, *self.joined.values()))
+        self._open = len(items)
+        self._timer = self._loop.call_at(self.caller.deadline + _GRACE, self._end, False)
+        ended: list[OpenItem] = []
+        for item in items:
+            if item.outcome is None:
+                item.waiters.append(self)
+            else:
+                ended.append(item)
+        if ended or not items:
+            self.items_ended(ended)
+
+    def items_ended(self, items: Sequence[OpenItem]) -> None:
+        """See `ItemWaiter`."""
+        self._open -= len(items)
+        if self._is_failing or self._on_end is None:
+            return
+        if self.is_whole:
+            for item in items:
+                outcome = item.outcome
+                if outcome and outcome.failure and self._ends_the_request(item):
+                    # Later: what settles the item may be in no state to be cancelled.
+                    self._is_failing = True
+                    self._loop.call_soon(self._end, True)
+                    return
+        if not self._open:
+            self._end(False)
+
+    def cancel(self) -> None:
+        """Stop waiting. The callback is not called any more."""
+        self._on_end = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.span.end()
+
+    def forget(self) -> None:
+        """Wait for none of the items any more, so that the wait can begin anew."""
+        self.led, self.joined = {}, {}
+        self.__dict__.clear()
+
+    def unwanted(self) -> list[OpenItem]:
+        """Return the open led items, or none if another request waits for one of them, too."""
+        own = Counter(self.joined.values())
+        led = [item for item in self.led.values() if item.outcome is None]
+        return led if all(item.followers <= own[item] for item in led) else []
+
+    def _end(self, has_failed: bool) -> None:  # noqa: FBT001
+        on_end, timer, outcomes = self._on_end, self._timer, self.outcomes
+        if on_end is None:
+            return
+        # As `cancel` does, without a call for each request.
+        self._on_end = self._timer = None
+        if timer is not None:
+            timer.cancel()
+        if self.span.is_recorded:
+            self.span.set("sluicegate.items.led", len(self.led))
+            self.span.set("sluicegate.items.joined", len(self.joined))
+            self.span.end()
+        otherwise = GIVEN_UP if has_failed else LATE
+        for index, item in self.led.items():
+            outcomes[index] = item.outcome or otherwise
+        again = self._end_joined(otherwise, has_failed=has_failed) if self.joined else ()
+        on_end(has_failed, again)
+
+    def _end_joined(self, otherwise: ItemOutcome, *, has_failed: bool) -> list[int]:
+        """Complete the outcomes of joined items. Return those to try again.
+
+        Their leaders failed for reasons of their own, and it is not after the caller's deadline.
+        """
+        again: list[int] = []
+        may_try = not has_failed and self._loop.time() < self.caller.deadline
+        for index, item in self.joined.items():
+            if may_try and self._is_leaders_own(item) and item not in self._own:
+                again.append(index)
+            else:
+                outcome = item.outcome
+                self.outcomes[index] = joined_outcome(outcome) if outcome else otherwise
+        return again
+
+    def _ends_the_request(self, item: OpenItem) -> bool:
+        """Return whether an item has failed in a way that fails the whole request."""
+        return not self._is_leaders_own(item) or item in self._own
+
+    def _is_leaders_own(self, item: OpenItem) -> bool:
+        """Return whether the leader failed for reasons that do not apply to its followers."""
+        outcome = item.outcome
+        if outcome is None or outcome.failure is None:
+            return False
+        code = outcome.failure.code
+        return code in _LEADERS_OWN or (
+            code == _SHED and self.caller.criticality.outranks(item.work.criticality)
+        )
+
+
+def _whole(key: CacheKey) -> CacheKey:
+    return CacheKey(key.address, key.tag + _WHOLE)

@@ -1,38 +1,31 @@
 """Answers the items of a request from the cache, from work in flight, or by new work.
 
 `Inference.prepare` plans a request, and `from_memory` answers it without waiting. `lookup_nowait`
-reads the cache and `compute_nowait` computes the rest; both report by callback. `infer` is a
-coroutine that does both. A computation goes on when its first caller leaves, so requests that
-joined it do not depend on that caller.
+reads the cache and `compute_nowait` computes the rest; both report by callback. `infer` is for
+coroutines, and for requests that may get stale answers. A computation goes on when its first caller
+leaves, so requests that joined it do not depend on that caller.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Literal
 
 from gateway.cache.entry import CachedResult, CacheHit
 from gateway.cache.key import CacheKey, KeyMaker, address_of
-from gateway.dispatch.work import Outcomes, StartedWork, WorkRunner
+from gateway.dispatch.work import ItemOwner, OpenItem, WorkRunner, settle
 from gateway.errors import NotCached
-from gateway.inference.coalescing import Flights
-from gateway.inference.gathering import MissGatherer
+from gateway.inference.coalescing import Flights, ItemWaits
 from gateway.inference.interfaces import LookupCallback, ModelTable, ResultStore
-from gateway.inference.item_waits import ItemWaits
 from gateway.inference.last_answers import (
     LastAnswers,
     StaleAnswersByIndex,
     at_answering_revision,
 )
-from gateway.inference.outcomes import (
-    LOST,
-    describe_lookup,
-    ending,
-)
-from gateway.inference.planning import RequestPlans
-from gateway.inference.prepared_request import PreparedRequest, RequestPlan
-from gateway.tasks import CallbackBatch, log_failure
-from gateway.telemetry.spans import NO_SPAN
+from gateway.inference.outcomes import LOST, SpanOfItems, describe_lookup
+from gateway.inference.prepared_request import PreparedRequest, RequestPlan, RequestPlans
+from gateway.tasks import log_failure
 from gateway.telemetry.tracing import Tracer
 from gateway.types import (
     Answer,
@@ -44,7 +37,11 @@ from gateway.types import (
 
 
 class Inference:
-    """Answers requests. Shared by all entry points of a worker."""
+    """Answers requests. Shared by all entry points of a worker.
+
+    Items in the lane `bulk` are claimed for no other worker: others compute what they need
+    themselves, rather than wait for bulk work.
+    """
 
     def __init__(
         self,
@@ -54,9 +51,10 @@ class Inference:
         cache: ResultStore,
         last_answers: LastAnswers,
         flights: Flights,
+        owner: ItemOwner,
         runner: WorkRunner,
         tracer: Tracer,
-        batch: CallbackBatch | None = None,
+        lane: Literal["interactive", "bulk"] = "interactive",
         wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
     ) -> None:
         plans = RequestPlans(models=models, keys=keys)
@@ -65,16 +63,11 @@ class Inference:
         self._cache, self.peek, self.entry_of = cache, cache.peek, cache.entry_of
         self._last_answers = last_answers
         self._flights = flights
+        self._owner = owner
         self._runner = runner
         self._tracer = tracer
+        self._lane: Literal["interactive", "bulk"] = lane
         self.wall = wall
-        self._batch = batch or CallbackBatch()
-        self._gatherer = MissGatherer(
-            compute=self._compute,
-            flights=flights,
-            records=tracer.records,
-            batch=self._batch,
-        )
 
     def read_hit(
         self, plan: RequestPlan, key: CacheKey, now: float, directives: CacheDirectives
@@ -160,18 +153,15 @@ class Inference:
                 self._give_back(prepared, {index for index in stale if outcomes[index]})
         if missing and caller.directives.only_if_cached:
             raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
-        is_whole = not (prepared.request.continue_on_error or stale)
-        while missing:
-            waiting = self._join_or_lead(prepared, caller, missing, is_whole=is_whole)
-            ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-            with self._tracer.span("coalescing", parent=caller.traceparent) as span:
-                waiting.on_end(partial(_resolve, ended))
-                try:
-                    has_failed = await ended
-                finally:
-                    waiting.cancel()
-                waiting.describe(span)
-            missing = waiting.fill(outcomes, has_failed=has_failed)
+        if missing:
+            ended: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            is_whole = not (prepared.request.continue_on_error or stale)
+            waits = ItemWaits(caller, is_whole, outcomes)
+            try:
+                self._compute(waits, prepared, missing, partial(_resolve, ended))
+                await ended
+            finally:
+                waits.cancel()
         if stale:
             self._last_answers.serve_on_error(prepared, stale, caller.directives, outcomes)
         model = at_answering_revision(plan.model, outcomes) if stale else plan.model
@@ -188,27 +178,114 @@ class Inference:
 
         Return `False` if only `infer` can answer, because not only backends may have the answer.
         """
-        plan = prepared.plan
-        if plan.unrevised is not None or caller.directives.only_if_cached:
+        if prepared.plan.unrevised is not None or caller.directives.only_if_cached:
             return False
         missing = _missing(outcomes) if any(outcomes) else range(len(outcomes))
-        is_whole = not prepared.request.continue_on_error
-        waiting = self._join_or_lead(prepared, caller, missing, is_whole=is_whole)
-        parent = caller.traceparent
-        span = self._tracer.span("coalescing", parent=parent) if parent else NO_SPAN
-
-        # It refers to what refers to it, until it is called: cycles cost more than the call.
-        def ended(has_failed: bool) -> None:  # noqa: FBT001
-            if span.is_recorded:
-                waiting.describe(span)
-                span.end()
-            if waiting.fill(outcomes, has_failed=has_failed):
-                self.compute_nowait(prepared, caller, outcomes, on_done)
-            else:
-                on_done(_answer(prepared, outcomes, plan.model))
-
-        waiting.on_end(ended)
+        waits = ItemWaits(caller, not prepared.request.continue_on_error, outcomes)
+        self._compute(waits, prepared, missing, on_done)
         return True
+
+    def _compute(
+        self,
+        waits: ItemWaits,
+        prepared: PreparedRequest,
+        missing: Sequence[int],
+        on_done: Callable[[Answer], object],
+    ) -> None:
+        """Join the missing items that are in flight, have the others computed, and wait for all."""
+        if waits.caller.traceparent:
+            waits.span = self._tracer.span("coalescing", parent=waits.caller.traceparent)
+        # Whatever goes wrong, nobody may wait for the items without end.
+        try:
+            led = self._join_or_lead(waits, prepared, missing)
+        except Exception:  # as above
+            settle([(item, LOST) for item in waits.led.values()])
+            raise
+        try:
+            if led:
+                self._runner.start(led)
+        except Exception as bug:  # noqa: BLE001 - as above
+            log_failure(bug)
+            settle([(item, LOST) for item in led])
+        if len(led) < len(missing):  # after those to compute have taken their claims
+            self._give_back(prepared, set(missing).difference([item.index for item in led]))
+        waits.begin(partial(self._ended, waits, prepared, on_done))
+
+    def _ended(
+        self,
+        waits: ItemWaits,
+        prepared: PreparedRequest,
+        on_done: Callable[[Answer], object],
+        has_failed: bool,  # noqa: FBT001
+        again: Sequence[int],
+    ) -> None:
+        """Answer the request, or try again the items that failed only for those who led them."""
+        if has_failed:
+            self._runner.cancel(waits.unwanted())
+        if again:
+            waits.forget()
+            self._compute(waits, prepared, again, on_done)
+        else:
+            on_done(_answer(prepared, waits.outcomes, prepared.plan.model))
+
+    def _join_or_lead(
+        self, waits: ItemWaits, prepared: PreparedRequest, missing: Sequence[int]
+    ) -> Sequence[OpenItem]:
+        """Join the items in flight, and lead the others. Return the items to compute."""
+        caller, request, keys = waits.caller, prepared.request, prepared.keys
+        work = prepared.work(
+            self._owner,
+            deadline=caller.deadline,
+            is_shared=self._lane != "bulk" and prepared.is_shared(caller.directives),
+            is_stored=not caller.directives.no_store,
+            principal=caller.principal,
+            criticality=caller.criticality,
+            lane=self._lane,
+            atomic=not request.continue_on_error,
+            traceparent=caller.traceparent,
+        )
+        items = [OpenItem(work, index, request.items[index], keys[index]) for index in missing]
+        # For most requests, whose items nobody computes: with a few steps for all of them.
+        has_some = len(items) < len(keys) or any(map(self._cache.has, map(address_of, keys)))
+        if not has_some and self._flights.lead(items):
+            waits.led = dict(zip(missing, items, strict=True))
+        else:
+            items = self._join_or_lead_each(waits, prepared, items)
+        if caller.traceparent and items:
+            span = self._tracer.span("dispatch", parent=caller.traceparent)
+            work.traceparent = span.traceparent
+            if span.is_recorded:
+                waiter = SpanOfItems(span, len(items))
+                for item in items:
+                    item.waiters.append(waiter)
+        return items
+
+    def _join_or_lead_each(
+        self, waits: ItemWaits, prepared: PreparedRequest, items: Sequence[OpenItem]
+    ) -> list[OpenItem]:
+        flights, now, has = self._flights, self.wall(), self._cache.has
+        led: list[OpenItem] = []
+        for item in items:
+            other = flights.join(item.key, truncate=prepared.request.truncate)
+            if other is not None:
+                waits.joined[item.index] = other
+                continue
+            flights.lead([item])
+            waits.led[item.index] = item
+            # Another request may have settled it during the look-up in Redis.
+            entry = None
+            if has(item.key[0]):
+                entry = self.read_hit(prepared.plan, item.key, now, waits.caller.directives)
+            if entry is None:
+                led.append(item)
+            else:
+                settle([(item, prepared.outcome(entry, "memory", now))])
+        return led
+
+    def _give_back(self, prepared: PreparedRequest, indexes: set[int]) -> None:
+        """End the look-up's claims on items that other requests compute or have computed."""
+        if indexes:
+            self._cache.release_unused([prepared.keys[index] for index in indexes])
 
     async def _look_up(self, prepared: PreparedRequest, caller: Caller) -> list[ItemOutcome | None]:
         directives = caller.directives
@@ -232,114 +309,6 @@ class Inference:
             self._give_back(prepared, set(missing))
             raise
 
-    def _join_or_lead(
-        self,
-        prepared: PreparedRequest,
-        caller: Caller,
-        missing: Sequence[int],
-        *,
-        is_whole: bool,
-    ) -> ItemWaits:
-        waits = ItemWaits(caller, is_whole)
-        led = self._lead_all(prepared, caller, missing, waits)
-        try:
-            if led is None:
-                led = self._lead_each(prepared, caller, missing, waits)
-                self._give_back(prepared, set(missing).difference(led))
-            if led and not self._gatherer.add(prepared, caller):
-                waits.work = self._compute(prepared, caller, led)
-        except Exception:  # nobody may wait for the items without end
-            keys = prepared.flight_keys
-            for index in waits.led:
-                self._flights.settle(keys[index], LOST)
-            raise
-        return waits
-
-    def _lead_all(
-        self, prepared: PreparedRequest, caller: Caller, missing: Sequence[int], waits: ItemWaits
-    ) -> Sequence[int] | None:
-        """Lead all items of a request, or return `None` if some are found or in flight by now."""
-        keys = prepared.keys
-        if len(missing) < len(keys) or any(map(self._cache.has, map(address_of, keys))):
-            return None
-        if not prepared.request.truncate:
-            keys = prepared.flight_keys
-        flights = self._flights.lead_all(keys, caller.criticality)
-        if flights is None:
-            return None
-        waits.led = dict(zip(missing, flights, strict=True))
-        return missing
-
-    def _lead_each(
-        self, prepared: PreparedRequest, caller: Caller, missing: Sequence[int], waits: ItemWaits
-    ) -> Sequence[int]:
-        """Join the items in flight, lead the others, and return the items to compute."""
-        keys, flights, now = prepared.flight_keys, self._flights, self.wall()
-        has = self._cache.has
-        led: list[int] = []
-        for index in missing:
-            key = keys[index]
-            flight = flights.join(key)
-            if flight is not None:
-                waits.joined[index] = flight
-                continue
-            waits.led[index] = flights.lead(key, caller.criticality)
-            # Its flight may have ended during the look-up in Redis.
-            entry = None
-            if has(key[0]):
-                entry = self.read_hit(prepared.plan, prepared.keys[index], now, caller.directives)
-            if entry is None:
-                led.append(index)
-            else:
-                flights.settle(key, prepared.outcome(entry, "memory", now))
-        return led
-
-    def _give_back(self, prepared: PreparedRequest, indexes: set[int]) -> None:
-        """End the look-up's claims on items that other requests compute or have computed."""
-        if indexes:
-            keys = [prepared.keys[index] for index in indexes]
-            # Later: they may not have taken their claims yet.
-            self._batch.defer(partial(self._cache.release_unused, keys))
-
-    def _compute(
-        self,
-        prepared: PreparedRequest,
-        caller: Caller,
-        led: Sequence[int],
-        contexts: Sequence[str] | None = None,
-    ) -> StartedWork | None:
-        """Start the work on items. With `contexts`, each item belongs to another request."""
-        work = prepared.work(
-            led,
-            is_shared=prepared.is_shared(caller.directives),
-            principal=caller.principal,
-            criticality=caller.criticality,
-            atomic=contexts is None and not prepared.request.continue_on_error,
-            contexts=contexts,
-        )
-        keys, settle_flights = prepared.flight_keys, self._flights.settle_all
-        keep = None if caller.directives.no_store else self._last_answers.keep
-
-        def settle(outcomes: Outcomes) -> None:
-            try:
-                if keep is not None:
-                    keep(prepared, outcomes)
-            finally:
-                settle_flights(keys, outcomes)
-
-        span = self._tracer.span("dispatch", parent=caller.traceparent)
-        try:
-            return self._runner.start(
-                work,
-                deadline=caller.deadline,
-                settle=ending(span, settle, len(led)) if span.is_recorded else settle,
-                traceparent=span.traceparent,
-            )
-        except Exception as bug:  # noqa: BLE001 - nobody may wait for the items without end
-            log_failure(bug)
-            settle_flights(keys, [(index, LOST) for index in led])
-            return None
-
 
 def _answer(
     prepared: PreparedRequest, outcomes: Sequence[ItemOutcome | None], model: ServedModel
@@ -351,9 +320,9 @@ def _answer(
     )
 
 
-def _resolve(ended: asyncio.Future[bool], has_failed: bool) -> None:  # noqa: FBT001
+def _resolve(ended: asyncio.Future[Answer], answer: Answer) -> None:
     if not ended.done():  # the caller was not cancelled
-        ended.set_result(has_failed)
+        ended.set_result(answer)
 
 
 def _missing(outcomes: Sequence[ItemOutcome | None]) -> list[int]:

@@ -47,7 +47,7 @@ class ResultStore(_Lookup, Protocol):
         is_valid: Validity | None = None,
         *,
         claims: bool = False,
-    ) -> None:
+    ) -> object:
         """Call `on_done` with what `lookup` would return: once, in a later event-loop iteration.
 
         For callers without a task, which costs more than a hit in Redis does otherwise.

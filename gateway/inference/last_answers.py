@@ -1,4 +1,4 @@
-"""Stores answers, and serves stale ones: of an earlier revision, or past their lifetime (RFC 5861).
+"""Serves stale answers: of an earlier revision, or past their lifetime (RFC 5861).
 
 A model that opted in (`stale_while_revalidate`, `stale_if_error`) has each answer kept twice: under
 its key, and under one without a revision, where the last answer lies whoever gave it. The second
@@ -6,7 +6,6 @@ outlives the first, and is looked for only where the first is not found. So nobo
 revision was before, a worker that has just begun included.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,21 +14,14 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.cache.entry import CachedResult
-from gateway.cache.key import CacheKey
-from gateway.config.document import ModelConfig
-from gateway.dispatch.work import Outcomes, WorkRunner
-from gateway.inference.coalescing import Flights
 from gateway.inference.interfaces import ResultStore
-from gateway.inference.outcomes import REFUSED, hit_outcome, would_repeat
+from gateway.inference.outcomes import hit_outcome
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.inference.refreshing import Refresher
-from gateway.types import CacheDirectives, ItemOutcome, ServedModel, Source, Stale
+from gateway.types import CacheDirectives, ItemOutcome, ServedModel, Stale
 
 # With these a region, or all of them, did not answer; 500 is a fault that must not stay hidden.
 _UNANSWERED = frozenset({502, 503, 504})
-_MOST_JITTER = 0.5
-# A member of an enumeration is looked up by a method in Python 3.11.
-_COMPUTED = Source.COMPUTED
 
 
 class StaleStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +49,7 @@ StaleAnswersByIndex = dict[int, _StaleAnswer]
 
 
 class LastAnswers:
-    """Stores answers and last answers, and finds stale ones for items that the cache does not have.
+    """Finds stale answers for items that the cache does not have.
 
     An answer of another revision is stale since this worker first missed an answer of the
     present one, or since its own time was over, whichever was earlier.
@@ -67,65 +59,14 @@ class LastAnswers:
         self,
         *,
         cache: ResultStore,
-        flights: Flights,
-        runner: WorkRunner,
+        refresher: Refresher,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
     ) -> None:
         self._cache = cache
         self._wall = wall
-        self._refresher = Refresher(runner=runner, keep=self.keep, is_computed=flights.__contains__)
+        self._refresher = refresher
         self._revisions: dict[str, tuple[str, float]] = {}
         self._served = self._served_on_error = 0
-
-    def keep(self, prepared: PreparedRequest, outcomes: Outcomes) -> None:
-        """Store answers, and for a short while refusals that would only be repeated."""
-        plan, keys = prepared.plan, prepared.keys
-        ttl = plan.entry.cache_ttl
-        if ttl <= 0:
-            return
-        now = self._wall()
-        owner, epoch = plan.owner, plan.runtime.epochs.get(plan.owner, 0)
-        kept: list[tuple[CacheKey, CachedResult]] = []
-        unrevised = plan.unrevised
-        for index, outcome in outcomes:
-            if (failure := outcome.failure) is None:
-                if outcome.source is not _COMPUTED:
-                    # What another worker computed is stored by it.
-                    continue
-                entry = CachedResult(
-                    payload=outcome.result,
-                    rows=outcome.rows,
-                    tokens=outcome.tokens,
-                    stored_at=now,
-                    expires_at=now + ttl,
-                    owner=owner,
-                    owner_epoch=epoch,
-                    truncated_from=outcome.truncated_from,
-                    arm=outcome.arm,
-                    input_tokens=outcome.input_tokens,
-                )
-            elif would_repeat(failure) and prepared.request.truncate and not outcome.tier:
-                entry = CachedResult(
-                    payload=b"",
-                    status=failure.status,
-                    code=failure.code,
-                    detail=failure.detail,
-                    rows=outcome.rows,
-                    tokens=outcome.tokens,
-                    stored_at=now,
-                    expires_at=now + plan.runtime.document.cache.refusal_ttl,
-                    owner=owner,
-                    owner_epoch=epoch,
-                    arm=outcome.arm,
-                )
-            else:
-                # Others may be answered by a part of the text.
-                continue
-            kept.append((keys[index], entry))
-            if unrevised is not None:
-                (key,) = unrevised.keys([prepared.request.items[index]])
-                kept.append((key, _last(prepared, entry)))
-        self._cache.store_all(kept)
 
     async def find(
         self, prepared: PreparedRequest, missing: Sequence[int], directives: CacheDirectives
@@ -209,11 +150,6 @@ class LastAnswers:
         return since
 
 
-def keeps_last(entry: ModelConfig) -> bool:
-    """Tell whether the last answers of a model are kept beyond their time."""
-    return entry.cache_ttl > 0 and max(entry.stale_while_revalidate, entry.stale_if_error) > 0
-
-
 def at_answering_revision(
     model: ServedModel, outcomes: Sequence[ItemOutcome | None]
 ) -> ServedModel:
@@ -240,18 +176,4 @@ def _may_stand_in(
         and prepared.plan.is_kept(entry)
         and (prepared.request.truncate or not entry.truncated_from)
         and (max_age is None or now - entry.stored_at <= max_age)
-    )
-
-
-def _last(prepared: PreparedRequest, entry: CachedResult) -> CachedResult:
-    """Return `entry` as it is kept for later; a refusal takes the place of the answer before."""
-    if entry.status == REFUSED:
-        return entry
-    bound = max(prepared.plan.entry.stale_while_revalidate, prepared.plan.entry.stale_if_error)
-    # Redis shortens lives by up to the jitter, which must not eat up the bound.
-    kept = 1 - min(prepared.plan.runtime.document.cache.ttl_jitter, _MOST_JITTER)
-    return replace(
-        entry,
-        revision=prepared.plan.model.info.revision,
-        expires_at=entry.stored_at + math.ceil((prepared.plan.entry.cache_ttl + bound) / kept),
     )

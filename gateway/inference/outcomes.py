@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
+import msgspec
+
 from gateway.cache.entry import CachedResult, CacheHit
 from gateway.dispatch import failures
-from gateway.dispatch.work import Outcomes, Settle
+from gateway.dispatch.work import OpenItem
 from gateway.errors import DeadlineExceeded, InternalError
 from gateway.telemetry.spans import Span
 from gateway.types import ItemFailure, ItemOutcome, Source
@@ -52,19 +54,20 @@ def describe_lookup(span: Span, found: Sequence[CacheHit | None]) -> None:
             span.set("sluicegate.cache.tier", hits[-1].tier)
 
 
-def ending(span: Span, settle: Settle, items: int) -> Settle:
-    """Return a `settle` function that ends `span` once it has settled all items."""
-    span.set("sluicegate.items", items)
-    left = items
+class SpanOfItems(msgspec.Struct, eq=False):
+    """Implements `ItemWaiter`: ends `span` once the last of its items is settled."""
 
-    def settle_and_end(outcomes: Outcomes) -> None:
-        nonlocal left
-        left -= len(outcomes)
-        if not left:
-            span.end()
-        settle(outcomes)
+    span: Span
+    left: int
 
-    return settle_and_end
+    def __post_init__(self) -> None:
+        self.span.set("sluicegate.items", self.left)
+
+    def items_ended(self, items: Sequence[OpenItem]) -> None:
+        """See `ItemWaiter`."""
+        self.left -= len(items)
+        if not self.left:
+            self.span.end()
 
 
 def would_repeat(failure: ItemFailure) -> bool:

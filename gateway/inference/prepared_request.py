@@ -1,16 +1,18 @@
-"""Holds a request with its plan: the model, cache keys, and the work for items that miss."""
+"""Plans requests: the model, whether it answers the task, cache keys, the work for missed items."""
 
-from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Literal
 
 import msgspec
 
 from gateway.cache.entry import CachedResult, Validity
-from gateway.cache.key import CacheKey, Prefix
+from gateway.cache.key import CacheKey, KeyMaker, Prefix
 from gateway.config.document import ModelConfig
-from gateway.dispatch.work import Work, WorkItem
+from gateway.dispatch.work import ItemOwner, Work
+from gateway.errors import TaskNotSupported, UpstreamUnavailable
+from gateway.inference.interfaces import ModelTable
 from gateway.inference.outcomes import hit_outcome, refused_as_truncated
+from gateway.inference.visibility import model_not_found, visible_models
 from gateway.runtime.runtime import Runtime
 from gateway.types import (
     CacheDirectives,
@@ -20,11 +22,14 @@ from gateway.types import (
     Principal,
     ServedModel,
 )
+from wire.protocol import TOKEN_TASKS, ModelInfo, Task
 
+_DEFAULT_ENTRY = ModelConfig()
+# Few models and parameters make up most requests; what is long is rarely seen again.
+_LONGEST_REMEMBERED = 1024
+_MOST_REMEMBERED = 1024
 _OK = 200
 _PLAIN = CacheDirectives()
-# Part of the tag of a flight with `truncate: false`; no cache key has it.
-_WHOLE = b"whole"
 
 
 class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,13 +83,6 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     plan: RequestPlan
     keys: list[CacheKey]
 
-    @property
-    def flight_keys(self) -> list[CacheKey]:
-        """Return the keys of flights. Requests with `truncate: false` join only each other."""
-        if self.request.truncate:
-            return self.keys
-        return [CacheKey(key.address, key.tag + _WHOLE) for key in self.keys]
-
     def may_read(self, directives: CacheDirectives) -> bool:
         """Return whether the caller may get stored answers."""
         return not directives.no_cache and self.plan.entry.cache_ttl > 0
@@ -102,43 +100,136 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def work(
         self,
-        indexes: Iterable[int],
+        owner: ItemOwner,
         *,
+        deadline: float,
         is_shared: bool,
+        is_stored: bool = True,
         principal: Principal | None = None,
         criticality: Criticality = Criticality.DEFAULT,
         lane: Literal["interactive", "bulk"] = "interactive",
         atomic: bool = False,
-        contexts: Sequence[str] | None = None,
-    ) -> Work:
-        """Return the items of these indexes as work. Other workers learn of it if `is_shared`.
+        traceparent: str = "",
+    ) -> "PlannedWork":
+        """Return what open items of the request share.
 
-        With `contexts`, each item belongs to another request and has that request's trace context.
+        Other workers learn of the items if `is_shared`, and the answers are stored if `is_stored`.
         """
-        items = self.request.items
-        return Work(
-            model=self.plan.model,
-            task=self.request.task,
-            parameters=self.request.parameters,
+        plan, request = self.plan, self.request
+        return PlannedWork(
+            plan=plan,
+            is_stored=is_stored,
+            model=plan.model,
+            task=request.task,
+            parameters=request.parameters,
+            owner=owner,
+            deadline=deadline,
+            scope=plan.scope,
             principal=principal,
             criticality=criticality,
             lane=lane,
-            truncate=self.request.truncate,
-            is_valid=self.plan.is_valid,
+            truncate=request.truncate,
+            is_valid=plan.is_valid,
+            is_shared=is_shared,
             atomic=atomic,
-            is_gathered=contexts is not None,
-            items=tuple(
-                [
-                    WorkItem(
-                        index=index,
-                        body=items[index],
-                        scope=self.plan.scope,
-                        # Not the whole key: the same text with other labels shares its rows.
-                        affinity=items[index],
-                        key=self.keys[index] if is_shared else None,
-                        traceparent=contexts[index] if contexts else "",
-                    )
-                    for index in indexes
-                ]
-            ),
+            traceparent=traceparent,
         )
+
+
+class PlannedWork(Work, eq=False, kw_only=True):
+    """What open items of a request share, with the request's plan."""
+
+    plan: RequestPlan
+    is_stored: bool = True
+    """Whether the answers are stored."""
+
+
+class RequestPlans:
+    """Holds the plans of requests that are alike, and prepares requests by them."""
+
+    def __init__(self, *, models: ModelTable, keys: KeyMaker) -> None:
+        self._models = models
+        self._keys = keys
+        self._model = models.model
+        self._plans: dict[tuple[str, Task, str, bytes], RequestPlan] = {}
+
+    def prepare(
+        self, request: InferenceRequest, principal: Principal, runtime: Runtime
+    ) -> PreparedRequest:
+        """Return the request with everything decided about it.
+
+        Raises:
+            ModelNotFound: no backend serves the model, or the document switched it off.
+            UpstreamUnavailable: no backend has been reached since the start.
+            TaskNotSupported: the model answers other tasks.
+        """
+        name = (request.model, request.task, principal.tenant, request.parameters)
+        plan = self._plans.get(name)
+        # As `is_current` tells, without a call for each request.
+        if (
+            plan is None
+            or plan.runtime is not runtime
+            or plan.model is not self._model(request.model)
+        ):
+            plan = self._plan(request, principal, runtime)
+            if len(request.parameters) <= _LONGEST_REMEMBERED:
+                if len(self._plans) >= _MOST_REMEMBERED:
+                    self._plans.clear()
+                self._plans[name] = plan
+        keys = plan.prefix.keys(request.items)
+        return PreparedRequest(request=request, plan=plan, keys=keys)
+
+    def is_current(self, plan: RequestPlan, runtime: Runtime) -> bool:
+        """Tell whether `prepare` would plan in the same way under `runtime`."""
+        return plan.runtime is runtime and plan.model is self._models.model(plan.model.info.name)
+
+    def _plan(
+        self, request: InferenceRequest, principal: Principal, runtime: Runtime
+    ) -> RequestPlan:
+        entry = runtime.document.models.get(request.model, _DEFAULT_ENTRY)
+        model = self._models.model(request.model) if entry.enabled else None
+        if model is None:
+            if not self._models.knows_models():
+                raise UpstreamUnavailable(
+                    "No backend has been reached yet; try again shortly.", retry_after=1.0
+                )
+            visible = visible_models(self._models.models(), runtime.document, principal)
+            raise model_not_found(request.model, visible)
+        info = model.info
+        shows_tokens = info.shows_tokens and request.task in TOKEN_TASKS
+        if not shows_tokens and request.task not in info.tasks:
+            tasks = ", ".join(f"`{task}`" for task in info.tasks)
+            raise TaskNotSupported(f"`{request.model}` answers {tasks}, not `{request.task}`.")
+        scope = "shared" if entry.scope == "shared" else f"tenant:{principal.tenant}"
+        return RequestPlan(
+            runtime=runtime,
+            model=model,
+            scope=scope,
+            prefix=self._prefix(request, runtime, scope, info),
+            entry=entry,
+            unrevised=(
+                self._prefix(request, runtime, scope, msgspec.structs.replace(info, revision=""))
+                if _keeps_last(entry)
+                else None
+            ),
+            owner=f"tenant:{principal.tenant}" if scope == "shared" else "",
+        )
+
+    def _prefix(
+        self, request: InferenceRequest, runtime: Runtime, scope: str, info: ModelInfo
+    ) -> Prefix:
+        """Return what keys of answers by the model begin with."""
+        epochs, name = runtime.epochs, request.model
+        return self._keys.prefix(
+            scope=scope,
+            epoch=f"{epochs.get(f'model:{name}', 0)}.{epochs.get(scope, 0)}{runtime.purge_history}",
+            model=name,
+            info=info,
+            task=request.task,
+            parameters=request.parameters,
+        )
+
+
+def _keeps_last(entry: ModelConfig) -> bool:
+    """Tell whether the last answers of a model are kept beyond their time."""
+    return entry.cache_ttl > 0 and max(entry.stale_while_revalidate, entry.stale_if_error) > 0

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from gateway.cache.key import CacheKey
-from gateway.dispatch.work import Outcomes, WorkRunner
+from gateway.dispatch.work import ItemOwner, OpenItem, WorkRunner
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.types import Criticality
 
@@ -17,49 +17,46 @@ class Refresher:
     """
 
     def __init__(
-        self,
-        *,
-        runner: WorkRunner,
-        keep: Callable[[PreparedRequest, Outcomes], None],
-        is_computed: Callable[[CacheKey], bool],
+        self, *, runner: WorkRunner, owner: ItemOwner, is_computed: Callable[[CacheKey], bool]
     ) -> None:
         self._runner = runner
-        self._keep = keep
+        self._owner = owner
         self._is_computed = is_computed
-        self._items: set[CacheKey] = set()
+        self._keys: set[CacheKey] = set()
         self.begun = 0
         self.skipped = 0
         """The number of items not refreshed because too many refreshes were under way."""
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._keys)
 
     def refresh(self, prepared: PreparedRequest, indexes: Sequence[int]) -> None:
         """Start to refresh the items that nobody computes, up to the allowed number."""
-        most = prepared.plan.runtime.document.cache.refreshes
-        begun: list[int] = []
+        document = prepared.plan.runtime.document
+        deadline = asyncio.get_running_loop().time() + document.deadline.default
+        work = prepared.work(
+            self._owner,
+            deadline=deadline,
+            is_shared=True,
+            criticality=Criticality.SHEDDABLE,
+            lane="bulk",
+        )
+        begun: list[OpenItem] = []
         for index in indexes:
             key = prepared.keys[index]
-            if key in self._items or self._is_computed(key):
+            if key in self._keys or self._is_computed(key):
                 continue
-            if len(self._items) >= most:
+            if len(self._keys) >= document.cache.refreshes:
                 self.skipped += 1
                 continue
-            self._items.add(key)
-            begun.append(index)
+            self._keys.add(key)
+            item = OpenItem(work, index, prepared.request.items[index], key)
+            item.waiters.append(self)
+            begun.append(item)
         if begun:
             self.begun += len(begun)
-            self._start(prepared, begun)
+            self._runner.start(begun)
 
-    def _start(self, prepared: PreparedRequest, indexes: Sequence[int]) -> None:
-        def settle(outcomes: Outcomes) -> None:
-            # From here on the items may be refreshed anew.
-            self._items.difference_update([prepared.keys[index] for index, _ in outcomes])
-            self._keep(prepared, outcomes)
-
-        work = prepared.work(
-            indexes, is_shared=True, criticality=Criticality.SHEDDABLE, lane="bulk"
-        )
-        allowed = prepared.plan.runtime.document.deadline.default
-        deadline = asyncio.get_running_loop().time() + allowed
-        self._runner.start(work, deadline=deadline, settle=settle)
+    def items_ended(self, items: Sequence[OpenItem]) -> None:
+        """Let the items be refreshed anew from here on. See `ItemWaiter`."""
+        self._keys.difference_update([item.key for item in items])

@@ -254,21 +254,23 @@ class Fleet:
         soonest = min(state.finish_time(now, slow_start) for state in states)
         return max(_SOONEST, soonest) * self._random.uniform(1.0, 2.0)
 
-    def started(self, endpoint: Endpoint, items: int, remaining: float = 0.0) -> float:
-        """Record that `items` items are sent to `endpoint`, and return the seconds left for them.
+    def started(self, endpoint: Endpoint, items: int) -> None:
+        """Record that `items` items go to `endpoint`. Call `ended` when the items have ended."""
+        state = self._state_of(endpoint)
+        if state is not None:
+            state.in_flight += items
+            state.sent_since += items
 
-        Call `ended` when the items have ended. `remaining` is the time in seconds until the
-        request's deadline. The result is `remaining` minus the round trip to the backend, but at
-        least half of `remaining`. Health probes measure the round trip, and one slow probe does not
-        mean that calls are slow.
+    def called(self, endpoint: Endpoint) -> float:
+        """Record a call to `endpoint`. Return the seconds of the way there and back.
+
+        Health probes measure them.
         """
         state = self._state_of(endpoint)
         if state is None:
-            return remaining
-        state.in_flight += items
-        state.sent_since += items
+            return 0.0
         state.calls += 1
-        return max(remaining - state.round_trip, remaining / 2)
+        return state.round_trip
 
     def queueing(self, endpoint: Endpoint, *, own: int = 0) -> float:
         """Return the predicted seconds until a backend has finished its present items.

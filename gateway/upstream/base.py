@@ -83,8 +83,7 @@ class BackendClient(Protocol):
         Passes outcomes to `receive` the moment they arrive, and the end to `on_end`, once and
         never before this returned. What `receive` raises ends the call; `on_end` must not raise.
         The connection is given up at `deadline` (of the loop's clock), or `idle_timeout` seconds
-        after the last byte. Where others share it, that is at the latest of theirs: who will not
-        wait so long cancels.
+        after the last byte.
 
         Raises:
             CallFailed: it cannot begin.

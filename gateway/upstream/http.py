@@ -1,4 +1,4 @@
-"""Sends calls to backends over HTTP, several requests' items in one, and decodes the responses."""
+"""Sends calls to backends over HTTP, and decodes the responses."""
 
 import asyncio
 import secrets
@@ -33,7 +33,6 @@ from gateway.upstream.exchange import (
     explain_failure,
     refused,
 )
-from gateway.upstream.shared_call import CallKind, CallPart, SharedCall, kind_of
 from gateway.upstream.tls import ClientTls
 from gateway.upstream.transport import BackendTransport
 from wire.plans import ASSIGNMENT_PATH, Assignment, PlanTrial, ServingPlans
@@ -52,9 +51,6 @@ from wire.protocol import (
 
 T = TypeVar("T")
 
-# Seconds for which items are gathered into one call to a busy backend, as Nagle's algorithm gathers
-# bytes. An idle backend gets the first item at once.
-GATHERING_DELAY = 0.002
 MAX_STATE_BYTES = 4 * 1024 * 1024
 
 _call_encoder = msgspec.msgpack.Encoder()
@@ -115,8 +111,6 @@ class _Channel:
         self.check_head = b"POST %b%b%b" % (path, CHECK_PATH.encode(), common)
         self.assignment_head = b"POST %b%b%b" % (path, ASSIGNMENT_PATH.encode(), common)
         self.slots = _Slots(limit)
-        self.joinable: dict[CallKind, SharedCall] = {}
-        self.in_flight = 0
 
 
 class HttpBackendClient:
@@ -156,7 +150,7 @@ class HttpBackendClient:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._tasks.__aexit__(None, None, None)
         for exchange in tuple(self._exchanges):
-            exchange.cancel()
+            exchange.close()
         for transport in self._transports.values():
             await transport.aclose()
 
@@ -181,14 +175,16 @@ class HttpBackendClient:
         idle_timeout: float,
         receive: Receive,
         on_end: OnEnd,
-    ) -> CallPart:
-        """See `BackendClient.start_call`. Simultaneous calls of one kind are sent as one.
-
-        An atomic call is sent alone, so that the backend learns when it is cancelled.
-        """
+    ) -> CallExchange:
+        """See `BackendClient.start_call`."""
         channel = self._channel(endpoint)
-        shared = self._shared_call(channel, call)
-        return shared.join(call, receive, on_end, deadline=deadline, idle_timeout=idle_timeout)
+        exchange = CallExchange(
+            call, deadline=deadline, idle_timeout=idle_timeout, receive=receive, on_end=on_end
+        )
+        if not self._send_now(channel, exchange):
+            task = self._tasks.create_task(self._run_call(channel, exchange))
+            exchange.on_cancel(task.cancel)
+        return exchange
 
     async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """See `BackendClient.state`."""
@@ -220,93 +216,57 @@ class HttpBackendClient:
         fetching = self._fetch(channel, time_limit, channel.check_head, body, _verdict_decoder)
         return await self._tasks.run(fetching)
 
-    def _shared_call(self, channel: _Channel, call: Call) -> SharedCall:
-        """Return the call that the items of `call` join."""
-        loop = asyncio.get_running_loop()
-        if call.atomic:
-            shared = SharedCall(call)
-            loop.call_soon(self._start, channel, shared)
-            return shared
-        kind = kind_of(call)
-        found = channel.joinable.get(kind)
-        if found is not None and found.has_room(call):
-            return found
-        shared = channel.joinable[kind] = SharedCall(call)
-        if channel.in_flight:
-            loop.call_later(GATHERING_DELAY, self._close_and_start, channel, kind, shared)
-        else:
-            loop.call_soon(self._close_and_start, channel, kind, shared)
-        return shared
-
-    def _close_and_start(self, channel: _Channel, kind: CallKind, shared: SharedCall) -> None:
-        if channel.joinable.get(kind) is shared:
-            del channel.joinable[kind]
-        self._start(channel, shared)
-
-    def _start(self, channel: _Channel, shared: SharedCall) -> None:
-        if shared.waiting and not self._start_exchange(channel, shared):
-            task = self._tasks.create_task(self._run_call(channel, shared))
-            shared.on_abandoned(task.cancel)
-
-    def _start_exchange(self, channel: _Channel, shared: SharedCall) -> bool:
-        """Send the call over a kept connection; `False` where none, or no slot, is free."""
+    def _send_now(self, channel: _Channel, exchange: CallExchange) -> bool:
+        """Send a call over a kept connection; `False` where none, or no slot, is free."""
         if not channel.slots.take():
             return False
-        exchange = CallExchange(shared, partial(self._exchange_ended, channel))
         try:
-            body = self._encode(shared)
+            body = self._encode(exchange)
             sent = self._transport.send_nowait(
                 channel.origin, channel.call_head, body, exchange.note_change
             )
-        except BaseException as error:  # whatever it is, no caller may go on waiting
+        except BaseException:  # whatever it is, the slot is free again
             channel.slots.release()
-            shared.fail(error)
             raise
         if sent is None:
             channel.slots.release()
             return False
-        channel.in_flight += 1
         self._exchanges.add(exchange)
-        exchange.follow(sent)
+        exchange.follow(sent, partial(self._exchange_over, channel))
         return True
 
-    def _encode(self, shared: SharedCall) -> bytes:
-        now = asyncio.get_running_loop().time()
-        return _call_encoder.encode(shared.call_at(now, sender=self._sender))
+    def _encode(self, exchange: CallExchange) -> bytes:
+        return _call_encoder.encode(exchange.message(self._sender))
 
-    def _exchange_ended(self, channel: _Channel, exchange: CallExchange) -> None:
+    def _exchange_over(self, channel: _Channel, exchange: CallExchange) -> None:
         channel.slots.release()
-        channel.in_flight -= 1
         self._exchanges.discard(exchange)
 
-    async def _run_call(self, channel: _Channel, shared: SharedCall) -> None:
-        channel.in_flight += 1
+    async def _run_call(self, channel: _Channel, exchange: CallExchange) -> None:
         try:
-            await self._stream_reply(channel, shared)
-            shared.end()
+            await self._stream_reply(channel, exchange)
+            exchange.end()
         except CallFailed as error:
-            shared.fail(error)
+            exchange.end(error)
         except BaseException as error:
-            # Whatever ends this task, no caller may go on waiting for it.
-            shared.fail(error)
+            # Whatever ends this task, the caller may not go on waiting for it.
+            exchange.end(error)
             raise
-        finally:
-            channel.in_flight -= 1
 
-    async def _stream_reply(self, channel: _Channel, shared: SharedCall) -> None:
+    async def _stream_reply(self, channel: _Channel, exchange: CallExchange) -> None:
         """Send the call, and deliver the frames of its answer until it ends."""
         response: TransportResponse | None = None
         has_slot = False
         try:
-            async with asyncio.timeout_at(shared.silent_at()) as scope:
+            async with asyncio.timeout_at(exchange.silent_at()) as scope:
                 if not channel.slots.take():
                     await channel.slots.wait()
                     # From here anew: waiting for a free slot is not silence of the backend.
-                    scope.reschedule(shared.silent_at())
+                    scope.reschedule(exchange.silent_at())
                 has_slot = True
-                body = self._encode(shared)
+                body = self._encode(exchange)
                 response = await self._send(channel, channel.call_head, body)
-                await _deliver(response, shared, scope)
+                await _deliver(response, exchange, scope)
         except TimeoutError as error:
             if not has_slot:
                 detail = "the backend has the maximum number of calls in flight"
@@ -376,15 +336,17 @@ class HttpBackendClient:
         return channel
 
 
-async def _deliver(response: TransportResponse, shared: SharedCall, scope: asyncio.Timeout) -> None:
+async def _deliver(
+    response: TransportResponse, exchange: CallExchange, scope: asyncio.Timeout
+) -> None:
     """Deliver the frames of a response as they arrive."""
     if response.status != HTTPStatus.OK:
         raise refused(response.status, await _body(response, MAX_REFUSAL_BYTES))
     while chunk := await response.read():
-        shared.feed(chunk)
+        exchange.feed(chunk)
         if response.is_read:
             return
-        scope.reschedule(shared.silent_at())
+        scope.reschedule(exchange.silent_at())
 
 
 async def _body(response: TransportResponse, limit: int) -> bytes:

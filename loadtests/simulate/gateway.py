@@ -1,7 +1,7 @@
 """Runs production's dispatcher, fleet and prober of a gateway with simulated backends."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 
@@ -9,10 +9,11 @@ import msgspec
 
 from backends.batching.row import RowWaiter
 from backends.errors import BackendError, Overloaded
+from gateway.cache.key import CacheKey
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.prober import Prober
-from gateway.dispatch.work import Outcomes, Work, WorkItem
+from gateway.dispatch.work import OpenItem, Work
 from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause, OnEnd, Receive
@@ -235,18 +236,33 @@ class Caller:
         loop = asyncio.get_running_loop()
         started = loop.time()
 
-        def settle(outcomes: Outcomes) -> None:
-            failure = outcomes[0][1].failure
-            ended(loop.time() - started, "" if failure is None else failure.code)
-
         work = Work(
             model=found,
             task=task,
             parameters=_PARAMETERS[task],
-            items=(WorkItem(index=0, body=body, scope="tenant:a", affinity=body),),
-            atomic=True,
+            owner=_Request(loop, started, ended),
+            deadline=started + limit,
+            scope="tenant:a",
         )
-        self.dispatcher.start(work, deadline=started + limit, settle=settle)
+        self.dispatcher.start([OpenItem(work, 0, body, CacheKey(body, b""))])
+
+
+class _Request:
+    """A request of one item that waits for its answer."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, started: float, ended: Callable[[float, str], None]
+    ) -> None:
+        self._loop = loop
+        self._started = started
+        self._ended = ended
+
+    def items_ended(self, items: Sequence[OpenItem]) -> None:
+        """See `ItemOwner`."""
+        outcome = items[0].outcome
+        failure = None if outcome is None else outcome.failure
+        seconds = self._loop.time() - self._started
+        self._ended(seconds, "" if failure is None else failure.code)
 
 
 class SimulatedGateway(Caller):

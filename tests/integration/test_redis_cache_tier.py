@@ -5,7 +5,6 @@ import asyncio
 import msgspec
 import pytest
 
-from gateway.cache.base import fetch
 from gateway.cache.entry import CachedResult, encode_entry
 from gateway.cache.key import CacheKey
 from gateway.cache.redis_tier import KEY_PREFIX
@@ -15,7 +14,7 @@ from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.redis.client import connect
 from testing.valkey import Valkey
 from testing.waiting import eventually, until
-from tests.support.caching import cache_key, entry
+from tests.support.caching import cache_key, entry, fetch
 from tests.support.clock import Clock
 from tests.support.redis_tier import make_tier, written
 

@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 
-from gateway.cache.base import fetch
 from gateway.cache.entry import CacheHit
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
@@ -14,7 +13,7 @@ from gateway.redis.circuit_breaker import CircuitBreaker
 from testing.delaying_proxy import DelayingProxy
 from testing.valkey import Valkey
 from testing.waiting import until
-from tests.support.caching import cache_key, entry
+from tests.support.caching import cache_key, entry, fetch
 from tests.support.clock import Clock
 from tests.support.redis_tier import make_tier, written
 

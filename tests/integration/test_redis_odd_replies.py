@@ -8,7 +8,6 @@ from typing import Any
 import hiredis
 import pytest
 
-from gateway.cache.base import fetch
 from gateway.cache.redis_tier import RedisTier
 from gateway.redis.cluster import ClusterClient
 from gateway.redis.connect import open_client
@@ -16,7 +15,7 @@ from gateway.redis.pipeline import Command, Replies
 from gateway.redis.sentinel import SentinelClient
 from gateway.redis.url import read_servers
 from testing.waiting import eventually
-from tests.support.caching import cache_key
+from tests.support.caching import cache_key, fetch
 from tests.support.clock import Clock
 
 pytestmark = pytest.mark.anyio

@@ -12,22 +12,20 @@ from typing_extensions import override
 
 from gateway.cache.entry import CacheHit, Validity
 from gateway.cache.key import CacheKey
-from gateway.dispatch.work import Settle, StartedWork, Work, WorkItem, WorkRunner
-from gateway.dispatch.work_task import WorkTask
+from gateway.dispatch.work import OpenItem, WorkRunner, settle
 from gateway.inference.claiming import ClaimingRunner
 from gateway.inference.outcomes import LOST
 from gateway.redis.client import connect
 from gateway.runtime.control import Control, Topic
 from gateway.telemetry.tracing import Tracer
-from gateway.types import ItemOutcome, RegionName, ServedModel, Source
+from gateway.types import ItemOutcome, RegionName, ServedModel
 from testing.raw_http import Response, post
 from testing.stub_backend import StubBackend, answer_when
 from testing.waiting import WAIT_LIMIT, eventually, until
 from tests.support.caching import cache_key
-from tests.support.dispatching import dispatch
-from tests.support.inference_scene import INFO, RecordedTasks
+from tests.support.dispatching import GivenItem, GivenWork, Started
+from tests.support.inference_scene import INFO, GatedRunner, RecordedTasks
 from tests.support.worker import RunningWorker, classify, running_worker
-from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 _CLAIM = b"\x03"
@@ -82,26 +80,18 @@ class ClaimedByAnother(ClaimedByNobody):
         return [None] * len(keys)
 
 
-class SlowRunner:
+class SlowRunner(GatedRunner):
     """Answers once `gate` is set; the first `failing` items fail before."""
 
     def __init__(self, *, failing: int = 0) -> None:
-        self.gate = asyncio.Event()
+        super().__init__()
+        self.gate.clear()
         self.failing = failing
 
-    def start(
-        self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
-    ) -> StartedWork:
-        """Settle every item."""
-        task = WorkTask(work, settle)
-        return task.run(RecordedTasks(), self._run(work, task.settle))
-
-    async def _run(self, work: Work, settle: Settle) -> None:
-        for item in work.items[: self.failing]:
-            settle([(item.index, LOST)])
-        await self.gate.wait()
-        for item in work.items[self.failing :]:
-            settle([(item.index, ItemOutcome(source=Source.COMPUTED, result=b"1"))])
+    @override
+    async def _run(self, items: Sequence[OpenItem]) -> None:
+        settle([(item, LOST) for item in items[: self.failing]])
+        await super()._run(items)
 
 
 @pytest.fixture
@@ -216,23 +206,32 @@ async def test_of_workers_that_are_asked_at_once_for_what_was_purged_one_compute
     assert [(usage["computed"], usage["collapsed"]) for usage in usages] == [(1, 0), (1, 1)]
 
 
-def work_on(*texts: str) -> Work:
+def work_on(*texts: str) -> GivenWork:
     """Return work that other workers may wait for."""
-    return Work(
+    return GivenWork(
         model=ServedModel(info=INFO, regions=(RegionName("eu"),)),
-        task=Task.CLASSIFY,
         parameters=b"",
         items=tuple(
-            WorkItem(
-                index=index,
-                body=text.encode(),
-                scope="shared",
-                affinity=text.encode(),
-                key=cache_key(text),
-            )
+            GivenItem(index=index, body=text.encode(), key=cache_key(text))
             for index, text in enumerate(texts)
         ),
+        is_shared=True,
     )
+
+
+def start(
+    runner: ClaimingRunner, *texts: str, within: float = WAIT_LIMIT, ended: list[int] | None = None
+) -> Started:
+    """Have items computed; `ended` gets their indexes."""
+
+    def settle(outcomes: Sequence[tuple[int, ItemOutcome]]) -> None:
+        runner.items_ended([started.items[index] for index, _ in outcomes])
+        if ended is not None:
+            ended.extend(index for index, _ in outcomes)
+
+    deadline = asyncio.get_running_loop().time() + within
+    started = Started(work_on(*texts), deadline=deadline, settle=settle)
+    return started.start(runner)
 
 
 def claiming(runner: WorkRunner, cache: ClaimedByNobody, *, lease: float) -> ClaimingRunner:
@@ -240,19 +239,18 @@ def claiming(runner: WorkRunner, cache: ClaimedByNobody, *, lease: float) -> Cla
     return ClaimingRunner(runner, cache=cache, tasks=tasks, lease=lease, tracer=Tracer())
 
 
-class ClaimedInVain(ClaimedByNobody):
-    """A cache that says nothing about claims; keeps what is released."""
+class ClaimedLate(ClaimedByNobody):
+    """A cache that claims once `gate` is set; keeps what is released."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked = asyncio.Event()
+        self.gate = asyncio.Event()
         self.released: list[CacheKey] = []
 
     @override
     async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
-        self.asked.set()
-        await asyncio.Event().wait()
-        return []
+        await self.gate.wait()
+        return [False] * len(keys)
 
     @override
     def release(self, keys: Sequence[CacheKey]) -> None:
@@ -260,36 +258,90 @@ class ClaimedInVain(ClaimedByNobody):
 
 
 async def test_work_that_is_given_up_while_it_claims_leaves_no_claim(anyio_backend: str) -> None:
-    cache = ClaimedInVain()
-    runner = claiming(SlowRunner(), cache, lease=60.0)
-    deadline = asyncio.get_running_loop().time() + WAIT_LIMIT
-    running = asyncio.create_task(
-        dispatch(runner, work_on("a", "b"), deadline=deadline, settle=lambda _: None)
-    )
-    await cache.asked.wait()
+    cache, runner = ClaimedLate(), SlowRunner()
+    started = start(claiming(runner, cache, lease=60.0), "a", "b")
 
-    running.cancel()
+    started.cancel()
+    cache.gate.set()
     await until(lambda: bool(cache.released))
+
+    assert cache.released == [cache_key("a"), cache_key("b")]
+    assert runner.begun == 0
+
+
+async def test_a_stop_while_claims_are_on_their_way_releases_them(anyio_backend: str) -> None:
+    cache, tasks = ClaimedLate(), RecordedTasks()
+    runner = ClaimingRunner(SlowRunner(), cache=cache, tasks=tasks, lease=60.0, tracer=Tracer())
+    started = start(runner, "a", "b")
+    await asyncio.sleep(0)
+
+    tasks.tasks[0].cancel()
+    await started.ended.wait()
 
     assert cache.released == [cache_key("a"), cache_key("b")]
 
 
-async def test_the_claim_on_an_item_that_failed_ends_while_the_others_are_computed(
-    anyio_backend: str,
-) -> None:
-    cache, runner = ClaimedByNobody(), SlowRunner(failing=1)
-    shared = ClaimingRunner(
-        runner, cache=cache, tasks=RecordedTasks(), lease=0.001, tracer=Tracer()
-    )
-    deadline = asyncio.get_running_loop().time() + WAIT_LIMIT
+class SomeClaimed(ClaimedByNobody):
+    """A cache of which look-ups claimed all keys of some requests; keeps what is released."""
 
-    running = asyncio.create_task(
-        dispatch(shared, work_on("a", "b"), deadline=deadline, settle=lambda _: None)
-    )
+    def __init__(self, *ours: str) -> None:
+        super().__init__()
+        self.ours = {cache_key(text) for text in ours}
+        self.asked: list[CacheKey] = []
+        self.released: list[CacheKey] = []
+
+    @override
+    def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
+        found = self.ours.issuperset(keys)
+        if found:
+            self.ours.difference_update(keys)
+        return found
+
+    @override
+    async def claim(self, keys: Sequence[CacheKey], is_valid: Validity | None = None) -> list[bool]:
+        self.asked += keys
+        return [False] * len(keys)
+
+    @override
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        self.released += keys
+
+
+async def test_what_a_look_up_has_claimed_starts_at_once(anyio_backend: str) -> None:
+    cache, runner = SomeClaimed("a", "b"), SlowRunner()
+    runner.gate.set()
+    claims = claiming(runner, cache, lease=60.0)
+
+    claimed, other = start(claims, "a", "b"), start(claims, "c")
+    begun = runner.begun
+    await claimed.ended.wait()
+    await other.ended.wait()
+
+    assert begun == 2
+    assert cache.asked == [cache_key("c")]
+    assert cache.released == []
+
+
+async def test_the_claim_of_an_item_that_failed_ends_before_the_others(anyio_backend: str) -> None:
+    cache, ended = SomeClaimed("a", "b"), list[int]()
+    runner = SlowRunner(failing=1)
+
+    started = start(claiming(runner, cache, lease=60.0), "a", "b", ended=ended)
+    await until(lambda: bool(ended))
+
+    assert cache.released == [cache_key("a")]
+    runner.gate.set()
+    await started.ended.wait()
+
+
+async def test_the_claim_on_an_item_that_failed_is_not_renewed(anyio_backend: str) -> None:
+    cache, runner = ClaimedByNobody(), SlowRunner(failing=1)
+
+    started = start(claiming(runner, cache, lease=0.001), "a", "b")
     await until(lambda: cache.renewals > 0)
     renewed = cache.renewed
     runner.gate.set()
-    await running
+    await started.ended.wait()
 
     assert renewed == [cache_key("b")]
 
@@ -297,52 +349,37 @@ async def test_the_claim_on_an_item_that_failed_ends_while_the_others_are_comput
 async def test_who_waits_for_long_looks_ever_more_seldom(anyio_backend: str) -> None:
     cache, runner = ClaimedByAnother(), SlowRunner()
     runner.gate.set()
-    shared = claiming(runner, cache, lease=0.25)
-    now = asyncio.get_running_loop().time()
 
-    await dispatch(shared, work_on("a"), deadline=now + 3.0, settle=lambda _: None)
+    await start(claiming(runner, cache, lease=0.25), "a", within=3.0).ended.wait()
 
     assert 0 < cache.looked < 60  # in 1.5 s
 
 
 async def test_claims_of_next_to_no_time_do_not_keep_the_loop_busy(anyio_backend: str) -> None:
     cache, runner = ClaimedByNobody(), SlowRunner()
-    shared = claiming(runner, cache, lease=1e-9)
     loop = asyncio.get_running_loop()
 
-    running = asyncio.create_task(
-        dispatch(
-            shared,
-            work_on("a"),
-            deadline=loop.time() + WAIT_LIMIT,
-            settle=lambda _: None,
-        )
-    )
+    started = start(claiming(runner, cache, lease=1e-9), "a")
     began = loop.time()
     await until(lambda: loop.time() > began + 0.1)
     renewals, waited = cache.renewals, loop.time() - began
     runner.gate.set()
-    await running
+    await started.ended.wait()
 
     assert renewals < 250 * waited
 
 
 async def test_claims_that_are_switched_off_are_not_renewed(anyio_backend: str) -> None:
     cache, runner = ClaimedByNobody(), SlowRunner()
-    shared = ClaimingRunner(
-        runner, cache=cache, tasks=RecordedTasks(), lease=0.001, tracer=Tracer()
-    )
-    work = work_on("a")
-    deadline = asyncio.get_running_loop().time() + WAIT_LIMIT
-    settled: list[tuple[int, ItemOutcome]] = []
+    claims = claiming(runner, cache, lease=0.001)
 
-    running = asyncio.create_task(dispatch(shared, work, deadline=deadline, settle=settled.extend))
+    started = start(claims, "a")
     await until(lambda: cache.renewals > 0)
 
-    shared.lease = 0.0
+    claims.lease = 0.0
     renewed, later = cache.renewals, asyncio.get_running_loop().time() + 0.05
     await until(lambda: asyncio.get_running_loop().time() > later)
     runner.gate.set()
-    await running
+    await started.ended.wait()
 
     assert cache.renewals <= renewed + 1

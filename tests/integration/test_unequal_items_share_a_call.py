@@ -10,7 +10,7 @@ from gateway.dispatch.dispatcher import Dispatcher
 from gateway.routing.fleet import Fleet
 from gateway.upstream.http import HttpBackendClient
 from testing.stub_backend import Reply, StubBackend, echo
-from tests.support.dispatching import Outcomes, dispatch, endpoint_of, work
+from tests.support.dispatching import Outcomes, dispatch, endpoint_of, served, work
 from wire.protocol import Call, Report
 
 pytestmark = pytest.mark.anyio
@@ -28,9 +28,11 @@ async def test_a_quick_item_is_answered_before_the_slow_one_of_its_call_ends() -
         await reply.send(echo(call, 1, stub.backend_id), Report())
         await reply.end()
 
+    model = served()
+
     async def ask(number: int, dispatcher: Dispatcher) -> None:
         settle = outcomes[number].settle
-        await dispatch(dispatcher, work(1), deadline=loop.time() + 60.0, settle=settle)
+        await dispatch(dispatcher, work(1, model=model), deadline=loop.time() + 60.0, settle=settle)
         is_answered.set()
 
     async with StubBackend(behaviour=unequal) as stub, HttpBackendClient() as client:

@@ -6,8 +6,8 @@ from random import Random
 
 from gateway.config.document import RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.tracing import CallTracer
 from gateway.routing.fleet import Fleet
+from gateway.telemetry.tracing import Tracer
 from gateway.types import Endpoint, ServedModel
 from gateway.upstream.base import CallFailed, Cause
 from tests.support.dispatching import Outcomes, dispatch, endpoint, state, work
@@ -26,7 +26,7 @@ class Scene:
         *,
         endpoints: tuple[Endpoint, ...] = (EU, US),
         routing: RoutingConfig | None = None,
-        tracer: CallTracer | None = None,
+        tracer: Tracer | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.scripts = scripts or {}

@@ -1,12 +1,22 @@
 """Provides values and a collector for tests of routing and dispatch."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 
-from gateway.dispatch.work import Settle, Work, WorkItem, WorkRunner, finish
-from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, RegionName, ServedModel
+from gateway.cache.key import CacheKey
+from gateway.dispatch.work import OpenItem, Work, WorkRunner
+from gateway.types import (
+    BackendId,
+    Criticality,
+    Endpoint,
+    ItemFailure,
+    ItemOutcome,
+    RegionName,
+    ServedModel,
+)
 from gateway.upstream.base import BackendClient, Receive
 from testing.stub_backend import StubBackend, stub_model
 from wire.protocol import Call, ModelInfo, Report, ServingState, Task
@@ -61,24 +71,86 @@ def served(name: str = "stub") -> ServedModel:
     return ServedModel(info=stub_model(name), regions=(RegionName("eu"),))
 
 
-def work(count: int, *, model: ServedModel | None = None, atomic: bool = False) -> Work:
+Settle = Callable[[Sequence[tuple[int, ItemOutcome]]], None]
+"""Takes outcomes that became known together, each with its item's index."""
+
+
+class GivenItem(msgspec.Struct, frozen=True, kw_only=True):
+    """An item that is to be computed."""
+
+    index: int
+    body: bytes
+    key: CacheKey | None = None
+
+
+class GivenWork(msgspec.Struct, frozen=True, kw_only=True):
+    """The items of a request that are to be computed."""
+
+    model: ServedModel
+    items: tuple[GivenItem, ...]
+    task: Task = Task.CLASSIFY
+    parameters: bytes = b"\x80"
+    criticality: Criticality = Criticality.DEFAULT
+    lane: Literal["interactive", "bulk"] = "interactive"
+    truncate: bool = True
+    is_shared: bool = False
+    atomic: bool = False
+
+
+def work(count: int, *, model: ServedModel | None = None, atomic: bool = False) -> GivenWork:
     """Return work of so many items; item `n` is the text `text n`."""
     items = tuple(
-        WorkItem(
-            index=n,
-            body=msgspec.msgpack.encode(f"text {n}"),
+        GivenItem(index=n, body=msgspec.msgpack.encode(f"text {n}")) for n in range(count)
+    )
+    return GivenWork(model=model or served(), items=items, atomic=atomic)
+
+
+class Started:
+    """The open items of a request, which tells `settle` of their outcomes."""
+
+    def __init__(
+        self, given: GivenWork, *, deadline: float, settle: Settle, traceparent: str = ""
+    ) -> None:
+        work = Work(
+            model=given.model,
+            task=given.task,
+            parameters=given.parameters,
+            owner=self,
+            deadline=deadline,
             scope="tenant-a",
-            affinity=n.to_bytes(16, "little"),
+            criticality=given.criticality,
+            lane=given.lane,
+            truncate=given.truncate,
+            is_shared=given.is_shared,
+            atomic=given.atomic,
+            traceparent=traceparent,
         )
-        for n in range(count)
-    )
-    return Work(
-        model=model or served(),
-        task=Task.CLASSIFY,
-        parameters=b"\x80",
-        items=items,
-        atomic=atomic,
-    )
+        self.items = [
+            OpenItem(work, item.index, item.body, item.key or CacheKey(item.body, b""))
+            for item in given.items
+        ]
+        self._left = len(self.items)
+        self._settle = settle
+        self._runner: WorkRunner | None = None
+        self.ended = asyncio.Event()
+
+    def items_ended(self, items: Sequence[OpenItem]) -> None:
+        """See `ItemOwner`."""
+        self._left -= len(items)
+        if not self._left:
+            self.ended.set()
+        self._settle([(item.index, item.outcome) for item in items if item.outcome is not None])
+
+    def start(self, runner: WorkRunner) -> "Started":
+        """Have the items computed."""
+        self._runner = runner
+        runner.start(self.items)
+        return self
+
+    def cancel(self) -> None:
+        """Settle what is open as cancelled."""
+        assert self._runner is not None
+        self._runner.cancel(self.items)
 
 
 class Outcomes:
@@ -147,15 +219,19 @@ async def call_backend(
 
 async def dispatch(
     runner: WorkRunner,
-    work: Work,
+    given: GivenWork,
     *,
     deadline: float,
     settle: Settle,
     traceparent: str = "",
 ) -> None:
-    """Run `work`, and return when all of it is settled; cancelled with its caller."""
-    await finish(
-        work,
-        settle,
-        lambda count: runner.start(work, deadline=deadline, settle=count, traceparent=traceparent),
-    )
+    """Run items, and return when all of them are settled; cancelled with its caller."""
+    started = Started(given, deadline=deadline, settle=settle, traceparent=traceparent)
+    started.start(runner)
+    try:
+        await started.ended.wait()
+    except asyncio.CancelledError:
+        started.cancel()
+        raise
+    finally:
+        started.items = []  # they refer to what owns them

@@ -1,7 +1,7 @@
 """Builds the inference use case over small fakes, and requests for it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -13,12 +13,14 @@ from gateway.cache.entry import CachedResult, CacheHit, Validity
 from gateway.cache.key import CacheKey, KeyMaker
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig, Document, ModelConfig
-from gateway.dispatch.work import Settle, StartedWork, Work
-from gateway.dispatch.work_task import WorkTask
+from gateway.dispatch import failures
+from gateway.dispatch.work import OpenItem, Work, run, settle, settle_failed
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
 from gateway.inference.last_answers import LastAnswers
 from gateway.inference.prepared_request import PreparedRequest
+from gateway.inference.refreshing import Refresher
+from gateway.inference.storing import AnswerStore
 from gateway.runtime.runtime import Runtime
 from gateway.telemetry.tracing import Tracer
 from gateway.types import (
@@ -41,6 +43,7 @@ from tests.support.clock import Clock
 from wire.protocol import ClassifyParameters, ModelInfo, Task
 
 T = TypeVar("T")
+_LATE = ItemFailure(status=504, code="deadline_exceeded", detail="Late.")
 INFO = ModelInfo(
     name="sentiment",
     revision="aaaaaaaaaaaa",
@@ -140,6 +143,13 @@ class DictCache:
         self.entries.update(entries)
 
 
+class StartedItems(msgspec.Struct):
+    """Items that a runner was given."""
+
+    work: Work
+    items: list[OpenItem]
+
+
 class GatedRunner:
     """Answers each item with its own body once `gate` is set.
 
@@ -149,48 +159,50 @@ class GatedRunner:
     def __init__(self) -> None:
         self.gate = asyncio.Event()
         self.gate.set()
-        self.works: list[Work] = []
-        self.deadlines: list[float] = []
-        self.started: list[WorkTask] = []
+        self.started: list[StartedItems] = []
         self.tasks = RecordedTasks()
+        self.cancelled: list[OpenItem] = []
         self.failure: ItemFailure | None = None
         self.bug: Exception | None = None
         self.result: Callable[[bytes], bytes] = msgspec.json.encode
         """Makes the result of an item's body."""
 
     @property
-    def begun(self) -> int:
-        """How many items have begun; requests that come together may be one work."""
-        return sum(len(work.items) for work in self.works)
+    def works(self) -> list[Work]:
+        """What the items of each start share."""
+        return [each.work for each in self.started]
 
-    def start(
-        self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
-    ) -> StartedWork:
+    @property
+    def begun(self) -> int:
+        """How many items have begun."""
+        return sum(len(each.items) for each in self.started)
+
+    def start(self, items: Sequence[OpenItem]) -> None:
         """Settle every item, at the latest at the deadline."""
-        self.works.append(work)
-        self.deadlines.append(deadline)
+        self.started.append(StartedItems(items[0].work, list(items)))
         if self.bug is not None:
             raise self.bug
-        task = WorkTask(work, settle)
-        self.started.append(task)
-        return task.run(self.tasks, self._run(work, deadline, task.settle))
+        run(self.tasks, self._run(items), items)
 
-    async def _run(self, work: Work, deadline: float, settle: Settle) -> None:
+    def cancel(self, items: Collection[OpenItem]) -> None:
+        """Settle what is open as cancelled."""
+        self.cancelled += items
+        settle_failed(items, failures.CANCELLED)
+
+    async def _run(self, items: Sequence[OpenItem]) -> None:
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(items[0].work.deadline):
                 await self.gate.wait()
         except TimeoutError:
-            late = ItemFailure(status=504, code="deadline_exceeded", detail="Late.")
-            outcomes = [ItemOutcome(source=Source.FAILED, failure=late)] * len(work.items)
+            settle_failed(items, _LATE)
         else:
-            outcomes = [self._outcome(item.body) for item in work.items]
-        for item, outcome in zip(work.items, outcomes, strict=True):
-            settle([(item.index, outcome)])
+            for item in items:
+                settle([(item, self._outcome(item.body))])
 
     @property
     def computed(self) -> list[bytes]:
         """The bodies that were run, in order."""
-        return [item.body for work in self.works for item in work.items]
+        return [item.body for each in self.started for item in each.items]
 
     def _outcome(self, body: bytes) -> ItemOutcome:
         if self.failure is not None:
@@ -204,32 +216,33 @@ class FailsOnce(GatedRunner):
     """Answers what comes after the first failure."""
 
     @override
-    async def _run(self, work: Work, deadline: float, settle: Settle) -> None:
-        await super()._run(work, deadline, settle)
+    async def _run(self, items: Sequence[OpenItem]) -> None:
+        await super()._run(items)
         self.failure = None
 
 
 class FailingRunner(GatedRunner):
-    """Fails the first item of each work at once, and never ends the others by itself."""
+    """Fails the first item at once, and never ends the others by itself."""
 
     def __init__(self, failure: ItemFailure) -> None:
         super().__init__()
         self.failure = failure
-        self.given_up = 0
 
     @override
-    async def _run(self, work: Work, deadline: float, settle: Settle) -> None:
-        settle([(work.items[0].index, self._outcome(work.items[0].body))])
+    async def _run(self, items: Sequence[OpenItem]) -> None:
+        settle([(items[0], self._outcome(items[0].body))])
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(items[0].work.deadline):
                 await asyncio.get_running_loop().create_future()
         except TimeoutError:
-            late = ItemFailure(status=504, code="deadline_exceeded", detail="Late.")
-            for item in work.items[1:]:
-                settle([(item.index, ItemOutcome(source=Source.FAILED, failure=late))])
-        except asyncio.CancelledError:
-            self.given_up += 1
-            raise
+            settle_failed(items, _LATE)
+
+
+class NoClaims:
+    """Has no claims that could end."""
+
+    def items_ended(self, items: Sequence[OpenItem]) -> None:
+        """See `ItemOwner`."""
 
 
 class RecordedTasks:
@@ -272,18 +285,18 @@ class Scene:
         cache = self.tiers if tiers else self.cache
         self.document = Document()
         self.epochs: dict[str, int] = {}
-        self.last_answers = LastAnswers(
-            cache=cache,
-            flights=self.flights,
-            runner=self.runner,
-            wall=self.wall,
+        store = AnswerStore(cache=cache, claims=NoClaims(), flights=self.flights, wall=self.wall)
+        refresher = Refresher(
+            runner=self.runner, owner=store, is_computed=self.flights.__contains__
         )
+        self.last_answers = LastAnswers(cache=cache, refresher=refresher, wall=self.wall)
         self.inference = Inference(
             models=self.models,
             keys=KeyMaker(secret=b"secret"),
             cache=cache,
             last_answers=self.last_answers,
             flights=self.flights,
+            owner=store,
             runner=self.runner,
             tracer=tracer or Tracer(),
             wall=self.wall,

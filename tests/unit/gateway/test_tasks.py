@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from gateway.tasks import CallbackBatch, PeriodicTask, TaskScope
+from gateway.tasks import PeriodicTask, TaskScope
 from testing.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -206,46 +206,3 @@ async def test_leaving_a_periodic_task_waits_for_the_step_in_progress() -> None:
         asyncio.get_running_loop().call_soon(gate.set)
 
     assert done.is_set()
-
-
-async def test_what_a_batch_of_callbacks_defers_is_called_once_they_all_were(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    batch, called = CallbackBatch(), list[str]()
-
-    def fail() -> None:
-        raise ValueError
-
-    with batch:
-        batch.defer(fail)
-        with batch:
-            batch.defer(lambda: batch.defer(lambda: called.append("deferred by the first")))
-        batch.defer(lambda: called.append("second"))
-        assert not called
-
-    assert called == ["second", "deferred by the first"]
-    assert "a background task failed" in caplog.text
-
-
-async def test_what_is_deferred_is_called_though_a_call_before_it_ends_the_process() -> None:
-    batch, called = CallbackBatch(), asyncio.Event()
-
-    def leave() -> None:
-        raise SystemExit
-
-    batch.__enter__()
-    batch.defer(leave)
-    batch.defer(called.set)
-    with pytest.raises(SystemExit):
-        batch.__exit__()
-
-    await until(called.is_set)
-
-
-async def test_outside_of_a_batch_the_next_iteration_calls_what_is_deferred() -> None:
-    batch, called = CallbackBatch(), asyncio.Event()
-
-    batch.defer(called.set)
-
-    assert not called.is_set()
-    await called.wait()

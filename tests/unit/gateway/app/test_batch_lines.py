@@ -137,7 +137,7 @@ async def test_a_line_that_was_late_has_more_time_as_long_as_its_batch_has(
 
     await runner_of(api).ask(BATCH, ID, BODY, late=late, left=left)
 
-    (deadline,) = api.scene.runner.deadlines
+    (deadline,) = [work.deadline for work in api.scene.runner.works]
     assert deadline - began == pytest.approx(allowed, abs=0.9)
 
 

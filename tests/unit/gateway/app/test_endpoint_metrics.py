@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.app.endpoint_metrics import EndpointMetrics
 from gateway.config.document import RoutingConfig
-from gateway.dispatch.endpoint_counts import OTHERS, EndpointCounts
+from gateway.dispatch.statistics import OTHERS, EndpointCounts
 from gateway.routing.endpoint_state import EndpointState, Health, ProbeFailure
 from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from gateway.telemetry.instruments import Instruments

@@ -1,20 +1,23 @@
 """What the dispatcher learns, counts and tells others while it works."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from types import TracebackType
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from gateway.config.document import RoutingConfig
 from gateway.routing.endpoint_state import ProbeFailure
+from gateway.telemetry.spans import NO_ATTRIBUTES, Attributes, Span
+from gateway.telemetry.tracing import Tracer
 from gateway.types import Endpoint
-from gateway.upstream.base import CallFailed, Cause
+from gateway.upstream.base import Cause
 from testing.stub_backend import echo
 from testing.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
-from tests.support.dispatching import Outcomes, dispatch, work
+from tests.support.dispatching import Outcomes, Started, dispatch, work
 from tests.support.scripted_client import Hang, Step
 from wire.protocol import Call, Report, Task
 
@@ -106,28 +109,55 @@ async def test_backends_known_to_be_away_are_not_tried_first() -> None:
     assert (await scene.run(1)).backends() == ["us-0"]
 
 
-async def test_a_span_can_be_opened_around_each_call() -> None:
-    seen: list[str] = []
+class CallSpan(Span):
+    """Notes what ended the call."""
 
-    class Tracer:
-        def records(self, traceparent: str) -> bool:
-            return bool(traceparent)
+    def __init__(self, traceparent: str, seen: list[BaseException | None]) -> None:
+        super().__init__(traceparent)
+        self._seen = seen
 
-        @contextmanager
-        def on_call(self, endpoint: Endpoint, *, items: int, traceparent: str) -> Iterator[str]:
-            try:
-                yield f"{traceparent}>{endpoint.backend}"
-            except CallFailed as error:
-                seen.append(error.cause)
-                raise
+    @override
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._seen.append(error)
 
-    scene = Scene({"eu-0": failing(Cause.CUT)}, tracer=Tracer())
+
+class CallTracer(Tracer):
+    """Records every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[BaseException | None] = []
+
+    @override
+    def records(self, parent: str) -> bool:
+        return bool(parent)
+
+    @override
+    def span(
+        self,
+        name: str,
+        *,
+        parent: str = "",
+        kind: str = "internal",
+        attributes: Attributes = NO_ATTRIBUTES,
+    ) -> Span:
+        return CallSpan(f"{parent}>{attributes['sluicegate.backend']}", self.seen)
+
+
+async def test_each_call_of_a_recorded_request_has_a_span() -> None:
+    tracer = CallTracer()
+    scene = Scene({"eu-0": failing(Cause.CUT)}, tracer=tracer)
 
     await scene.run(1, traceparent="root")
 
     sent = [(item.traceparent, item.scope) for _, call in scene.client.calls for item in call.items]
     assert sent == [("root>eu-0", "tenant-a"), ("root>us-0", "tenant-a")]
-    assert seen == ["cut"]
+    assert [getattr(error, "cause", error) for error in tracer.seen] == [Cause.CUT, None]
 
 
 async def test_an_error_of_our_own_settles_the_items_and_is_logged(
@@ -174,23 +204,24 @@ async def test_what_is_begun_after_the_end_is_cancelled() -> None:
     async with scene.dispatcher:
         pass
 
-    scene.dispatcher.start(work(1), deadline=scene.loop.time() + 60.0, settle=scene.outcomes.settle)
+    deadline, settle = scene.loop.time() + 60.0, scene.outcomes.settle
+    Started(work(1), deadline=deadline, settle=settle).start(scene.dispatcher)
 
     assert scene.outcomes.codes() == ["cancelled"]
     assert scene.dispatcher.in_progress == 0
 
 
-@pytest.mark.parametrize("is_gathered", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize(("task", "is_measured"), [(Task.EMBED, True), (Task.TOKENIZE, False)])
 async def test_what_runs_no_model_does_not_tell_how_busy_a_backend_is(
-    task: Task, *, is_measured: bool, is_gathered: bool
+    task: Task, count: int, *, is_measured: bool
 ) -> None:
     scene = Scene()
 
     async with scene.dispatcher:
         await dispatch(
             scene.dispatcher,
-            msgspec.structs.replace(work(2), task=task, is_gathered=is_gathered),
+            msgspec.structs.replace(work(count), task=task),
             deadline=scene.loop.time() + 60.0,
             settle=scene.outcomes.settle,
         )

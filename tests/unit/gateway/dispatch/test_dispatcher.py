@@ -7,15 +7,13 @@ import msgspec
 import pytest
 
 from gateway.config.document import RoutingConfig
-from gateway.dispatch.failures import EXPIRED
-from gateway.dispatch.request_dispatch import RequestDispatch
 from gateway.types import Endpoint, ItemOutcome
 from gateway.upstream.base import CallFailed, Cause
 from loadtests.simulate.virtual_time import run_virtual
 from testing.stub_backend import echo
 from testing.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
-from tests.support.dispatching import Outcomes, dispatch, state, work
+from tests.support.dispatching import Outcomes, Started, dispatch, state, work
 from tests.support.scripted_client import Hang, Pause, Step, echo_all
 from wire.protocol import Call, Done, Report
 
@@ -286,7 +284,7 @@ async def test_who_is_late_because_of_its_own_work_is_late() -> None:
 
 
 @pytest.mark.parametrize("code", ["overloaded", "not_ready"])
-async def test_who_is_late_while_the_backend_refuses_others_is_refused_as_overload(
+def test_who_is_late_while_the_backend_refuses_others_is_refused_as_overload(
     code: str,
 ) -> None:
     refusal = CallFailed(Cause.REFUSED, "busy", status=503, code=code, retryable=True)
@@ -296,18 +294,22 @@ async def test_who_is_late_while_the_backend_refuses_others_is_refused_as_overlo
         for step in next(calls):
             yield step
 
-    scene, other = Scene({"eu-0": once_in_vain}, endpoints=(EU,)), Outcomes()
+    async def late_outcomes() -> Outcomes:
+        routing = RoutingConfig(attempt_timeout=120.0)
+        scene = Scene({"eu-0": once_in_vain}, endpoints=(EU,), routing=routing)
+        other = Outcomes()
+        async with scene.dispatcher:
+            deadline, settle = scene.loop.time() + 60.0, scene.outcomes.settle
+            late = Started(work(2), deadline=deadline, settle=settle).start(scene.dispatcher)
+            await until(lambda: scene.called() == ["eu-0"])
+            await dispatch(scene.dispatcher, work(2), deadline=deadline, settle=other.settle)
+            await late.ended.wait()
+        return scene.outcomes
 
-    async with scene.dispatcher:
-        deadline = scene.loop.time() + 60.0
-        late = scene.dispatcher.start(work(2), deadline=deadline, settle=scene.outcomes.settle)
-        await until(lambda: scene.called() == ["eu-0"])
-        await dispatch(scene.dispatcher, work(2), deadline=deadline, settle=other.settle)
-        assert isinstance(late, RequestDispatch)
-        late.give_up(EXPIRED)  # as its timer does
+    outcomes = run_virtual(late_outcomes())
 
-    assert scene.outcomes.codes() == ["deadline_exceeded"] * 2
-    assert {failure.is_overload for failure in scene.outcomes.failures()} == {code == "overloaded"}
+    assert outcomes.codes() == ["deadline_exceeded"] * 2
+    assert {failure.is_overload for failure in outcomes.failures()} == {code == "overloaded"}
 
 
 async def test_nothing_is_called_after_the_deadline() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.dispatch.failures import of_call, of_item, with_overload
+from gateway.dispatch.failures import explained, of_call, of_item
 from gateway.dispatch.statistics import DispatchStatistics
 from gateway.types import ItemFailure, ItemOutcome, Source
 from gateway.upstream.base import CallFailed, Cause
@@ -94,9 +94,8 @@ def test_who_is_late_is_refused_where_others_took_a_quarter_of_its_time(
     late = ItemFailure(status=504, code="deadline_exceeded", detail="late", retry_after=backlog)
     outcome = ItemOutcome(source=Source.FAILED, failure=late)
 
-    ((index, found),) = with_overload([(7, outcome)], queueing=queueing, given=1.0)
+    found = explained(outcome, queueing=queueing, given=1.0)
 
-    assert index == 7
     assert found.failure is not None
     assert found.failure.is_overload == is_overload
 
@@ -107,9 +106,9 @@ def test_other_outcomes_have_nothing_to_do_with_overload() -> None:
         source=Source.FAILED, failure=ItemFailure(status=502, code="upstream_failed", detail="no")
     )
 
-    found = with_overload([(0, done), (1, odd)], queueing=9.0, given=1.0)
+    found = [explained(outcome, queueing=9.0, given=1.0) for outcome in (done, odd)]
 
-    assert found == [(0, done), (1, odd)]
+    assert found == [done, odd]
 
 
 def test_codes_that_backends_invent_are_bounded() -> None:

@@ -1,7 +1,8 @@
-"""Works of one item that begin together are dispatched as one, and end each on its own."""
+"""Items of different requests travel in one call, and end each on its own."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,24 +10,24 @@ from msgspec.structs import replace
 
 from gateway.config.document import RoutingConfig
 from gateway.dispatch import failures
-from gateway.dispatch.work import StartedWork, Work
+from gateway.dispatch.dispatcher import GATHERING_DELAY
 from gateway.routing.endpoint_state import ProbeFailure
 from gateway.types import Criticality, Endpoint, ItemOutcome
 from gateway.upstream.base import CallFailed, Cause
 from loadtests.simulate.virtual_time import run_virtual
-from testing.stub_backend import echo
+from testing.stub_backend import echo, stub_model
 from testing.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
-from tests.support.dispatching import Outcomes, served, work
+from tests.support.dispatching import GivenWork, Outcomes, Started, served, state, work
 from tests.support.scripted_client import Hang, Step
-from wire.protocol import Call, Report
+from wire.protocol import Call, Report, Task
 
 pytestmark = pytest.mark.anyio
 
 MODEL = served()
 
 
-def single(number: int) -> Work:
+def single(number: int) -> GivenWork:
     """Return work whose only item is the text `text <number>`, of that index."""
     (item,) = work(number + 1).items[number:]
     return replace(work(1, model=MODEL), items=(item,), atomic=True)
@@ -35,11 +36,11 @@ def single(number: int) -> Work:
 class Asked:
     """Works of one item that were started in one iteration of the loop."""
 
-    def __init__(self, scene: Scene, works: Sequence[Work], *, within: float = 60.0) -> None:
+    def __init__(self, scene: Scene, works: Sequence[GivenWork], *, within: float = 60.0) -> None:
         self.outcomes = [Outcomes() for _ in works]
         deadline = scene.loop.time() + within
-        self.started: list[StartedWork] = [
-            scene.dispatcher.start(each, deadline=deadline, settle=outcomes.settle)
+        self.started = [
+            Started(each, deadline=deadline, settle=outcomes.settle).start(scene.dispatcher)
             for each, outcomes in zip(works, self.outcomes, strict=True)
         ]
 
@@ -63,33 +64,58 @@ async def test_they_are_one_call_and_each_hears_of_its_own_item() -> None:
     assert scene.dispatcher.in_progress == 0
 
 
-async def test_those_that_differ_or_end_at_other_times_are_not() -> None:
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        {"model": served("other")},
+        {"task": Task.EMBED},
+        {"parameters": b"\x81\xa5top_k\x01"},
+        {"lane": "bulk"},
+        {"truncate": False},
+    ],
+)
+async def test_those_that_differ_travel_apart(unlike: dict[str, Any]) -> None:
     scene = Scene(endpoints=(EU,))
-    sheddable = replace(single(1), criticality=Criticality.SHEDDABLE)
-    other = replace(single(2), parameters=b"\x81")
+    scene.fleet.observe(EU, state("eu-0", models=[stub_model(), stub_model("other")]))
 
     async with scene.dispatcher:
-        asked = Asked(scene, [single(0), sheddable, other, single(3)])
-        later = Asked(scene, [single(4)], within=61.0)
-        await asked.ended()
-        await later.ended()
+        asked = Asked(scene, [single(0), replace(single(1), **unlike), single(3)])
+        assert await asked.ended() == [["eu-0"]] * 3
 
-    assert sorted(len(call.items) for _, call in scene.client.calls) == [1, 1, 1, 2]
+    assert sorted(len(call.items) for _, call in scene.client.calls) == [1, 2]
 
 
-def test_none_ends_much_earlier_than_it_asked_for() -> None:
-    """Each differs little from the one before it, and by as much on any machine."""
+async def test_a_request_of_several_items_travels_alone() -> None:
+    scene = Scene(endpoints=(EU,))
 
-    async def calls() -> int:
-        scene = Scene(endpoints=(EU,))
+    async with scene.dispatcher:
+        several = work(3, model=MODEL, atomic=True)
+        asked = Asked(scene, [single(0), several, single(1)])
+        assert await asked.ended() == [["eu-0"], ["eu-0"] * 3, ["eu-0"]]
+
+    assert sorted((len(call.items), call.atomic) for _, call in scene.client.calls) == [
+        (2, False),
+        (3, True),
+    ]
+
+
+def test_a_busy_backend_gets_what_comes_within_the_delay_in_one_call() -> None:
+    async def sizes() -> list[int]:
+        scene = Scene({"eu-0": steps(Hang())}, endpoints=(EU,))
+        loop = scene.loop
         async with scene.dispatcher:
-            within = [60.0 - number / 1000 for number in range(8)]
-            asked = [Asked(scene, [single(n)], within=each) for n, each in enumerate(within)]
-            for each in asked:
-                await each.ended()
-        return len(scene.client.calls)
+            Asked(scene, [single(0)])
+            await until(lambda: len(scene.client.calls) == 1)
+            began = loop.time()
+            for number in range(1, 5):
+                Asked(scene, [single(number)])
+                due = loop.create_future()
+                loop.call_at(began + number * GATHERING_DELAY / 3, due.set_result, None)
+                await due
+            await until(lambda: len(scene.client.calls) == 2)
+        return [len(call.items) for _, call in scene.client.calls]
 
-    assert run_virtual(calls()) >= 3
+    assert run_virtual(sizes()) == [1, 3]
 
 
 async def test_one_that_is_cancelled_leaves_the_others_their_answers() -> None:
@@ -106,6 +132,22 @@ async def test_one_that_is_cancelled_leaves_the_others_their_answers() -> None:
     assert ended == [[failures.CANCELLED.code], ["eu-0"], [failures.CANCELLED.code]]
     ((_, call),) = scene.client.calls
     assert len(call.items) == 2
+
+
+def test_no_one_joins_a_call_that_was_given_up_before_it_was_sent() -> None:
+    async def ended() -> list[list[str]]:
+        scene = Scene({"eu-0": steps(Hang())}, endpoints=(EU,))
+        async with scene.dispatcher:
+            Asked(scene, [single(0)])
+            await until(lambda: len(scene.client.calls) == 1)
+            given_up = Asked(scene, [single(1)])
+            await asyncio.sleep(0)
+            given_up.started[0].cancel()
+            scene.scripts = {}
+            joins = Asked(scene, [single(2)])
+            return [*await given_up.ended(), *await joins.ended()]
+
+    assert run_virtual(ended()) == [[failures.CANCELLED.code], ["eu-0"]]
 
 
 async def test_the_last_one_to_be_cancelled_ends_the_call() -> None:
@@ -188,7 +230,7 @@ async def test_a_fault_of_one_costs_no_other_its_answer(caplog: pytest.LogCaptur
 
     async with scene.dispatcher:
         deadline = scene.loop.time() + 60.0
-        scene.dispatcher.start(single(0), deadline=deadline, settle=broken)
+        Started(single(0), deadline=deadline, settle=broken).start(scene.dispatcher)
         asked = Asked(scene, [single(1)])
         assert await asked.ended() == [["eu-0"]]
 
@@ -264,18 +306,6 @@ async def test_those_that_are_refused_do_not_all_come_back_at_one_time() -> None
 
     failures_of_all = [failure for each in asked.outcomes for failure in each.failures()]
     assert len({failure.retry_after for failure in failures_of_all}) == 20
-
-
-async def test_works_of_several_items_of_others_are_gathered_too() -> None:
-    scene = Scene(endpoints=(EU,))
-    several = replace(work(3, model=MODEL), is_gathered=True)
-
-    async with scene.dispatcher:
-        asked = Asked(scene, [several, single(5), several])
-        ended = await asked.ended()
-
-    assert ended == [["eu-0"] * 3, ["eu-0"], ["eu-0"] * 3]
-    assert [len(call.items) for _, call in scene.client.calls] == [7]
 
 
 async def test_a_report_before_the_answers_is_no_end() -> None:
@@ -378,31 +408,40 @@ async def test_a_cancelled_item_takes_no_credit_for_a_hedge() -> None:
     assert scene.dispatcher.statistics().hedged == 1
 
 
-async def test_each_call_has_the_time_of_the_least_patient() -> None:
-    scene = Scene(endpoints=(EU,))
+def test_each_ends_at_its_own_deadline_and_a_call_with_the_last() -> None:
+    async def ends() -> tuple[list[float], list[float], int]:
+        routing = RoutingConfig(attempt_timeout=60.0)
+        scene = Scene({"eu-0": steps(Hang())}, endpoints=(EU,), routing=routing)
+        ended: list[float] = []
+        async with scene.dispatcher:
+            for number, within in enumerate((20.0, 5.0)):
+                Started(
+                    single(number),
+                    deadline=scene.loop.time() + within,
+                    settle=lambda _: ended.append(scene.loop.time()),
+                ).start(scene.dispatcher)
+            await until(lambda: len(ended) == 2)
+            in_progress = scene.dispatcher.in_progress
+        ((_, call),) = scene.client.calls
+        return ended, [item.remaining for item in call.items], in_progress
 
-    async with scene.dispatcher:
-        early = Asked(scene, [single(0)], within=60.0)
-        late = Asked(scene, [single(1)], within=60.001)
-        await early.ended()
-        await late.ended()
+    ended, remaining, in_progress = run_virtual(ends())
 
-    ((_, call),) = scene.client.calls
-    assert {item.remaining <= 60.0 for item in call.items} == {True}
+    assert ended == pytest.approx([5.0, 20.0], abs=0.1)
+    assert remaining == pytest.approx([20.0, 5.0], abs=0.1)
+    assert in_progress == 0
 
 
-@pytest.mark.parametrize(
-    ("works", "items", "size", "calls"), [(86, 3, 1, [255, 3]), (3, 1, 100_000, [2, 1])]
-)
+@pytest.mark.parametrize(("count", "size", "calls"), [(300, 1, [256, 44]), (3, 100_000, [2, 1])])
 async def test_no_call_is_larger_than_a_backend_takes_at_once(
-    works: int, items: int, size: int, calls: list[int]
+    count: int, size: int, calls: list[int]
 ) -> None:
     scene = Scene(endpoints=(EU,))
-    given = replace(work(items, model=MODEL), is_gathered=True)
-    large = tuple([replace(item, body=msgspec.msgpack.encode("x" * size)) for item in given.items])
+    body = msgspec.msgpack.encode("x" * size)
+    item = replace(work(1).items[0], body=body)
 
     async with scene.dispatcher:
-        asked = Asked(scene, [replace(given, items=large)] * works)
+        asked = Asked(scene, [replace(single(0), items=(item,))] * count)
         await until(lambda: all(each.by_index for each in asked.outcomes))
 
     assert [len(call.items) for _, call in scene.client.calls] == calls
@@ -414,12 +453,12 @@ async def test_each_item_keeps_the_trace_of_its_own_request() -> None:
     async with scene.dispatcher:
         ends = [Outcomes(), Outcomes()]
         for number, outcomes in enumerate(ends):
-            scene.dispatcher.start(
+            Started(
                 single(number),
                 deadline=scene.loop.time() + 60.0,
                 settle=outcomes.settle,
                 traceparent=f"trace-{number}",
-            )
+            ).start(scene.dispatcher)
         await until(lambda: all(each.by_index for each in ends))
 
     ((_, call),) = scene.client.calls

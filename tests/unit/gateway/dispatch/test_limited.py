@@ -1,6 +1,7 @@
 """Work is reserved before it runs, and charged what it cost."""
 
 import asyncio
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -8,7 +9,7 @@ from typing_extensions import override
 
 from gateway.config.document import Document, LimitsConfig, ModelConfig
 from gateway.dispatch.limited import LimitedRunner
-from gateway.dispatch.work import Outcomes
+from gateway.dispatch.work import OpenItem
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.tracing import Tracer
@@ -30,6 +31,19 @@ class Knowing(GatedRunner):
         return msgspec.structs.replace(super()._outcome(body), rows=0, tokens=0, known_rows=1)
 
 
+class Ended:
+    """An owner of one item that hears of its end."""
+
+    def __init__(self, ended: asyncio.Future[ItemOutcome]) -> None:
+        self._ended = ended
+
+    def items_ended(self, items: Sequence[OpenItem]) -> None:
+        """See `ItemOwner`."""
+        (item,) = items
+        assert item.outcome is not None
+        self._ended.set_result(item.outcome)
+
+
 async def codes_of(
     principal: Principal, document: Document, *, works: int, runner: GatedRunner | None = None
 ) -> list[str]:
@@ -43,13 +57,15 @@ async def codes_of(
         tracer=Tracer(),
     )
     prepared, caller = scene.prepared("a")
-    work = prepared.work([0], is_shared=False, principal=principal)
     found: list[str] = []
     for _ in range(works):
-        ended: asyncio.Future[Outcomes] = asyncio.get_running_loop().create_future()
-        limited.start(work, deadline=caller.deadline, settle=ended.set_result)
-        ((_, outcome),) = await ended
-        found.append("" if outcome.failure is None else outcome.failure.code)
+        ended: asyncio.Future[ItemOutcome] = asyncio.get_running_loop().create_future()
+        work = prepared.work(
+            Ended(ended), deadline=caller.deadline, is_shared=False, principal=principal
+        )
+        limited.start([OpenItem(work, 0, b"a", prepared.keys[0])])
+        failure = (await ended).failure
+        found.append("" if failure is None else failure.code)
     return found
 
 

@@ -1,106 +1,95 @@
-"""Coalescing: one leads, the others wait, and nobody who leaves harms the rest."""
+"""Coalescing: one leads, the others join its item until it is settled."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import pytest
-from typing_extensions import override
+from msgspec.structs import replace
 
-from gateway.inference.coalescing import Flight, Flights
+from gateway.dispatch.work import OpenItem, settle
+from gateway.inference.coalescing import Flights
 from gateway.types import ItemOutcome, Source
 from tests.support.caching import cache_key
+from tests.support.dispatching import GivenItem, Started, work
 
+pytestmark = pytest.mark.anyio
 DONE = ItemOutcome(source=Source.COMPUTED, result=b"{}")
 
 
-class Waiter:
-    """Keeps what it is told."""
+class Scene:
+    """The items in flight of a worker."""
 
     def __init__(self) -> None:
-        self.heard: list[list[Flight]] = []
+        self.flights = Flights()
 
-    def flights_ended(self, flights: Sequence[Flight]) -> None:
-        """Note what ended together."""
-        self.heard.append(list(flights))
-
-
-def test_who_waits_for_several_that_end_together_is_told_once() -> None:
-    flights, waiter = Flights(), Waiter()
-    led = [flights.lead(cache_key(text)) for text in "abc"]
-    for flight in led:
-        flight.waiters.append(waiter)
-
-    flights.settle_all([cache_key(text) for text in "axc"], [(0, DONE), (1, DONE), (2, DONE)])
-    flights.settle(cache_key("b"), DONE)
-
-    assert waiter.heard == [[led[0], led[2]], [led[1]]]
+    def items(self, texts: Iterable[str], *, truncate: bool = True) -> list[OpenItem]:
+        """Return open items whose end the flights hear of."""
+        given = [
+            GivenItem(index=index, body=text.encode(), key=cache_key(text))
+            for index, text in enumerate(texts)
+        ]
+        asked = replace(work(0), items=tuple(given), truncate=truncate)
+        items = Started(asked, deadline=1e9, settle=lambda _: None).items
+        for item in items:
+            item.work.owner = self.flights
+        return items
 
 
-class BrokenWaiter(Waiter):
-    """Raises when it is told."""
-
-    @override
-    def flights_ended(self, flights: Sequence[Flight]) -> None:
-        """Raise."""
-        raise ZeroDivisionError
+@pytest.fixture
+def scene(anyio_backend: str) -> Scene:
+    return Scene()
 
 
-def test_one_who_fails_costs_no_other_its_outcome(caplog: pytest.LogCaptureFixture) -> None:
-    flights, waiter = Flights(), Waiter()
-    led = [flights.lead(cache_key(text)) for text in "ab"]
-    led[0].waiters.append(BrokenWaiter())
-    led[1].waiters.append(waiter)
+async def test_the_items_of_a_request_are_led_together_or_none_of_them(scene: Scene) -> None:
+    flights, items = scene.flights, scene.items("abc")
 
-    flights.settle_all([cache_key(text) for text in "ab"], [(0, DONE), (1, DONE)])
+    is_led = flights.lead(items)
+    others = [flights.lead(scene.items(texts)) for texts in ("da", "dd", "a")]
 
-    assert waiter.heard == [[led[1]]]
-    assert "a background task failed" in caplog.text
-
-
-def test_the_items_of_a_request_are_led_together_or_none_of_them() -> None:
-    flights = Flights()
-    keys = [cache_key(text) for text in "abc"]
-
-    led = flights.lead_all(keys)
-    others = [flights.lead_all([cache_key(text) for text in texts]) for texts in ("da", "dd", "a")]
-
-    assert led is not None
-    assert [flights.join(key) for key in keys] == led
-    assert others == [None, None, None]
+    assert is_led
+    assert [flights.join(item.key) for item in items] == items
+    assert others == [False, False, False]
     assert flights.join(cache_key("d")) is None
     assert flights.statistics().led == 3
 
 
-def test_of_many_who_ask_one_leads_and_all_hear_its_outcome() -> None:
-    flights = Flights()
-    led = flights.lead(cache_key("a"))
-    joined = [flights.join(cache_key("a")) for _ in range(199)]
-    waiters = [Waiter() for _ in range(200)]
-    led.waiters.extend(waiters)
+async def test_of_many_who_ask_one_leads_and_the_others_join(scene: Scene) -> None:
+    flights, (item,) = scene.flights, scene.items("a")
+    flights.lead([item])
+    joined = [flights.join(item.key) for _ in range(199)]
 
-    flights.settle(cache_key("a"), DONE)
+    settle([(item, DONE)])
 
-    assert joined == [led] * 199
-    assert [waiter.heard for waiter in waiters] == [[[led]]] * 200
-    assert led.outcome == DONE
+    assert joined == [item] * 199
+    assert item.followers == 199
     statistics = flights.statistics()
     assert (statistics.in_flight, statistics.led, statistics.joined) == (0, 1, 199)
 
 
-def test_after_the_outcome_the_next_leads_anew() -> None:
-    flights = Flights()
-    flights.lead(cache_key("a"))
-    flights.settle(cache_key("a"), DONE)
+async def test_after_the_outcome_the_next_leads_anew(scene: Scene) -> None:
+    flights, (item,) = scene.flights, scene.items("a")
+    flights.lead([item])
+    settle([(item, DONE)])
 
-    assert flights.join(cache_key("a")) is None
-    assert flights.join(cache_key("b")) is None
+    assert flights.join(item.key) is None
+    assert flights.lead(scene.items("a"))
 
 
-def test_settling_what_nobody_asked_for_or_twice_is_harmless() -> None:
-    flights = Flights()
-    flights.settle(cache_key("a"), DONE)
-    flight = flights.lead(cache_key("a"))
+async def test_the_end_of_an_item_that_is_not_led_ends_no_other_of_its_key(scene: Scene) -> None:
+    flights, (led,), (refreshed,) = scene.flights, scene.items("a"), scene.items("a")
+    flights.lead([led])
 
-    flights.settle(cache_key("a"), DONE)
-    flights.settle(cache_key("a"), DONE)
+    settle([(refreshed, DONE)])
 
-    assert flight.outcome == DONE
+    assert flights.join(led.key) is led
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+async def test_who_refuses_truncation_joins_only_its_like(*, truncate: bool, scene: Scene) -> None:
+    flights, (item,) = scene.flights, scene.items("a", truncate=truncate)
+    flights.lead([item])
+
+    found = {whole: flights.join(item.key, truncate=not whole) for whole in (False, True)}
+
+    assert found == {truncate: None, not truncate: item}
+    settle([(item, DONE)])
+    assert flights.statistics().in_flight == 0

@@ -192,7 +192,7 @@ async def test_tenants_do_not_see_each_others_answers(scene: Scene) -> None:
     answer = await scene.ask("a", tenant="t2")
 
     assert sources(answer) == [_COMPUTED]
-    assert {work.items[0].scope for work in scene.runner.works} == {"tenant:t1", "tenant:t2"}
+    assert {work.scope for work in scene.runner.works} == {"tenant:t1", "tenant:t2"}
 
 
 async def test_a_shared_model_serves_tenants_each_others_answers(scene: Scene) -> None:
@@ -227,10 +227,10 @@ async def test_a_text_goes_where_its_rows_are_known_whatever_its_key(scene: Scen
     await scene.ask("a", "b")
     await scene.ask("a", tenant="t2")
 
-    first, second = scene.runner.works
-    affinities = [item.affinity for item in first.items]
-    assert len(set(affinities)) == 2
-    assert second.items[0].affinity == affinities[0]
+    first, second = scene.runner.started
+    bodies = [item.body for item in first.items]
+    assert len(set(bodies)) == 2
+    assert second.items[0].body == bodies[0]
 
 
 async def test_a_model_whose_answers_are_not_kept_is_computed_each_time(scene: Scene) -> None:
@@ -269,7 +269,7 @@ async def test_other_workers_learn_of_what_all_may_be_given(
     await scene.ask("a", **asked)
 
     (work,) = scene.runner.works
-    assert (work.items[0].key is not None) == is_shared
+    assert work.is_shared == is_shared
 
 
 async def test_what_other_workers_computed_may_not_be_too_old(scene: Scene) -> None:
@@ -411,7 +411,7 @@ async def test_who_waits_for_work_that_is_given_up_hears_that_and_of_no_fault(sc
     asked = asyncio.create_task(scene.ask("a"))
     await until(lambda: bool(scene.runner.works))
 
-    scene.runner.started[0].cancel()
+    scene.runner.cancel(scene.runner.started[0].items)
     (outcome,) = (await asked).outcomes
 
     assert outcome.failure is not None
@@ -419,7 +419,7 @@ async def test_who_waits_for_work_that_is_given_up_hears_that_and_of_no_fault(sc
 
 
 @pytest.fixture
-def tiered(anyio_backend: str) -> Scene:
+async def tiered(anyio_backend: str) -> Scene:
     return Scene(tiers=True)
 
 
@@ -476,3 +476,41 @@ async def test_an_answer_computed_while_its_tenant_is_purged_is_not_given(tiered
     await asking
 
     assert sources(await tiered.ask("a", tenant="two")) == [_COMPUTED]
+
+
+async def test_who_joins_what_another_computes_gives_back_what_its_look_up_claimed(
+    scene: Scene,
+) -> None:
+    scene.runner.gate.clear()
+    leads = asyncio.create_task(scene.ask("a", directives=CacheDirectives(no_store=True)))
+    await until(lambda: bool(scene.runner.works))
+
+    joins = asyncio.create_task(scene.ask("a", by_callback=True))
+    await until(lambda: bool(scene.cache.released))
+    scene.runner.gate.set()
+    await leads
+
+    assert sources(await joins) == [_COLLAPSED]
+    assert len(scene.cache.released) == 1
+
+
+async def test_what_is_given_back_was_taken_before_by_whoever_computes_it(scene: Scene) -> None:
+    begun: list[int] = []
+    scene.cache.on_release = lambda: begun.append(scene.runner.begun)
+
+    await asyncio.gather(scene.ask("a"), scene.ask("a"), scene.ask("b", "c", "b"))
+
+    assert begun == [1, 3]
+
+
+async def test_one_whose_caller_leaves_is_computed_all_the_same(scene: Scene) -> None:
+    scene.runner.gate.clear()
+    asked = asyncio.create_task(scene.ask("a"))
+    await until(lambda: bool(scene.runner.works))
+
+    asked.cancel()
+    await asyncio.wait((asked,))
+    scene.runner.gate.set()
+    await until(lambda: bool(scene.cache.entries))
+
+    assert sources(await scene.ask("a")) == [_HIT]

@@ -1,15 +1,15 @@
 """Waiting for many items at once takes work in proportion to how many there are."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from typing_extensions import override
 
-from gateway.inference.coalescing import Flight
-from gateway.inference.item_waits import ItemWaits
+from gateway.dispatch.work import OpenItem, Work
+from gateway.inference.coalescing import ItemWaits
 from gateway.types import (
     Caller,
-    Criticality,
     ItemFailure,
     ItemOutcome,
     KeyId,
@@ -17,6 +17,8 @@ from gateway.types import (
     Source,
     TenantId,
 )
+from tests.support.caching import cache_key
+from tests.support.dispatching import Started, work
 
 pytestmark = pytest.mark.anyio
 _REFUSED = ItemOutcome(
@@ -27,56 +29,75 @@ _LIMITED = ItemOutcome(
 )
 
 
-class CountedFlight(Flight):
-    """Counts how often a flight is compared with another."""
+def _work() -> Work:
+    return Started(work(1), deadline=1e9, settle=lambda _: None).items[0].work
+
+
+def counted() -> "CountedItem":
+    """Return an open item that nobody computes."""
+    return CountedItem(_work(), 0, b"a", cache_key("a"))
+
+
+class Ended:
+    """Takes the end of a wait."""
+
+    def __init__(self) -> None:
+        self.future: asyncio.Future[tuple[bool, list[int]]]
+        self.future = asyncio.get_running_loop().create_future()
+
+    def __call__(self, has_failed: bool, again: Sequence[int]) -> None:  # noqa: FBT001
+        self.future.set_result((has_failed, list(again)))
+
+
+class CountedItem(OpenItem):
+    """Counts how often an item is compared with another."""
 
     compared = 0
 
     @override
     def __eq__(self, other: object) -> bool:
-        CountedFlight.compared += 1
+        CountedItem.compared += 1
         return self is other
 
-    __hash__ = Flight.__hash__
+    __hash__ = OpenItem.__hash__
 
 
 async def test_a_request_whose_items_all_fail_compares_none_with_all_others(
     anyio_backend: str,
 ) -> None:
     caller = Caller(principal=Principal(tenant=TenantId("t"), key=KeyId("k")), deadline=1e9)
-    waits = ItemWaits(caller, is_whole=True)
+    waits = ItemWaits(caller, is_whole=True, outcomes=[None] * 500)
     for index in range(500):
-        flight = waits.led[index] = CountedFlight(Criticality.DEFAULT)
-        flight.outcome = _REFUSED
+        item = waits.led[index] = counted()
+        item.outcome = _REFUSED
 
-    ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    waits.on_end(ended.set_result)
+    ended = Ended()
+    waits.begin(ended)
 
-    assert await ended
-    assert waits.fill([None] * 500, has_failed=True) == []
-    assert CountedFlight.compared < 1000
+    assert await ended.future == (True, [])
+    assert CountedItem.compared < 1000
 
 
 async def test_joined_items_that_fail_for_their_leaders_are_not_compared_with_all_led(
     anyio_backend: str,
 ) -> None:
     caller = Caller(principal=Principal(tenant=TenantId("t"), key=KeyId("k")), deadline=1e9)
-    waits = ItemWaits(caller, is_whole=True)
-    waits.led = {index: CountedFlight(Criticality.DEFAULT) for index in range(500)}
-    waits.joined = {500 + index: CountedFlight(Criticality.DEFAULT) for index in range(500)}
-    ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    waits.on_end(ended.set_result)
-    before = CountedFlight.compared
+    waits = ItemWaits(caller, is_whole=True, outcomes=[None] * 1000)
+    waits.led = {index: counted() for index in range(500)}
+    waits.joined = {500 + index: counted() for index in range(500)}
+    ended = Ended()
+    waits.begin(ended)
+    before = CountedItem.compared
 
-    for flight in waits.joined.values():
-        flight.outcome = _LIMITED
-        waits.flights_ended([flight])
-    compared = CountedFlight.compared - before
+    for item in waits.joined.values():
+        item.outcome = _LIMITED
+        waits.items_ended([item])
+    compared = CountedItem.compared - before
     own = waits.led[0]
     own.outcome = _LIMITED
-    waits.flights_ended([own])
+    waits.items_ended([own])
 
-    assert await ended
+    assert (await ended.future)[0]
     assert compared < 1000
 
 
@@ -84,11 +105,10 @@ async def test_an_item_that_fails_for_its_own_request_is_not_tried_again(
     anyio_backend: str,
 ) -> None:
     caller = Caller(principal=Principal(tenant=TenantId("t"), key=KeyId("k")), deadline=1e9)
-    waits = ItemWaits(caller, is_whole=False)
-    flight = waits.led[0] = waits.joined[1] = Flight(Criticality.DEFAULT)
-    flight.outcome = _LIMITED
-    ended: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-    waits.on_end(ended.set_result)
-    await ended
+    waits = ItemWaits(caller, is_whole=False, outcomes=[None, None])
+    item = waits.led[0] = waits.joined[1] = OpenItem(_work(), 0, b"a", cache_key("a"))
+    item.outcome = _LIMITED
+    ended = Ended()
+    waits.begin(ended)
 
-    assert waits.fill([None, None], has_failed=False) == []
+    assert await ended.future == (False, [])

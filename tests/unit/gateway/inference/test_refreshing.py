@@ -1,48 +1,48 @@
 """What is refreshed in the background: each item once at a time."""
 
 import asyncio
+from collections.abc import Sequence
 from types import MappingProxyType
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from gateway.config.document import Document
-from gateway.dispatch.work import Settle, StartedWork, Work
-from gateway.dispatch.work_task import WorkTask
+from gateway.dispatch.work import OpenItem, settle
 from gateway.inference.outcomes import GIVEN_UP
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.inference.refreshing import Refresher
 from gateway.runtime.runtime import Runtime
 from gateway.types import InferenceRequest, KeyId, ModelName, Principal, TenantId
 from testing.waiting import until
-from tests.support.inference_scene import RecordedTasks, Scene
+from tests.support.inference_scene import GatedRunner, Scene
 from wire.protocol import ClassifyParameters, Task
 
 pytestmark = pytest.mark.anyio
 
 
-class FirstAtOnce:
-    """A runner that settles the first item of a work at once, and the others when told to."""
+class FirstAtOnce(GatedRunner):
+    """Settles the first item at once, and the others when told to."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.gates: list[asyncio.Event] = []
-        self.tasks = RecordedTasks()
 
-    def start(
-        self, work: Work, *, deadline: float, settle: Settle, traceparent: str = ""
-    ) -> StartedWork:
-        """See `WorkRunner`."""
-        task = WorkTask(work, settle)
-        return task.run(self.tasks, self._run(work, task.settle))
-
-    async def _run(self, work: Work, settle: Settle) -> None:
+    @override
+    async def _run(self, items: Sequence[OpenItem]) -> None:
         gate = asyncio.Event()
         self.gates.append(gate)
-        first, *others = work.items
-        settle([(first.index, GIVEN_UP)])
+        settle([(items[0], GIVEN_UP)])
         await gate.wait()
-        for item in others:
-            settle([(item.index, GIVEN_UP)])
+        settle([(item, GIVEN_UP) for item in items])
+
+
+class Nobody:
+    """An owner that stores nothing."""
+
+    def items_ended(self, items: Sequence[OpenItem]) -> None:
+        """See `ItemOwner`."""
 
 
 def job_of(scene: Scene, *texts: str) -> PreparedRequest:
@@ -60,7 +60,7 @@ def job_of(scene: Scene, *texts: str) -> PreparedRequest:
 async def test_the_end_of_a_refresh_does_not_end_the_next_one_of_an_item() -> None:
     runner = FirstAtOnce()
     tasks = runner.tasks
-    refresher = Refresher(runner=runner, keep=lambda *_: None, is_computed=lambda _: False)
+    refresher = Refresher(runner=runner, owner=Nobody(), is_computed=lambda _: False)
     prepared = job_of(Scene(), "a", "b", "c")
 
     refresher.refresh(prepared, [0, 1])

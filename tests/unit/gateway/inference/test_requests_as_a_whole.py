@@ -1,16 +1,17 @@
 """Requests that are of use as a whole only: one item that fails ends the work on the others."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from typing_extensions import override
 
 from gateway.api.answers import first_failure
-from gateway.dispatch.work import Settle, Work, finish
+from gateway.dispatch.work import OpenItem
 from gateway.errors import Overloaded
 from gateway.types import ItemFailure, Source
 from testing.waiting import until
-from tests.support.inference_scene import FailingRunner, GatedRunner, Scene
+from tests.support.inference_scene import FailingRunner, Scene
 
 pytestmark = pytest.mark.anyio
 BUSY = ItemFailure(status=503, code="overloaded", detail="Busy.", retryable=True, retry_after=2.5)
@@ -27,7 +28,7 @@ async def test_a_request_whose_item_failed_is_answered_at_once_and_its_work_give
     scene = Scene(runner=runner)
 
     answer = await scene.ask("a", "b", "c", within=60.0)
-    await until(lambda: runner.given_up == 1)
+    await until(lambda: bool(runner.cancelled))
 
     error = first_failure(answer, continue_on_error=False)
     assert isinstance(error, Overloaded)
@@ -43,24 +44,23 @@ async def test_items_that_may_fail_alone_are_waited_for(runner: FailingRunner) -
 
     codes = [outcome.failure.code for outcome in answer.outcomes if outcome.failure]
     assert codes == ["overloaded", "deadline_exceeded"]
-    assert runner.given_up == 0
+    assert not runner.cancelled
     assert not runner.works[0].atomic
 
 
 async def test_work_that_another_request_waits_for_goes_on(runner: FailingRunner) -> None:
     gate = asyncio.Event()
 
-    class Later(GatedRunner):
+    class Later(FailingRunner):
         """Lets a second request join before the first has failed."""
 
         @override
-        async def _run(self, work: Work, deadline: float, settle: Settle) -> None:
+        async def _run(self, items: Sequence[OpenItem]) -> None:
             await gate.wait()
-            await finish(
-                work, settle, lambda count: runner.start(work, deadline=deadline, settle=count)
-            )
+            await super()._run(items)
 
-    scene = Scene(runner=Later())
+    later = Later(BUSY)
+    scene = Scene(runner=later)
     first = asyncio.create_task(scene.ask("a", "b", within=60.0))
     await until(lambda: scene.flights.statistics().in_flight == 2)
     joined = asyncio.create_task(scene.ask("b", within=0.2))
@@ -69,7 +69,7 @@ async def test_work_that_another_request_waits_for_goes_on(runner: FailingRunner
     await first
     await joined
 
-    assert runner.given_up == 0
+    assert not later.cancelled
     for task in scene.runner.tasks.tasks:
         task.cancel()
     await asyncio.gather(*scene.runner.tasks.tasks, return_exceptions=True)

@@ -457,6 +457,7 @@ def test_statistics_tell_what_is_known(clock: Clock) -> None:
     fleet = fleet_of(US, clock)
 
     fleet.started(US[0], 3)
+    fleet.called(US[0])
     fleet.record(US[0], CallVerdict.OK, Report(queued_tokens=9))
     fail(fleet, US[0])
 

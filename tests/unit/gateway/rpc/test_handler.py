@@ -189,7 +189,7 @@ async def test_the_deadline_of_a_call_is_that_of_the_request() -> None:
         asked = (("x-request-timeout", "0.1"),)
         by_header = await client.ask("ModelInfer", infer("minilm", "a"), metadata=asked)
         by_call = await client.ask("ModelInfer", infer("minilm", "b"), timeout=0.2)
-        deadline, ended = rpc.api.scene.runner.deadlines[-1], asyncio.get_running_loop().time()
+        deadline, ended = rpc.api.scene.runner.works[-1].deadline, asyncio.get_running_loop().time()
         await until(lambda: len(rpc.api.events.events) == 2)
 
     assert by_header.code is by_call.code is StatusCode.DEADLINE_EXCEEDED

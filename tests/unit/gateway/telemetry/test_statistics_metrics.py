@@ -12,8 +12,7 @@ from gateway.app.stats_reporter import WorkerStatistics
 from gateway.batches.runner import RunnerStatistics
 from gateway.cache.base import CacheStatistics
 from gateway.dispatch.discovery import DiscoveryStatistics
-from gateway.dispatch.endpoint_counts import CallStatistics
-from gateway.dispatch.statistics import DispatchStatistics
+from gateway.dispatch.statistics import CallStatistics, DispatchStatistics
 from gateway.events.log import LogStatistics
 from gateway.http.unsent_answers import UnsentStatistics
 from gateway.idempotency.store import IdempotencyStatistics

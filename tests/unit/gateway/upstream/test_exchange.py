@@ -10,12 +10,13 @@ import pytest
 
 from gateway.config.document import RoutingConfig
 from gateway.types import Endpoint
-from gateway.upstream.base import StartedCall
-from gateway.upstream.exchange import refused
+from gateway.upstream.base import CallFailed, Cause, StartedCall
+from gateway.upstream.exchange import CallExchange, refused
 from gateway.upstream.http import HttpBackendClient
+from loadtests.simulate.virtual_time import run_virtual
 from testing.stub_backend import Reply, StubBackend, answer, answer_when, echo
 from tests.support.dispatching import endpoint_of
-from wire.protocol import Call, CallItem, Done, Failed, Refusal, Report, Task
+from wire.protocol import Call, CallItem, Done, Failed, Refusal, Report, Task, encode_frame
 
 pytestmark = pytest.mark.anyio
 
@@ -125,16 +126,14 @@ async def test_closing_the_client_ends_calls_in_progress() -> None:
         assert [type(end) for end in caller.ends] == [asyncio.CancelledError]
 
 
-async def test_what_cannot_be_sent_ends_its_callers_and_frees_the_slot() -> None:
+async def test_what_cannot_be_sent_frees_the_slot() -> None:
     async with StubBackend() as stub, connected(stub) as (client, to):
         client.configure([to], RoutingConfig(max_calls_per_backend=1))
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        broken = Caller(client, to, "a", scope=cast("str", object()))
-        await broken.over.wait()
+        with pytest.raises(TypeError):
+            Caller(client, to, "a", scope=cast("str", object()))
         sound = Caller(client, to, "a")
         await sound.over.wait()
 
-    assert isinstance(broken.ends[0], TypeError)
     assert sound.ends == [Report()]
 
 
@@ -144,3 +143,101 @@ def test_a_refusal_says_when_to_come_back() -> None:
     error = refused(503, msgspec.msgpack.encode(refusal))
 
     assert (error.code, error.retryable, error.retry_after) == ("overloaded", True, 3.0)
+
+
+class Exchanged:
+    """An exchange of a call of some items, and what its caller was told."""
+
+    def __init__(self, count: int, *, within: float = 20.0, idle_timeout: float = 10.0) -> None:
+        self.received: list[int] = []
+        self.ends: list[Report | BaseException] = []
+        items = [CallItem(body=b"", remaining=5.0, scope="t") for _ in range(count)]
+        call = Call(
+            model="stub",
+            revision="aaaaaaaaaaaa",
+            profile="fp32",
+            task=Task.CLASSIFY,
+            parameters=b"",
+            items=items,
+        )
+        self.exchange = CallExchange(
+            call,
+            deadline=asyncio.get_running_loop().time() + within,
+            idle_timeout=idle_timeout,
+            receive=lambda frames: self.received.extend(frame.index for frame in frames),
+            on_end=self.ends.append,
+        )
+
+    def feed(self, *frames: int | Report) -> None:
+        """Deliver the outcomes of these items, and reports."""
+        for frame in frames:
+            if isinstance(frame, Report):
+                self.exchange.feed(encode_frame(frame))
+            else:
+                done = Done(index=frame, result=b"{}", rows=1, tokens=1)
+                self.exchange.feed(encode_frame(done))
+
+
+async def test_reports_before_the_outcomes_end_nothing(anyio_backend: str) -> None:
+    exchanged = Exchanged(2)
+
+    exchanged.feed(Report(), 0, Report())
+    ends_before = list(exchanged.ends)
+    exchanged.feed(1, Report())
+
+    assert ends_before == []
+    assert exchanged.received == [0, 1]
+    assert exchanged.ends == [Report()]
+
+
+async def test_the_end_is_told_once(anyio_backend: str) -> None:
+    exchanged = Exchanged(1)
+
+    exchanged.feed(0, Report())
+    exchanged.exchange.end(CallFailed(Cause.CUT, "late"))
+
+    assert exchanged.ends == [Report()]
+
+
+async def test_an_answer_that_ends_after_outcomes_without_a_report_is_cut(
+    anyio_backend: str,
+) -> None:
+    exchanged = Exchanged(2)
+
+    exchanged.feed(Report(), 0)
+    exchanged.exchange.end()
+
+    (how,) = exchanged.ends
+    assert isinstance(how, CallFailed)
+    assert how.cause is Cause.CUT
+
+
+async def test_who_has_left_hears_nothing_more(anyio_backend: str) -> None:
+    exchanged = Exchanged(2)
+
+    exchanged.feed(0)
+    exchanged.exchange.cancel()
+    exchanged.feed(1, Report())
+
+    assert (exchanged.received, exchanged.ends) == ([0], [])
+
+
+def test_items_that_waited_for_a_slot_have_that_much_less_time() -> None:
+    async def left() -> float:
+        exchanged = Exchanged(1)
+        loop = asyncio.get_running_loop()
+        later: asyncio.Future[None] = loop.create_future()
+        loop.call_later(1.0, later.set_result, None)
+        await later
+        (item,) = exchanged.exchange.message(7).items
+        return item.remaining
+
+    assert run_virtual(left()) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("within", "idle", "silent"), [(20.0, 60.0, 20.0), (20.0, 5.0, 5.0)])
+def test_silence_ends_with_patience_or_time(within: float, idle: float, silent: float) -> None:
+    async def silent_at() -> float:
+        return Exchanged(1, within=within, idle_timeout=idle).exchange.silent_at()
+
+    assert run_virtual(silent_at()) == silent
