@@ -67,14 +67,19 @@ async def test_those_that_differ_or_end_at_other_times_are_not() -> None:
     scene = Scene(endpoints=(EU,))
     sheddable = replace(single(1), criticality=Criticality.SHEDDABLE)
     other = replace(single(2), parameters=b"\x81")
+    bulk = replace(single(3), lane="bulk")
+    whole = replace(single(4), truncate=False)
 
     async with scene.dispatcher:
-        asked = Asked(scene, [single(0), sheddable, other, single(3)])
-        later = Asked(scene, [single(4)], within=61.0)
+        asked = Asked(scene, [single(0), sheddable, other, bulk, whole, single(5)])
+        later = Asked(scene, [single(6)], within=61.0)
         await asked.ended()
         await later.ended()
 
-    assert sorted(len(call.items) for _, call in scene.client.calls) == [1, 1, 1, 2]
+    calls = [call for _, call in scene.client.calls]
+    assert sorted(len(call.items) for call in calls) == [1, 1, 1, 1, 1, 2]
+    assert [len(call.items) for call in calls if not call.truncate] == [1]
+    assert [len(call.items) for call in calls if call.lane == "bulk"] == [1]
 
 
 def test_none_ends_much_earlier_than_it_asked_for() -> None:
