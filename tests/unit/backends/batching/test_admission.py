@@ -9,6 +9,7 @@ from backends.batching.meter import Meter
 from backends.batching.policy import BatchLimits
 from backends.batching.queue import RowQueue
 from backends.batching.row import RequestWork
+from backends.errors import Overloaded
 from backends.executors.cost import CostModel
 from tests.support.clock import Clock
 
@@ -53,6 +54,19 @@ def test_admitted_bulk_items_reserve_no_time(admission: Admission) -> None:
     (item,) = admission.admit([5.0], time_left=10.0, flow=(BULK, "tenant"))
 
     assert (item.remaining, admission.reserved, admission.pending()) == (0.0, 0.0, 0.0)
+
+
+def test_bulk_items_may_wait_until_their_deadline_where_others_are_refused(
+    admission: Admission, clock: Clock
+) -> None:
+    admission.admit([20.0], time_left=60.0, flow=FLOW)
+
+    with pytest.raises(Overloaded):
+        admission.admit([4.0], time_left=6.0, flow=("interactive", "other"))
+    (item,) = admission.admit([4.0], time_left=6.0, flow=(BULK, "other"))
+    admission.take(4.0, deadline=clock() + 6.0, flow=(BULK, "other"), reservation=item)
+
+    assert item.is_begun
 
 
 def test_rows_that_another_queue_takes_use_up_no_reservation(

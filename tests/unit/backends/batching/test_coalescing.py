@@ -120,6 +120,16 @@ async def test_scopes_share_nothing() -> None:
     assert one == other == (1, 2)
 
 
+async def test_graphs_share_nothing_although_they_share_a_cache() -> None:
+    async with bench() as b:
+        b.gate.open()
+        one = await b.ask(7)
+        b.rows = RowCoalescer(digest="another graph", cache=b.cache, batcher=b.batcher)
+        other = await b.ask(7)
+
+    assert one == other == (1, 2)
+
+
 async def test_the_kind_of_output_tells_rows_apart() -> None:
     async with bench() as b:
         b.gate.open()
