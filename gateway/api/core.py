@@ -50,13 +50,13 @@ class Core:
         """
 
         async def send(reply: HttpReply, holder: KeyId | None = None) -> None:
-            await on_reply(reply.with_lines(request.lines), holder)
+            await on_reply(reply.with_lines(request.added_lines), holder)
 
         claimed: ClaimedKey | None = None
         try:
             prepared = (
-                self._steps.admit(request)
-                or self._shedder.admit(request, match.route)
+                self._steps.answer_early(request)
+                or self._shedder.answer_early(request, match.route)
                 or await self._steps.prepare(request, body)
             )
             if isinstance(prepared, HttpReply):
@@ -87,8 +87,11 @@ class Core:
             body.release()
             if len(reply.body) >= SMALLEST:
                 reply = await processor.large_answers.finish(state, reply)
-            if claimed is not None and _is_final(state):
-                await claimed.store(reply.status, header_fields(reply.lines), reply.body)
+            if claimed is not None:  # before the answer, so that retries do not find it claimed
+                if _is_final(state):
+                    await claimed.store(reply.status, header_fields(reply.lines), reply.body)
+                else:
+                    await claimed.end()
             await send(reply, state.holder)
         except ClientDisconnected:
             state.span.fail("client_gone")
@@ -113,5 +116,6 @@ class Core:
 
 def _is_final(state: RequestState) -> bool:
     """Return whether another try would end in the same way, whatever status its dialect gives."""
+    # An answer that another try may complete is recorded under the id of its attempt.
     lacks_items = state.attempt == state.id and state.status < _FIRST_ERROR
     return not (state.is_passing or lacks_items)

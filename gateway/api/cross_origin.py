@@ -45,8 +45,8 @@ class CrossOrigin:
         self._runtimes = runtimes
         self._keys = keys
 
-    def admit(self, request: IncomingRequest) -> HttpReply | None:
-        """Note in `request.lines` what its page is told. Return the answer to a preflight.
+    def answer_early(self, request: IncomingRequest) -> HttpReply | None:
+        """Note in `request.added_lines` what its page is told. Return the answer to a preflight.
 
         Raises:
             PermissionDenied: the key or the page may not make the request.
@@ -55,11 +55,11 @@ class CrossOrigin:
         if not (origin or self._keys.has_bounds):
             return None
         if origin:
-            request.lines = _lines(self._headers(origin, request.principal))
+            request.added_lines = _lines(self._headers(origin, request.principal))
         if request.method == "OPTIONS" and b"access-control-request-method" in request.fields:
             asked = request.fields.get(b"access-control-request-headers", b"")
             if (reply := self._preflight(origin, asked)) is not None:
-                request.lines = b""  # the answer says itself what it varies by
+                request.added_lines = b""  # the answer says itself what it varies by
                 return reply
         if request.principal is not None:
             self.check(request.principal, request.path, origin)

@@ -54,7 +54,7 @@ class CustomerApplication:
         self, match: RouteMatch, scope: HTTPScope, receive: Receive, send: Send
     ) -> None:
         server = buffered_http(scope)
-        whole = (lambda: None) if server is None else server.body
+        take_whole = (lambda: None) if server is None else server.body
 
         async def on_reply(reply: HttpReply, holder: KeyId | None) -> None:
             if server is None or reply.status == NO_CONTENT:  # which has no length
@@ -63,12 +63,12 @@ class CustomerApplication:
                 await server.send(reply.status, reply.lines, reply.body, holder)
 
         request = request_of(scope, self._keys)
-        body = IncomingBody(self._bodies, receive, whole)
+        body = IncomingBody(self._bodies, receive, take_whole)
         await self._core.answer(match, request, body, on_reply)
 
 
 class SteppedApplication:
-    """Takes requests through the common steps, and has `app` answer them."""
+    """Takes requests that are no inference through the common steps, and has `app` answer them."""
 
     def __init__(
         self, app: ASGIApp, *, steps: RequestSteps, keys: KeyRing, bodies: IncomingBodies
@@ -87,9 +87,9 @@ class SteppedApplication:
         body = IncomingBody(self._bodies, receive)
         claimed: ClaimedKey | None = None
         try:
-            prepared = self._steps.admit(request) or await self._steps.prepare(request, body)
+            prepared = self._steps.answer_early(request) or await self._steps.prepare(request, body)
             if isinstance(prepared, HttpReply):
-                await respond(send, prepared.with_lines(request.lines))
+                await respond(send, prepared.with_lines(request.added_lines))
                 return
             claimed = prepared
             scope = scope.copy()
@@ -115,37 +115,41 @@ class _Sender:
         self, send: Send, request: IncomingRequest, scope: HTTPScope, claimed: ClaimedKey | None
     ) -> None:
         self._send = send
-        self._fields = header_fields(request.lines)
+        self._fields = header_fields(request.added_lines)
         self._scope = scope
         self._claimed = claimed
         self._held: list[Message] = []
         self._size = 0
 
     async def send(self, message: Message) -> None:
-        if self._claimed is None:
+        claimed = self._claimed
+        if claimed is None:
             await self._pass(message)
             return
         self._held.append(message)
+        is_last = False
         if message["type"] == "http.response.body":
             self._size += len(message["body"])
-            if not message.get("more_body"):
-                await self._store(self._claimed)
-            elif self._size <= LARGEST_ANSWER:
-                return
-        elif message["type"] == "http.response.start":
+            is_last = not message.get("more_body")
+        if not is_last and self._size <= LARGEST_ANSWER:
             return
-        held, self._held = self._held, []
-        for each in held:
+        self._claimed = None
+        await self._settle(claimed, is_whole=is_last)
+        for each in self._held:
             await self._pass(each)
+        self._held.clear()
 
     async def _pass(self, message: Message) -> None:
         if self._fields and message["type"] == "http.response.start":
             message["headers"] = [*message["headers"], *self._fields]
         await self._send(message)
 
-    async def _store(self, claimed: ClaimedKey) -> None:
-        """Store an answer that was held as a whole, unless it has a secret."""
+    async def _settle(self, claimed: ClaimedKey, *, is_whole: bool) -> None:
+        """Store the answer, unless it is too long or has a secret. The claim ends in any case."""
         start, *rest = self._held
-        if start["type"] == "http.response.start" and not self._scope["state"].get(NOT_REPLAYED):
+        is_kept = is_whole and not self._scope["state"].get(NOT_REPLAYED)
+        if start["type"] == "http.response.start" and is_kept:
             body = b"".join([m["body"] for m in rest if m["type"] == "http.response.body"])
             await claimed.store(start["status"], start["headers"], body)
+        else:
+            await claimed.end()

@@ -87,7 +87,7 @@ class IdempotentRequests:
     """Claims the keys of requests, so that a request with a key runs only once.
 
     `new_id` returns ids for the requests that this step answers itself. `has_route` says whether a
-    method and path have a route. Without a route, a request gets 405 or 404, with or without a key.
+    path has a route for a method other than `GET`. Without one, a key changes nothing.
     """
 
     def __init__(
@@ -116,7 +116,9 @@ class IdempotentRequests:
             ClientDisconnected: the caller is gone.
         """
         principal = request.principal
-        if HEADER not in request.fields or principal is None or not self._is_keyed(request):
+        if HEADER not in request.fields or principal is None:
+            return None
+        if not self._has_route(request.method, request.path):
             return None
         limit_lines = b""
         try:
@@ -138,9 +140,6 @@ class IdempotentRequests:
             return problem_reply(error, self._new_id(), lines, errors=errors)
         request.recorded_id = id_of(principal, key, print_, claim.first)
         return ClaimedKey(stored)
-
-    def _is_keyed(self, request: IncomingRequest) -> bool:
-        return request.method != "GET" and self._has_route(request.method, request.path)
 
     async def _charge(self, principal: Principal, runtime: Runtime) -> Decision:
         """Charge a request that is not run."""

@@ -19,7 +19,7 @@ from gateway.api.request_headers import parse_timeout
 from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.config.document import DeadlineConfig
-from gateway.errors import InvalidRequest
+from gateway.errors import GatewayError, InvalidRequest
 from gateway.http.byte_budget import ByteBudget, HeldBytes
 from gateway.http.client_id import echo_line, parse_client_id
 from gateway.runtime.runtime import Runtime
@@ -36,8 +36,8 @@ class IncomingRequest:
     in lower case.
     """
 
-    lines = b""
-    """What is put after the header lines of the answer, whatever it is."""
+    added_lines = b""
+    """The header lines that the steps add to the answer."""
     recorded_id: RequestId | None = None
     """The id under which the ledger counts all attempts of the request, if that is not its own."""
 
@@ -47,16 +47,25 @@ class IncomingRequest:
         self.method = method
         self.path = path
         self.target = target
+        self._keys = keys
         self.set_headers(headers)
         self.key = bearer_token(self.fields.get(b"authorization", b""))
         """The API key, empty if there is none or more than one."""
-        self.principal: Principal | None = keys.find(self.key)
 
     def set_headers(self, headers: Headers) -> None:
         """Replace the headers."""
         self.headers = headers
         self.fields = headers_by_name(headers)
         """The first value of each header."""
+
+    @property
+    def principal(self) -> Principal | None:
+        """Whose key it is now: a key may be revoked while the body arrives."""
+        return self._keys.find(self.key)
+
+    def refusal(self) -> GatewayError:
+        """Return the error of a request whose key is not valid."""
+        return self._keys.refusal(self.key)
 
     @property
     def client_id(self) -> str:
@@ -92,12 +101,13 @@ class IncomingBodies:
         """Return what the body of a caller with a key holds. There is room for 16 of the largest.
 
         Raises:
-            RuntimeError: the caller has no key.
+            GatewayError: the caller has no valid key.
         """
-        if request.principal is None:
-            raise RuntimeError("nothing is read from a caller without a key")
+        principal = request.principal
+        if principal is None:
+            raise request.refusal()
         self.budget.limit_bytes = _MAX_LARGE_BODIES * runtime.document.request.max_body_bytes
-        return HeldBytes(self.budget, request.principal.key)
+        return HeldBytes(self.budget, principal.key)
 
     async def wait(self, body: Coroutine[Any, Any, bytes], deadline: float) -> bytes:
         """Return what `body` returns.
@@ -109,21 +119,21 @@ class IncomingBodies:
 
 
 class IncomingBody:
-    """The body of one request. Steps may read it ahead of who answers the request.
+    """The body of one request. A step may read it before it is the turn of who answers.
 
-    `receive` gives the next part as ASGI does. `whole` returns the body if it is all there, and
-    `None` if it has to be waited for.
+    `receive` gives the next part as ASGI does. `take_whole` returns the body if it is all there,
+    and `None` if it has to be waited for.
     """
 
     def __init__(
         self,
         bodies: IncomingBodies,
         receive: Receive,
-        whole: Callable[[], bytes | None] = lambda: None,
+        take_whole: Callable[[], bytes | None] = lambda: None,
     ) -> None:
         self._bodies = bodies
         self._receive = receive
-        self._whole = whole
+        self._take_whole = take_whole
         self._held: HeldBytes | None = None
         self._is_ahead = False
         """Whether `content` was read and not given to who answers."""
@@ -194,7 +204,11 @@ class IncomingBody:
             ClientDisconnected: the caller is gone.
         """
         limit = runtime.document.request.max_body_bytes
-        raw = self.content if self.is_whole else None if self._is_ahead else self._whole()
+        raw: bytes | None = None
+        if self.is_whole:
+            raw = self.content
+        elif not self._is_ahead:
+            raw = self._take_whole()
         if raw is not None:
             return bounded(raw, limit=limit)
         held = self._held = self._held or self._bodies.hold(request, runtime)

@@ -108,7 +108,7 @@ class InferenceRoute:
 
     def answers(self, path: str) -> bool:
         """Tell whether a decoded path is its own."""
-        return re.fullmatch(path_pattern(self.path), path) is not None
+        return re.fullmatch(path_pattern(self.path), normal_path(path)) is not None
 
     def json_part(self, raw: bytes, fields: tuple[bytes, ...]) -> bytes:
         """Return what of a body is JSON: its values are counted before any is made."""
@@ -164,8 +164,7 @@ class InferenceRoutes:
         """Return the route of a decoded path, `None` where it is none of them."""
         found = self._exact.get(path)
         if found is None:
-            # As Litestar reads paths.
-            path = "/" + _SLASHES.sub("/", path.strip("/"))
+            path = normal_path(path)
             found = self._exact.get(path)
         if found is None:
             for pattern, route in self._patterns:
@@ -179,15 +178,20 @@ class InferenceRoutes:
         return self.find(path) if _PLAIN_PATH.fullmatch(path) else None
 
 
+def normal_path(path: str) -> str:
+    """Return a path without needless slashes, as Litestar reads it."""
+    return "/" + _SLASHES.sub("/", path.strip("/"))
+
+
 def path_pattern(path: str) -> str:
-    """Return the regular expression of a path with parameters, which may end with a slash."""
+    """Return the regular expression of a normal path with parameters."""
     parts: list[str] = []
     end = 0
     for match in _PARAMETER.finditer(path):
         name, is_path = match.groups()
         parts += [
             re.escape(path[end : match.start()]),
-            f"(?P<{name}>{'.+?' if is_path else '[^/]+'})",
+            f"(?P<{name}>{'(?s:.+?)' if is_path else '[^/]+'})",
         ]
         end = match.end()
-    return "".join([*parts, re.escape(path[end:]), "/?"])
+    return "".join([*parts, re.escape(path[end:])])

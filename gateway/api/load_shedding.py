@@ -69,8 +69,8 @@ class LoadShedder:
         lines = id_.join(refusal.lines) + own_lines
         return HttpReply(refusal.status, lines, id_.join(refusal.body))
 
-    def admit(self, request: IncomingRequest, route: InferenceRoute) -> HttpReply | None:
-        """Count a request. Return the answer if it is refused, `None` if it is admitted."""
+    def answer_early(self, request: IncomingRequest, route: InferenceRoute) -> HttpReply | None:
+        """Count a request. Return the answer if it is refused."""
         if request.method != "POST" or not self.add_request():
             return None
         try:

@@ -230,9 +230,7 @@ class MemoryHits:
             charge=self._limiter.repeated_charge(parsed.charges),
         )
 
-    def _charged(
-        self, replay: HitReplay, times: list[int] | None = None
-    ) -> tuple[float, bytes] | None:
+    def _charged(self, replay: HitReplay, times: list[int] | None) -> tuple[float, bytes] | None:
         """Charge a request that `replay` answers; return the entry's age and the limits' lines."""
         plan, entry = replay.plan, replay.entry
         # As `is_current`, which would be another call for each hit.

@@ -127,7 +127,7 @@ class RequestProcessor:
             raise MethodNotAllowed("Use POST for this route.")
         state.principal = request.principal
         if state.principal is None:
-            raise self._keys.refusal(request.key)
+            raise request.refusal()
         check_budget(state.principal)
         if client_id := request.client_id:
             state.name(client_id)

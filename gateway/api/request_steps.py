@@ -1,7 +1,6 @@
 """Takes requests through the steps that all routes have in common, before their work.
 
-Answers of the steps lack `IncomingRequest.lines`, as those of the work do: who sends an answer adds
-them.
+Answers of the steps and of the work lack `IncomingRequest.added_lines`, which the sender adds.
 """
 
 from collections.abc import Callable
@@ -36,10 +35,10 @@ class RequestSteps:
         self._errors_of = errors_of
         self._new_id = new_id
 
-    def admit(self, request: IncomingRequest) -> HttpReply | None:
+    def answer_early(self, request: IncomingRequest) -> HttpReply | None:
         """Return the answer to a preflight or to a request that is refused by its head."""
         try:
-            return self._cross_origin.admit(request)
+            return self._cross_origin.answer_early(request)
         except PermissionDenied as error:
             return self._problem(request, error)
 

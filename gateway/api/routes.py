@@ -20,7 +20,7 @@ from gateway.api.error_handling import problem_response
 from gateway.api.health import HealthController, ReadinessSource
 from gateway.api.home import home_page
 from gateway.api.inference_operations import INFERENCE_OPERATIONS
-from gateway.api.inference_route import InferenceRoutes
+from gateway.api.inference_route import InferenceRoutes, normal_path
 from gateway.api.key_rotation import KeyRotation, KeyRotationController
 from gateway.api.metadata import MetadataController, ModelCatalog, UsageSource
 from gateway.api.native_routes import NATIVE_ROUTES
@@ -145,7 +145,7 @@ def changing_routes(
     patterns = {method: re.compile("|".join(paths)) for method, paths in others.items()}
 
     def answers(method: str, path: str) -> bool:
-        path = path.rstrip("/")
+        path = normal_path(path)
         if method == "POST" and inference.find(path) is not None:
             return True
         pattern = patterns.get(method)

@@ -13,6 +13,7 @@ from grpc import StatusCode
 from typing_extensions import override
 
 from gateway.api.body_timeouts import BodyTimeouts
+from gateway.api.http import Headers
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError, NotCached, Overloaded, RequestTimeout
 from gateway.http.request_head import header_fields_too_large
@@ -121,7 +122,7 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
 
     async def _infer(self, _: object, context: _Context) -> bytes:
         raw = await self._received(context)
-        reply = await self._ask(raw, context)
+        reply = await self._answer(raw, context)
         if reply.status != _OK:
             await _abort(context, reply)
         try:
@@ -237,7 +238,7 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         The stream goes on after an error.
         """
         kind = self._messages["ModelStreamInferResponse"]
-        reply = await self._ask(raw, context, without=_OF_ONE_REQUEST)
+        reply = await self._answer(raw, context, without=_OF_ONE_REQUEST)
         problem = ""
         if reply.status == _OK:
             try:
@@ -253,19 +254,22 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
             answer.infer_response.id = decode_message(self._messages["ModelInferRequest"], raw).id
         return answer, 0
 
-    async def _ask(
-        self, call: ApplicationRequest | bytes, context: _Context, *, without: bytes = b""
-    ) -> Reply:
-        """Return the answer to a request of the application, or to a `ModelInferRequest`."""
-        metadata, remaining = context.invocation_metadata(), context.time_remaining()
-        headers = request_headers(metadata, remaining=remaining)
-        headers = [one for one in headers if one[0] != without]
-        if isinstance(call, bytes):
-            reply = await self._calls.infer(call, headers)
-        else:
-            reply = await self._calls.ask(call, headers)
+    async def _answer(self, message: bytes, context: _Context, *, without: bytes = b"") -> Reply:
+        """Return the answer to a `ModelInferRequest`."""
+        headers = [one for one in _headers_of(context) if one[0] != without]
+        reply = await self._calls.infer(message, headers)
         context.set_trailing_metadata(trailing_metadata(reply.headers))
         return reply
+
+    async def _ask(self, call: ApplicationRequest, context: _Context) -> Reply:
+        """Return the application's answer to a request."""
+        reply = await self._calls.ask(call, _headers_of(context))
+        context.set_trailing_metadata(trailing_metadata(reply.headers))
+        return reply
+
+
+def _headers_of(context: _Context) -> Headers:
+    return request_headers(context.invocation_metadata(), remaining=context.time_remaining())
 
 
 async def _abort(context: _Context, reply: Reply) -> Any:

@@ -110,8 +110,7 @@ class InProcessCalls:
         found: list[Reply] = []
 
         async def on_reply(reply: HttpReply, _: KeyId | None) -> None:
-            lines = [(name.lower(), value) for name, value in header_fields(reply.lines)]
-            found.append(Reply(reply.status, lines, reply.body))
+            found.append(Reply(reply.status, header_fields(reply.lines), reply.body))
 
         body = IncomingBody(self._bodies, _receive_of(message))
         await self._core.answer(self._match, request, body, on_reply)
@@ -136,7 +135,7 @@ async def _ask(app: ASGIApp, request: ApplicationRequest, headers: Headers) -> R
 def _receive_of(body: bytes) -> Receive:
     """Return what gives `body` as ASGI does; nobody disconnects meanwhile."""
     waiting = [{"type": "http.request", "body": b"", "more_body": False}]
-    # Only the memory of a body in parts is counted.
+    # In two parts, because a body in one part does not count against the memory for bodies.
     waiting.append({"type": "http.request", "body": body, "more_body": True})
 
     async def receive() -> Any:

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -30,10 +30,11 @@ _ONE = Rule(name="minute", unit="requests", capacity=1, window=60.0)
 
 
 class Application:
-    """Answers with `statuses`, one after the other; `0` fails instead."""
+    """Answers with `statuses`, one after the other; `0` fails instead. `parts` make the body."""
 
-    def __init__(self, *statuses: int) -> None:
+    def __init__(self, *statuses: int, parts: Sequence[bytes] = (b"",)) -> None:
         self._statuses = list(statuses)
+        self._parts = parts
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request."""
@@ -42,7 +43,9 @@ class Application:
         if not status:
             raise RuntimeError("a fault")
         await send({"type": "http.response.start", "status": status, "headers": []})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        for part in self._parts[:-1]:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": self._parts[-1], "more_body": False})
 
 
 class Scene:
@@ -75,7 +78,12 @@ class Scene:
         return SteppedApplication(application, steps=steps, keys=keys, bodies=self.bodies)
 
     async def ask(
-        self, asked: SteppedApplication, *, body: bytes | None = b"{}", query: bytes = b""
+        self,
+        asked: SteppedApplication,
+        *,
+        body: bytes | None = b"{}",
+        query: bytes = b"",
+        on_answer: Callable[[], Awaitable[None]] | None = None,
     ) -> tuple[int, bool] | None:
         """Return a status and whether it was replayed. Without a body the caller leaves."""
         scope: Any = {
@@ -97,6 +105,8 @@ class Scene:
             return {"type": "http.request", "body": body, "more_body": False}
 
         async def send(message: Any) -> None:
+            if not sent and on_answer is not None:
+                await on_answer()
             sent.append(message)
 
         await asked(scope, receive, send)
@@ -136,6 +146,24 @@ async def test_a_fault_of_the_application_leaves_its_key_free(scene: Scene) -> N
         await scene.ask(asked)
 
     assert await scene.ask(asked) == (200, False)
+
+
+@pytest.mark.parametrize(
+    ("status", "parts"),
+    [(503, [b""]), (200, [b""]), (200, [bytes(40_000)] * 3)],
+    ids=["failed", "stored", "too long to store"],
+)
+async def test_a_claim_has_ended_before_the_answer_is_sent(
+    status: int, parts: list[bytes], scene: Scene
+) -> None:
+    asked, retries = scene.before(Application(status, 200, parts=parts)), list[Any]()
+
+    async def retry() -> None:
+        retries.append(await scene.ask(asked))
+
+    await scene.ask(asked, on_answer=retry)
+
+    assert [retry[0] for retry in retries] == [200]
 
 
 async def test_a_key_is_of_one_query(scene: Scene) -> None:

@@ -210,7 +210,7 @@ class RequestHeadCache:
         context = self._processor.tracer.contexts.read(parsed.headers)
         state = self._processor.new_state(match)
         try:
-            self._cross_origin.admit(request)
+            self._cross_origin.answer_early(request)
             self._processor.read_head(state, request)
         except AuthenticationFailed:
             raise
@@ -218,7 +218,7 @@ class RequestHeadCache:
             return None
         if state.principal is None:
             return None
-        lines = state.own_lines + request.lines
+        lines = state.own_lines + request.added_lines
         return CachedHead(
             match=match,
             fields=state.fields,

@@ -1,16 +1,22 @@
 """An inference route from its headers to its event, with small stand-ins around it."""
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from gateway.api.body_reader import BodyReader
+from gateway.api.http import HttpReply
+from gateway.api.incoming_request import IncomingBody, IncomingRequest
 from gateway.api.request_state import ParsedBody, RequestState
 from gateway.config.document import RequestConfig
-from gateway.types import ItemFailure, Rule
+from gateway.types import ItemFailure, KeyId, Rule
 from tests.support.api import AUTHORIZATION, NARROW_KEY, Api, problem
+from tests.support.idempotency import AlwaysKeyed, NotedKey
 from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
@@ -252,3 +258,76 @@ async def test_who_waits_for_a_turn_until_the_deadline_is_told(
         )
 
     problem(response, 504, "deadline_exceeded")
+
+
+def incoming(
+    api: Api, *headers: tuple[bytes, bytes], path: str = "/v1/classify"
+) -> IncomingRequest:
+    fields = [(name.encode(), value.encode()) for name, value in AUTHORIZATION.items()]
+    return IncomingRequest("POST", path, [*fields, *headers], keys=api.keys)
+
+
+@pytest.mark.parametrize("is_failing", [False, True])
+async def test_a_claim_has_ended_before_the_answer_is_sent(
+    api: Api, monkeypatch: pytest.MonkeyPatch, *, is_failing: bool
+) -> None:
+    key, seen = NotedKey(), list[bytes | None]()
+    monkeypatch.setattr(api.steps, "_idempotency", AlwaysKeyed(key))
+    if is_failing:
+        api.scene.runner.failure = ItemFailure(status=503, code="overloaded", detail="Full.")
+    match = api.routes.find("/v1/classify")
+    assert match is not None
+
+    async def on_reply(_: HttpReply, __: KeyId | None) -> None:
+        seen.append(key.stored)
+
+    body = IncomingBody(api.bodies, never, lambda: msgspec.json.encode(_BODY))
+    await api.core.answer(match, incoming(api), body, on_reply)
+
+    assert [stored == b"" for stored in seen] == [is_failing]
+    assert None not in seen
+
+
+async def test_a_key_that_is_revoked_while_the_body_arrives_is_refused(api: Api) -> None:
+    replies = list[HttpReply]()
+    match = api.routes.find("/v1/classify")
+    assert match is not None
+
+    async def receive() -> Any:
+        api.keys.replace({})
+        packed = gzip.compress(msgspec.json.encode(_BODY))
+        return {"type": "http.request", "body": packed, "more_body": False}
+
+    async def on_reply(reply: HttpReply, _: KeyId | None) -> None:
+        replies.append(reply)
+
+    request = incoming(api, (b"content-encoding", b"gzip"))
+    await api.core.answer(match, request, IncomingBody(api.bodies, receive), on_reply)
+
+    assert [reply.status for reply in replies] == [401]
+    assert api.events.events == []
+    assert api.bodies.budget.used_bytes == 0
+
+
+async def test_needless_slashes_change_neither_the_route_nor_the_form_of_errors(
+    client: httpx.AsyncClient,
+) -> None:
+    answered = await client.post("http://api//v1//classify/", json=_BODY)
+    refused = await client.post(
+        "http://api//v1/embeddings", content=b"x", headers={"content-encoding": "nonsense"}
+    )
+
+    assert answered.status_code == 200
+    assert (refused.status_code, "error" in refused.json()) == (415, True)
+
+
+async def test_a_model_of_several_lines_is_one_that_does_not_exist(
+    client: httpx.AsyncClient,
+) -> None:
+    response = await client.post("/v1/infer/a%0Ab", json={"inputs": ["a"]})
+
+    problem(response, 404, "model_not_found")
+
+
+async def never() -> Any:
+    raise AssertionError("the body is there")

@@ -6,13 +6,11 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from typing_extensions import override
 
-from gateway.api.idempotent_requests import ClaimedKey, IdempotentRequests
-from gateway.idempotency.store import StoredKey
 from gateway.types import ItemFailure, Rule
 from tests.support.api import KEY, NARROW_KEY, Api
 from tests.support.dialects import answer_alike, sent, serve_models
+from tests.support.idempotency import AlwaysKeyed, NotedKey
 from tests.support.inference_scene import INFO
 from wire.protocol import Task
 
@@ -21,28 +19,6 @@ _LABELS = [{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}]
 _VECTOR = [0.25, -0.5]
 _RANK = {"query": "q", "texts": ["a", "longer"]}
 _RANKED = [{"index": 1, "score": 0.07}, {"index": 0, "score": 0.02}]
-
-
-class NotedKey(StoredKey):
-    """An idempotency key that notes the answer that retries would get."""
-
-    def __init__(self) -> None:
-        self.stored: bytes | None = None
-
-    @override
-    async def finish(self, answer: bytes = b"") -> None:
-        self.stored = answer if self.stored is None else self.stored
-
-
-class AlwaysKeyed(IdempotentRequests):
-    """Claims `key` for every request."""
-
-    def __init__(self, key: NotedKey) -> None:
-        self._key = key
-
-    @override
-    async def claim(self, request: object, body: object, runtime: object) -> ClaimedKey:
-        return ClaimedKey(self._key)
 
 
 @pytest.fixture
