@@ -6,7 +6,6 @@ iteration together. An item for a busy backend then waits a moment for others th
 
 import asyncio
 import copy
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
@@ -76,8 +75,8 @@ class Dispatcher:
         self._joinable: dict[tuple[int, _Kind], BackendCall] = {}
         """Calls that were not sent yet, by the endpoint's identity."""
         self._calls: dict[BackendCall, None] = {}
-        self._busy: Counter[str] = Counter()
-        """How many calls each backend has in flight."""
+        self._busy: dict[BackendId, int] = {}
+        """How many calls the backends have in flight that have any."""
         self._is_closed = False
         fleet.on_lost(self._endpoint_lost)
 
@@ -214,7 +213,7 @@ class Dispatcher:
         while items:
             if call is None or call not in self._calls:  # it may have been given up
                 call = self._joinable[key] = self._new_call(endpoint, items[0].work, is_shared=True)
-                if self._busy[endpoint.backend]:
+                if endpoint.backend in self._busy:
                     self._loop.call_later(GATHERING_DELAY, self._close_and_send, key, call)
             count = call.room_for(items)
             call.add(items[:count])
@@ -222,7 +221,7 @@ class Dispatcher:
             # On average, its items have waited since then.
             call.began += (self._loop.time() - call.began) * count / len(call.items)
             items = items[count:]
-            if items or not self._busy[endpoint.backend]:
+            if items or endpoint.backend not in self._busy:
                 self._close_and_send(key, call)
                 call = None
 
@@ -280,7 +279,7 @@ class Dispatcher:
         if self.hedging.share > 0 and now + late < deadline and _may_hedge(call.work):
             call.hedge_timer = self._loop.call_later(late, self._hedge, call)
         self._counters.calls += 1
-        self._busy[endpoint.backend] += 1
+        self._busy[endpoint.backend] = self._busy.get(endpoint.backend, 0) + 1
         traceparent = "" if call.is_shared else call.work.traceparent
         if traceparent and self._tracer.records(traceparent):
             call.span = self._span(call, traceparent)
@@ -361,7 +360,9 @@ class Dispatcher:
         self._fleet.ended(call.endpoint, call.in_flight)
         call.in_flight = 0
         if call.is_sent:
-            self._busy[call.endpoint.backend] -= 1
+            left = self._busy.pop(call.endpoint.backend) - 1
+            if left:
+                self._busy[call.endpoint.backend] = left
             self._endpoints.call_ended(call.endpoint, error)
         if call.span is not None:
             call.span.__exit__(None if error is None else type(error), error, None)
