@@ -14,7 +14,7 @@ from typing import Self
 from gateway.dispatch import failures
 from gateway.dispatch.backend_call import BackendCall, is_changed, is_misplaced, verdict_on
 from gateway.dispatch.budget import RetryBudget
-from gateway.dispatch.hedging import Hedging, Latencies
+from gateway.dispatch.hedging import Hedging
 from gateway.dispatch.overload import OverloadCauses
 from gateway.dispatch.statistics import CallStatistics, DispatchStatistics, EndpointCounts
 from gateway.dispatch.work import OpenItem, Work, are_open, settle
@@ -162,7 +162,8 @@ class Dispatcher:
     def _admitted(self, items: Sequence[OpenItem]) -> list[OpenItem]:
         """Settle what is too late or shed, and return the rest, which is open."""
         now, work = self._loop.time(), items[0].work
-        self._settle_failed([item for item in items if item.work.deadline <= now], failures.EXPIRED)
+        if late := [item for item in items if item.work.deadline <= now]:
+            self._settle_failed(late, failures.EXPIRED)
         found = are_open(items)
         retry_after = self._fleet.shed(work.model, work.criticality) if found else None
         if retry_after is None:
@@ -256,7 +257,13 @@ class Dispatcher:
         is_shared: bool = False,
     ) -> BackendCall:
         call = BackendCall(
-            endpoint, work=work, began=self._loop.time(), own=own, tried=tried, is_shared=is_shared
+            endpoint,
+            work=work,
+            latencies=self.hedging.of((work.model.info.name, work.task)),
+            began=self._loop.time(),
+            own=own,
+            tried=tried,
+            is_shared=is_shared,
         )
         call.queueing = self._fleet.queueing(endpoint)
         call.phase_began = self._phases.clock()
@@ -275,7 +282,7 @@ class Dispatcher:
         deadline = max(deadlines)
         call.has_full_timeout = deadline - now >= idle_timeout
         call.expiry_timer = self._loop.call_at(min(deadlines), self._expire, call)
-        late = self._latencies(call).late
+        late = call.latencies.late
         if self.hedging.share > 0 and now + late < deadline and _may_hedge(call.work):
             call.hedge_timer = self._loop.call_later(late, self._hedge, call)
         self._counters.calls += 1
@@ -321,7 +328,7 @@ class Dispatcher:
             # Failures of one event-loop iteration are retried together, before slower items end.
             self._loop.call_soon(self._retry_failed, call)
         if ended:
-            self._latencies(call).note(took, len(ended))
+            call.latencies.note(took, len(ended))
             self._settle(ended, call)
 
     def _call_ended(self, call: BackendCall, end: Report | BaseException) -> None:
@@ -518,9 +525,6 @@ class Dispatcher:
             call.expiry_timer = self._loop.call_at(earliest, self._expire, call)
         elif call in self._calls:
             self._abandon(call)
-
-    def _latencies(self, call: BackendCall) -> Latencies:
-        return self.hedging.of((call.work.model.info.name, call.work.task))
 
     def _settle_failed(
         self, items: Iterable[OpenItem], failure: ItemFailure, call: BackendCall | None = None
