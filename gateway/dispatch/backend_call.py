@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 from gateway.dispatch import failures
+from gateway.dispatch.hedging import Latencies
 from gateway.dispatch.work import OpenItem, Work
 from gateway.routing.endpoint_state import CallVerdict
 from gateway.telemetry.spans import Span
@@ -54,6 +55,7 @@ class BackendCall:
         endpoint: Endpoint,
         *,
         work: Work,
+        latencies: Latencies,
         began: float,
         own: int = 1,
         is_shared: bool = False,
@@ -62,6 +64,8 @@ class BackendCall:
         self.endpoint = endpoint
         self.work = work
         """The work of one of the items. All have the model, task and parameters in common."""
+        self.latencies = latencies
+        """The latencies of all items of the model and task."""
         self.began = began
         self.own = own
         """How many items at the backend are of the request."""

@@ -6,7 +6,6 @@ iteration together. An item for a busy backend then waits a moment for others th
 
 import asyncio
 import copy
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
@@ -15,7 +14,7 @@ from typing import Self
 from gateway.dispatch import failures
 from gateway.dispatch.backend_call import BackendCall, is_changed, is_misplaced, verdict_on
 from gateway.dispatch.budget import RetryBudget
-from gateway.dispatch.hedging import Hedging, Latencies
+from gateway.dispatch.hedging import Hedging
 from gateway.dispatch.overload import OverloadCauses
 from gateway.dispatch.statistics import CallStatistics, DispatchStatistics, EndpointCounts
 from gateway.dispatch.work import OpenItem, Work, are_open, settle
@@ -76,8 +75,8 @@ class Dispatcher:
         self._joinable: dict[tuple[int, _Kind], BackendCall] = {}
         """Calls that were not sent yet, by the endpoint's identity."""
         self._calls: dict[BackendCall, None] = {}
-        self._busy: Counter[str] = Counter()
-        """How many calls each backend has in flight."""
+        self._busy: dict[BackendId, int] = {}
+        """How many calls the backends have in flight that have any."""
         self._is_closed = False
         fleet.on_lost(self._endpoint_lost)
 
@@ -163,7 +162,8 @@ class Dispatcher:
     def _admitted(self, items: Sequence[OpenItem]) -> list[OpenItem]:
         """Settle what is too late or shed, and return the rest, which is open."""
         now, work = self._loop.time(), items[0].work
-        self._settle_failed([item for item in items if item.work.deadline <= now], failures.EXPIRED)
+        if late := [item for item in items if item.work.deadline <= now]:
+            self._settle_failed(late, failures.EXPIRED)
         found = are_open(items)
         retry_after = self._fleet.shed(work.model, work.criticality) if found else None
         if retry_after is None:
@@ -214,7 +214,7 @@ class Dispatcher:
         while items:
             if call is None or call not in self._calls:  # it may have been given up
                 call = self._joinable[key] = self._new_call(endpoint, items[0].work, is_shared=True)
-                if self._busy[endpoint.backend]:
+                if endpoint.backend in self._busy:
                     self._loop.call_later(GATHERING_DELAY, self._close_and_send, key, call)
             count = call.room_for(items)
             call.add(items[:count])
@@ -222,7 +222,7 @@ class Dispatcher:
             # On average, its items have waited since then.
             call.began += (self._loop.time() - call.began) * count / len(call.items)
             items = items[count:]
-            if items or not self._busy[endpoint.backend]:
+            if items or endpoint.backend not in self._busy:
                 self._close_and_send(key, call)
                 call = None
 
@@ -257,7 +257,13 @@ class Dispatcher:
         is_shared: bool = False,
     ) -> BackendCall:
         call = BackendCall(
-            endpoint, work=work, began=self._loop.time(), own=own, tried=tried, is_shared=is_shared
+            endpoint,
+            work=work,
+            latencies=self.hedging.of((work.model.info.name, work.task)),
+            began=self._loop.time(),
+            own=own,
+            tried=tried,
+            is_shared=is_shared,
         )
         call.queueing = self._fleet.queueing(endpoint)
         call.phase_began = self._phases.clock()
@@ -276,11 +282,11 @@ class Dispatcher:
         deadline = max(deadlines)
         call.has_full_timeout = deadline - now >= idle_timeout
         call.expiry_timer = self._loop.call_at(min(deadlines), self._expire, call)
-        late = self._latencies(call).late
+        late = call.latencies.late
         if self.hedging.share > 0 and now + late < deadline and _may_hedge(call.work):
             call.hedge_timer = self._loop.call_later(late, self._hedge, call)
         self._counters.calls += 1
-        self._busy[endpoint.backend] += 1
+        self._busy[endpoint.backend] = self._busy.get(endpoint.backend, 0) + 1
         traceparent = "" if call.is_shared else call.work.traceparent
         if traceparent and self._tracer.records(traceparent):
             call.span = self._span(call, traceparent)
@@ -322,7 +328,7 @@ class Dispatcher:
             # Failures of one event-loop iteration are retried together, before slower items end.
             self._loop.call_soon(self._retry_failed, call)
         if ended:
-            self._latencies(call).note(took, len(ended))
+            call.latencies.note(took, len(ended))
             self._settle(ended, call)
 
     def _call_ended(self, call: BackendCall, end: Report | BaseException) -> None:
@@ -361,7 +367,9 @@ class Dispatcher:
         self._fleet.ended(call.endpoint, call.in_flight)
         call.in_flight = 0
         if call.is_sent:
-            self._busy[call.endpoint.backend] -= 1
+            left = self._busy.pop(call.endpoint.backend) - 1
+            if left:
+                self._busy[call.endpoint.backend] = left
             self._endpoints.call_ended(call.endpoint, error)
         if call.span is not None:
             call.span.__exit__(None if error is None else type(error), error, None)
@@ -517,9 +525,6 @@ class Dispatcher:
             call.expiry_timer = self._loop.call_at(earliest, self._expire, call)
         elif call in self._calls:
             self._abandon(call)
-
-    def _latencies(self, call: BackendCall) -> Latencies:
-        return self.hedging.of((call.work.model.info.name, call.work.task))
 
     def _settle_failed(
         self, items: Iterable[OpenItem], failure: ItemFailure, call: BackendCall | None = None

@@ -67,6 +67,7 @@ class Inference:
         self._runner = runner
         self._tracer = tracer
         self._lane: Literal["interactive", "bulk"] = lane
+        self._claims = lane != "bulk"
         self.wall = wall
 
     def read_hit(
@@ -108,7 +109,7 @@ class Inference:
             on_done,
             # Without a call for most requests, which name no age.
             plan.is_valid if directives.max_age is None else plan.validity(directives),
-            claims=prepared.is_shared(directives),
+            claims=self._claims and prepared.is_shared(directives),
         )
 
     def hits(
@@ -236,7 +237,7 @@ class Inference:
         work = prepared.work(
             self._owner,
             deadline=caller.deadline,
-            is_shared=self._lane != "bulk" and prepared.is_shared(caller.directives),
+            is_shared=self._claims and prepared.is_shared(caller.directives),
             is_stored=not caller.directives.no_store,
             principal=caller.principal,
             criticality=caller.criticality,
@@ -295,7 +296,7 @@ class Inference:
             found = await self._cache.lookup(
                 prepared.keys,
                 prepared.plan.validity(directives),
-                claims=prepared.is_shared(directives),
+                claims=self._claims and prepared.is_shared(directives),
             )
             describe_lookup(span, found)
         return self.hits(prepared, found, directives)

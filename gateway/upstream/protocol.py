@@ -22,7 +22,10 @@ _FIRST_FINAL_STATUS = 200
 
 
 class HttpClientProtocol(asyncio.Protocol):
-    """A connection, made with `context` if over TLS, and the request in progress on it."""
+    """A connection, made with `context` if over TLS, and the request in progress on it.
+
+    Implements `SentRequest` and `TransportResponse` until its user closes the response.
+    """
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         self.context = context
@@ -41,6 +44,8 @@ class HttpClientProtocol(asyncio.Protocol):
         """Why the connection is of no use any more."""
         self.on_change: Callable[[], object] | None = None
         """Is called when something has arrived, and when the connection is lost."""
+        self.on_close: Callable[[HttpClientProtocol], object] | None = None
+        """Takes the connection back when the response is closed."""
 
     @property
     def is_reusable(self) -> bool:
@@ -99,6 +104,13 @@ class HttpClientProtocol(asyncio.Protocol):
             self._is_paused = False
             self._transport.resume_reading()
         return whole
+
+    def close(self) -> None:
+        """Read no more of the response, and give the connection back. See `SentRequest.close`."""
+        on_close, self.on_close = self.on_close, None
+        if on_close is not None:
+            self.on_change = None
+            on_close(self)
 
     def abort(self, *, discard: bool = False) -> None:
         """Close at once; `discard` what did not arrive yet."""

@@ -7,8 +7,7 @@ and response objects, which cost more than the call.
 import asyncio
 import ssl
 from collections.abc import Callable
-
-import msgspec
+from functools import partial
 
 from gateway.errors import ConfigurationError
 from gateway.sockets.connecting import Connector
@@ -45,36 +44,36 @@ class BackendTransport:
 
     async def send(
         self, origin: Origin, head: bytes, body: bytes, *, connect_timeout: float | None = None
-    ) -> "Response":
+    ) -> HttpClientProtocol:
         """See `Transport.send`."""
         connection = self._reusable(origin) or await self._connect(origin, connect_timeout)
-        self._busy.add(connection)
+        self._lend(origin, connection)
         try:
             await connection.send(head, body)
             await connection.receive_head()
         except BaseException:
             # Also when cancelled: half an exchange is on the connection.
-            self.drop(connection)
+            self._drop(connection)
             raise
-        return Response(self, origin, connection)
+        return connection
 
     def send_nowait(
         self, origin: Origin, head: bytes, body: bytes, on_change: Callable[[], object]
-    ) -> "Response | None":
+    ) -> HttpClientProtocol | None:
         """See `Transport.send_nowait`."""
         if len(body) > PIECE_BYTES:
             return None
         connection = self._reusable(origin)
         if connection is None:
             return None
-        self._busy.add(connection)
+        self._lend(origin, connection)
         connection.on_change = on_change
         try:
             connection.send_whole(head, body)
         except BaseException:  # half an exchange may be on the connection
-            self.drop(connection)
+            self._drop(connection)
             raise
-        return Response(self, origin, connection)
+        return connection
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -86,8 +85,16 @@ class BackendTransport:
             connection.abort()
         self._busy.clear()
 
-    def finished(self, origin: Origin, connection: HttpClientProtocol) -> None:
+    def _lend(self, origin: Origin, connection: HttpClientProtocol) -> None:
+        """Give a connection to who sends a request and closes its response."""
+        self._busy.add(connection)
+        connection.on_close = partial(self._take_back, origin)
+
+    def _take_back(self, origin: Origin, connection: HttpClientProtocol) -> None:
         """Take back a connection whose response was read, or given up."""
+        if not connection.status:
+            self._drop(connection)
+            return
         self._busy.discard(connection)
         if not self._is_usable(connection):
             connection.abort()
@@ -135,9 +142,10 @@ class BackendTransport:
         context = connection.context
         return connection.is_reusable and (context is None or context is self._tls.context)
 
-    def drop(self, connection: HttpClientProtocol) -> None:
+    def _drop(self, connection: HttpClientProtocol) -> None:
         """Close a connection on which half an exchange is."""
         self._busy.discard(connection)
+        connection.on_change = connection.on_close = None
         connection.abort(discard=True)
 
     def _sweep(self) -> None:
@@ -149,47 +157,3 @@ class BackendTransport:
             if not idle:
                 del self._idle[origin]
         self._sweeper = loop.call_later(self._keepalive, self._sweep) if self._idle else None
-
-
-class Response(msgspec.Struct, eq=False):
-    """Implements `TransportResponse` and `SentRequest` over a connection of the pool."""
-
-    _transport: BackendTransport
-    _origin: Origin
-    _connection: HttpClientProtocol
-    _closed: bool = False
-
-    @property
-    def status(self) -> int:
-        """See `SentRequest.status`."""
-        return self._connection.status
-
-    @property
-    def is_read(self) -> bool:
-        """See `TransportResponse.is_read`."""
-        return self._connection.is_read
-
-    @property
-    def error(self) -> TransportError | None:
-        """See `SentRequest.error`."""
-        return self._connection.error
-
-    def take(self) -> bytes:
-        """See `SentRequest.take`."""
-        return self._connection.take()
-
-    async def read(self) -> bytes:
-        """See `TransportResponse.read`."""
-        return await self._connection.read()
-
-    def close(self) -> None:
-        """Read no more."""
-        if self._closed:
-            return
-        self._closed = True
-        connection = self._connection
-        connection.on_change = None
-        if connection.status:
-            self._transport.finished(self._origin, connection)
-        else:
-            self._transport.drop(connection)

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from typing_extensions import override
@@ -92,6 +92,8 @@ class DictCache:
         self.has_memory = True
         self.peeks = 0
         self.released: list[CacheKey] = []
+        self.claims: list[bool] = []
+        """Whether each look-up could claim what it did not find."""
         self.on_release: Callable[[], None] = lambda: None
         self.entries: dict[CacheKey, CachedResult] = {}
         self.before_lookup: Callable[[], None] = lambda: None
@@ -114,6 +116,7 @@ class DictCache:
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None, *, claims: bool = False
     ) -> list[CacheHit | None]:
         """Return the entries that are there, as if from Redis."""
+        self.claims.append(claims)
         await asyncio.sleep(0)
         return self._found(keys)
 
@@ -131,6 +134,7 @@ class DictCache:
         claims: bool = False,
     ) -> None:
         """Tell of the entries that are there then, as if from Redis."""
+        self.claims.append(claims)
         asyncio.get_running_loop().call_soon(lambda: on_done(self._found(keys)))
 
     def release_unused(self, keys: Sequence[CacheKey]) -> None:
@@ -271,6 +275,7 @@ class Scene:
         tracer: Tracer | None = None,
         runner: GatedRunner | None = None,
         remote: NullTier | None = None,
+        lane: Literal["interactive", "bulk"] = "interactive",
     ) -> None:
         self.models = Models(INFO)
         self.cache = DictCache()
@@ -299,6 +304,7 @@ class Scene:
             owner=store,
             runner=self.runner,
             tracer=tracer or Tracer(),
+            lane=lane,
             wall=self.wall,
         )
 

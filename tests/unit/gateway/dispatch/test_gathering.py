@@ -134,6 +134,19 @@ async def test_one_that_is_cancelled_leaves_the_others_their_answers() -> None:
     assert len(call.items) == 2
 
 
+def test_an_idle_backend_gets_an_item_at_once() -> None:
+    async def times() -> list[float]:
+        scene = Scene(endpoints=(EU,))
+        sent: list[float] = []
+        async with scene.dispatcher:
+            for number in range(3):
+                await Asked(scene, [single(number)]).started[0].ended.wait()
+                sent.append(scene.loop.time())
+        return sent
+
+    assert run_virtual(times()) == [0.0, 0.0, 0.0]
+
+
 def test_no_one_joins_a_call_that_was_given_up_before_it_was_sent() -> None:
     async def ended() -> list[list[str]]:
         scene = Scene({"eu-0": steps(Hang())}, endpoints=(EU,))

@@ -8,6 +8,7 @@ import pytest
 from typing_extensions import override
 
 from gateway.config.document import Document, LimitsConfig, ModelConfig
+from gateway.dispatch import failures
 from gateway.dispatch.limited import LimitedRunner
 from gateway.dispatch.work import OpenItem
 from gateway.runtime.runtime import compile_runtime
@@ -44,29 +45,42 @@ class Ended:
         self._ended.set_result(item.outcome)
 
 
-async def codes_of(
-    principal: Principal, document: Document, *, works: int, runner: GatedRunner | None = None
-) -> list[str]:
-    """Run works of one row one after the other; return each failure's code, empty if none."""
-    scene = Scene(runner=runner)
-    limited = LimitedRunner(
-        runner=scene.runner,
-        limiter=LocalRateLimiter(monotonic=Clock()),
-        runtimes=RuntimeStore(compile_runtime(document, 1)),
-        tasks=RecordedTasks(),
-        tracer=Tracer(),
-    )
-    prepared, caller = scene.prepared("a")
-    found: list[str] = []
-    for _ in range(works):
+class Limited:
+    """Runs works of one row under limits."""
+
+    def __init__(
+        self, principal: Principal, document: Document, *, runner: GatedRunner | None = None
+    ) -> None:
+        self._scene = Scene(runner=runner)
+        self._principal = principal
+        self.tasks = RecordedTasks()
+        self.runner = LimitedRunner(
+            runner=self._scene.runner,
+            limiter=LocalRateLimiter(monotonic=Clock()),
+            runtimes=RuntimeStore(compile_runtime(document, 1)),
+            tasks=self.tasks,
+            tracer=Tracer(),
+        )
+
+    def start(self) -> tuple[OpenItem, asyncio.Future[ItemOutcome]]:
+        """Start an item; the future gets its outcome."""
+        prepared, caller = self._scene.prepared("a")
         ended: asyncio.Future[ItemOutcome] = asyncio.get_running_loop().create_future()
         work = prepared.work(
-            Ended(ended), deadline=caller.deadline, is_shared=False, principal=principal
+            Ended(ended), deadline=caller.deadline, is_shared=False, principal=self._principal
         )
-        limited.start([OpenItem(work, 0, b"a", prepared.keys[0])])
-        failure = (await ended).failure
-        found.append("" if failure is None else failure.code)
-    return found
+        item = OpenItem(work, 0, b"a", prepared.keys[0])
+        self.runner.start([item])
+        return item, ended
+
+    async def codes(self, works: int) -> list[str]:
+        """Run works one after the other; return each failure's code, empty if none."""
+        found: list[str] = []
+        for _ in range(works):
+            _, ended = self.start()
+            failure = (await ended).failure
+            found.append("" if failure is None else failure.code)
+        return found
 
 
 @pytest.mark.parametrize(
@@ -83,7 +97,7 @@ async def codes_of(
 async def test_whoever_has_the_limit_is_refused_beyond_it(
     principal: Principal, document: Document
 ) -> None:
-    assert await codes_of(principal, document, works=2) == ["", "rate_limited"]
+    assert await Limited(principal, document).codes(2) == ["", "rate_limited"]
 
 
 @pytest.mark.parametrize(
@@ -95,6 +109,17 @@ async def test_only_computed_rows_and_tokens_are_charged(
 ) -> None:
     principal = msgspec.structs.replace(_NOBODY, tenant_rules=(limit,))
 
-    codes = await codes_of(principal, Document(), works=2, runner=runner())
+    codes = await Limited(principal, Document(), runner=runner()).codes(2)
 
     assert codes == ["", code]
+
+
+async def test_what_is_cancelled_before_it_starts_costs_nothing() -> None:
+    limited = Limited(msgspec.structs.replace(_NOBODY, tenant_rules=(_ROW,)), Document())
+
+    item, ended = limited.start()
+    limited.runner.cancel([item])
+    await asyncio.wait(limited.tasks.tasks)
+
+    assert (await ended).failure == failures.CANCELLED
+    assert await limited.codes(2) == ["", "rate_limited"]

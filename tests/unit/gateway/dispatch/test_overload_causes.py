@@ -7,6 +7,7 @@ import pytest
 
 from gateway.dispatch.backend_call import BackendCall
 from gateway.dispatch.failures import EXPIRED, shed
+from gateway.dispatch.hedging import Latencies
 from gateway.dispatch.overload import OverloadCauses
 from gateway.dispatch.work import OpenItem
 from gateway.types import Endpoint, ItemOutcome, Source
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 def call(endpoint: Endpoint, items: Sequence[OpenItem], *, began: float) -> BackendCall:
     """Return a call of items."""
-    found = BackendCall(endpoint, work=items[0].work, began=began)
+    found = BackendCall(endpoint, work=items[0].work, latencies=Latencies(), began=began)
     found.add(items)
     return found
 

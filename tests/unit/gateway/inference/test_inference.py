@@ -1,7 +1,7 @@
 """Items are answered from the cache, joined, or computed and stored."""
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -514,3 +514,17 @@ async def test_one_whose_caller_leaves_is_computed_all_the_same(scene: Scene) ->
     await until(lambda: bool(scene.cache.entries))
 
     assert sources(await scene.ask("a")) == [_HIT]
+
+
+@pytest.mark.parametrize("by_callback", [False, True])
+@pytest.mark.parametrize("lane", ["interactive", "bulk"])
+async def test_no_other_worker_waits_for_bulk_work(
+    lane: Literal["interactive", "bulk"], *, by_callback: bool, anyio_backend: str
+) -> None:
+    scene = Scene(lane=lane)
+
+    await scene.ask("a", by_callback=by_callback)
+
+    (work,) = scene.runner.works
+    assert work.lane == lane
+    assert [*scene.cache.claims, work.is_shared] == [lane == "interactive"] * 2
