@@ -24,7 +24,6 @@ from backends.device_defaults import batch_rows, batch_tokens, with_device_defau
 from backends.errors import StartProblem
 from backends.executors.device_info import DeviceInfo, read_device
 from backends.executors.opening import executor_opener
-from backends.listening import empty_queue
 from backends.qualification.graph_trials import TryGraph, graph_trials
 from backends.qualification.qualify import Qualify, qualify
 from backends.repository.catalogue import read_catalogue
@@ -40,6 +39,7 @@ from backends.telemetry.process import ProcessFigures
 from backends.telemetry.spans import NO_TRACING, Tracing
 from wire.gpus import GPU_PROVIDERS, PATIENCE
 from wire.heartbeat import heartbeat
+from wire.listening import refuse_new_connections, wait_until_empty
 from wire.otlp.variables import TracingProblem, drop_unusable
 
 _log = logging.getLogger(__name__)
@@ -328,7 +328,8 @@ async def leave(
         core.leaving = True
         server.make_answers_last()
         await asyncio.sleep(settings.shutdown_delay if stop.is_graceful else 0.0)
-        await empty_queue(listener)
+        refuse_new_connections(listener)
+        await wait_until_empty([listener])
         server.stop_accepting(listener)
         await server.end_idle_connections()
     await drain(core, settings.drain)

@@ -13,7 +13,7 @@ from backends.serving.core import ServingCore
 from backends.serving.items import ItemAnswerer
 from backends.serving.queries import ITEMS_AT_ONCE, QueryCall
 from wire.http.connection import Connection
-from wire.http.messages import CLOSE, STATUS_LINE
+from wire.http.messages import CLOSE, STATUS_LINE, answer_head
 from wire.protocol import MEDIA_TYPE, Frame, encode_frame
 
 _CONTENT: Final = b"content-type: %b\r\n" % MEDIA_TYPE.encode()
@@ -134,12 +134,11 @@ class DirectCall:
         head = b""
         if not self._has_begun:
             self._is_last = self._connection.is_last
-            close = CLOSE if self._is_last else b""
             if is_last:
-                write(_encode_response(200, body, close))
+                write(answer_head(200, _CONTENT, len(body), is_last=self._is_last) + body)
                 return
             self._has_begun = True
-            head = b"%b%b\r\n" % (_CHUNKED, close)
+            head = b"%b%b\r\n" % (_CHUNKED, CLOSE if self._is_last else b"")
         end = _LAST_CHUNK if is_last else b""
         write(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, end))
 
@@ -156,13 +155,9 @@ class DirectCall:
 def answer_at_once(connection: Connection, status: int, body: bytes) -> None:
     """Send a whole response to a request that nothing else answers."""
     is_last = connection.is_last
-    connection.writer.write_now(_encode_response(status, body, CLOSE if is_last else b""))
+    head = answer_head(status, _CONTENT, len(body), is_last=is_last)
+    connection.writer.write_now(head + body)
     connection.end_answer(is_last=is_last)
-
-
-def _encode_response(status: int, body: bytes, close: bytes) -> bytes:
-    head = STATUS_LINE[status] + _CONTENT
-    return b"%bcontent-length: %d\r\n%b\r\n%b" % (head, len(body), close, body)
 
 
 def _encode(outcomes: Sequence[Frame]) -> bytes:

@@ -34,7 +34,6 @@ _REFUSALS: Final = {
     408: ("too_slow", "the head of the request did not arrive in time"),
     431: ("headers_too_large", "a head or a trailer has no end"),
 }
-_NO_HTTP: Final = ("bad_call", "this is no HTTP/1.1")
 
 
 class BackendServer:
@@ -63,7 +62,7 @@ class BackendServer:
     def refusal(self, refusal: Refusal, default_lines: bytes) -> bytes:
         """Return the answer that refuses a request."""
         status = 431 if isinstance(refusal, FramingTooLarge) else refusal.status
-        code, detail = _REFUSALS.get(status, _NO_HTTP)
+        code, detail = _REFUSALS.get(status, ("bad_call", refusal.detail))
         body = json.dumps({"code": code, "detail": detail}).encode()
         return (
             b"%b%bcontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n"

@@ -10,11 +10,11 @@ from gateway.http.draining import Draining, Stop
 from gateway.http.edge import ListenerEdge
 from gateway.http.side import GatewaySide
 from gateway.http.unsent_answers import UnsentAnswers
-from gateway.sockets.listening import accept_for_siblings, refuse_new_connections, wait_until_empty
 from wire.http.connection import ServerState
 from wire.http.messages import App
 from wire.http.server import HttpServer
 from wire.http.timeouts import ConnectionTimeouts
+from wire.listening import accept_for_siblings, refuse_new_connections, wait_until_empty
 
 _SHORTEST_DRAIN: Final = 1.0
 """Seconds in which answers that are written may leave."""

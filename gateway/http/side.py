@@ -17,7 +17,7 @@ from gateway.errors import (
 )
 from gateway.http.problem_details import MEDIA_TYPE, encode_problem, problem_headers
 from wire.http.connection import Connection, Front
-from wire.http.messages import STATUS_LINE, header_lines
+from wire.http.messages import answer_head, header_lines
 from wire.http.refusals import Refusal
 from wire.http.writing import WriteCoalescer
 
@@ -74,10 +74,5 @@ class GatewaySide:
             (b"cache-control", b"no-store"),
             *problem_headers(error),
         ]
-        return b"%b%b%bcontent-length: %d\r\nconnection: close\r\n\r\n%b" % (
-            STATUS_LINE[error.status],
-            default_lines,
-            header_lines(headers),
-            len(body),
-            body,
-        )
+        lines, length = header_lines(headers), len(body)
+        return answer_head(error.status, lines, length, default_lines, is_last=True) + body

@@ -20,11 +20,11 @@ from gateway.errors import ConfigurationError
 from gateway.http.edge import ListenerEdge
 from gateway.http.unsent_answers import UnsentAnswers
 from gateway.rpc.frames import BadFrames, ClientFrames, ServerFrames, goaway
-from gateway.sockets.listening import refuse_new_connections, wait_until_empty
 from wire.http.accepting import Acceptor
 from wire.http.peers import Peer
 from wire.http.slow_readers import ReadingPeer, ReadProgress
 from wire.http.timeouts import ConnectionTimeouts, confirmed_by_peer
+from wire.listening import refuse_new_connections, wait_until_empty
 
 _BACKLOG: Final = 2048
 _CHECK_INTERVAL: Final = 1.0

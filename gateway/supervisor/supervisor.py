@@ -9,7 +9,6 @@ from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM
 from typing import Any, Self
 
-from gateway.sockets.listening import refuse_new_connections, wait_until_empty
 from gateway.supervisor.child import Child
 from gateway.supervisor.process_table import ProcessEntry, start_of, write_table
 from gateway.supervisor.spawn import Spawner
@@ -17,6 +16,7 @@ from gateway.supervisor.spec import ProcessRole, ProcessSpec, stop_groups
 from gateway.supervisor.watchdog import Watchdog
 from gateway.tasks import TaskScope
 from gateway.telemetry.restarts import RestartCounts
+from wire.listening import refuse_new_connections, wait_until_empty
 
 
 class Supervisor:

@@ -87,9 +87,10 @@ async def test_a_caller_that_reads_nothing_is_given_up(server: BackendServer, po
             await sending
 
 
-async def test_what_is_no_http_is_said_to_be_none(port: int) -> None:
+@pytest.mark.parametrize("sent", [b"NONSENSE\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
+async def test_what_is_no_http_is_said_to_be_none(port: int, sent: bytes) -> None:
     async with Connection(port) as connection:
-        await connection.send(b"NONSENSE\r\n\r\n")
+        await connection.send(sent)
         response = await connection.response()
 
         assert (response.status, response.json()["code"]) == (400, "bad_call")

@@ -3,17 +3,16 @@
 import asyncio
 import socket
 import subprocess
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from backends.listening import empty_queue
-from gateway.sockets.listening import (
+from testing.namespaces import NamespaceNetwork, missing
+from testing.waiting import until
+from wire.listening import (
     refuse_new_connections,
     wait_until_empty,
 )
-from testing.namespaces import NamespaceNetwork, missing
-from testing.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 # The caller's SYN arrives, and nothing else of his: he is connected, and the listener not yet.
@@ -21,16 +20,10 @@ DELAY = ("iptables", "-A", "INPUT", "-p", "tcp", "!", "--syn", "-j", "DROP")
 LONGER = 0.3
 """Seconds after which who does not see the handshake has long given up waiting."""
 
-End = Callable[[socket.socket], Coroutine[None, None, None]]
 
-
-async def end_of_gateway(listener: socket.socket) -> None:
+async def end_of_accepting(listener: socket.socket) -> None:
     refuse_new_connections(listener)
     await wait_until_empty([listener], within=60.0)
-
-
-async def end_of_backend(listener: socket.socket) -> None:
-    await empty_queue(listener, within=60.0)
 
 
 @pytest.fixture
@@ -43,9 +36,8 @@ def network() -> Iterator[NamespaceNetwork]:
         yield made
 
 
-@pytest.mark.parametrize("end", [end_of_gateway, end_of_backend])
 async def test_a_handshake_that_has_begun_is_waited_for(
-    network: NamespaceNetwork, end: End
+    network: NamespaceNetwork,
 ) -> None:
     loop, address = asyncio.get_running_loop(), network.address("server")
     # The table of connections is that of the thread's namespace.
@@ -56,7 +48,7 @@ async def test_a_handshake_that_has_begun_is_waited_for(
             await loop.sock_connect(caller, listener.getsockname())
             await loop.sock_sendall(caller, b"question")
             with network.inside("server"):
-                ending, began = asyncio.create_task(end(listener)), loop.time()
+                ending, began = asyncio.create_task(end_of_accepting(listener)), loop.time()
                 await until(lambda: ending.done() or loop.time() - began > LONGER)
                 has_waited = not ending.done()
                 network.restore_traffic()

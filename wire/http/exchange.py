@@ -6,7 +6,7 @@ import re
 from collections.abc import Hashable
 from typing import Final, Protocol
 
-from wire.http.messages import CLOSE, STATUS_LINE, App, Message, Scope, header_lines
+from wire.http.messages import CLOSE, STATUS_LINE, App, Message, Scope, answer_head, header_lines
 from wire.http.writing import LARGE_BYTES, AnswerWriter
 
 BUFFERED_HTTP: Final = "sluicegate.buffered_http"
@@ -85,7 +85,7 @@ class Exchange:
         self._body_parts = [body] if body else []
         self._body_size = 0
         self._end_is_told = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._news: asyncio.Event | None = None
         self._is_last = False
         self._is_chunked = False
         self._left_bytes = 0
@@ -141,15 +141,9 @@ class Exchange:
         await self._drain()
         if self.is_disconnected:
             return
-        has_close = CLOSE in lines
-        close = self._begin(has_close=has_close)
-        head = b"%b%b%bcontent-length: %d\r\n%b\r\n" % (
-            STATUS_LINE[status],
-            self._line.default_lines,
-            lines,
-            len(body),
-            close,
-        )
+        says_so = self._begin(has_close=CLOSE in lines)
+        default = self._line.default_lines
+        head = answer_head(status, lines, len(body), default, is_last=says_so)
         if self._is_head:
             writer.write(head)
         elif len(body) <= LARGE_BYTES:
@@ -168,8 +162,9 @@ class Exchange:
         if not self.is_disconnected and not self.is_complete:
             self._line.resume_reading()
             while not (self._has_news or self._is_over):
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
+                self._news = self._news or asyncio.Event()
+                self._news.clear()
+                await self._news.wait()
         if self._is_over:
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": self._take_body(), "more_body": not self.has_body}
@@ -217,7 +212,7 @@ class Exchange:
                 is_chunked, self._left_bytes = True, 0
             elif name == b"connection" and b"close" in value.lower().replace(b" ", b"").split(b","):
                 has_close = True
-        close = self._begin(has_close=has_close)
+        close = CLOSE if self._begin(has_close=has_close) else b""
         chunked = b""
         if not (has_length or is_chunked or self._is_head or status in _BODILESS):
             is_chunked, chunked = True, b"transfer-encoding: chunked\r\n"
@@ -250,12 +245,12 @@ class Exchange:
                 raise RuntimeError("the answer is shorter than its `Content-Length`")
             self._end()
 
-    def _begin(self, *, has_close: bool) -> bytes:
-        """Note that the answer begins, and return the line that says whether it is the last."""
+    def _begin(self, *, has_close: bool) -> bool:
+        """Note that the answer begins; return whether to add that it is the last."""
         self.has_begun = True
         self.expects_continue = False
         self._is_last = has_close or not self.keeps_alive or self._line.is_last
-        return CLOSE if self._is_last and not has_close else b""
+        return self._is_last and not has_close
 
     def _end(self) -> None:
         self.is_complete = True
@@ -281,6 +276,5 @@ class Exchange:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if self._news is not None:
+            self._news.set()

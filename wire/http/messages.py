@@ -30,3 +30,19 @@ STATUS_LINE: Final = {status: _status_line(status) for status in range(100, 600)
 def header_lines(headers: Headers) -> bytes:
     """Return headers as they are sent."""
     return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def answer_head(
+    status: int, lines: bytes, length: int, default_lines: bytes = b"", *, is_last: bool = False
+) -> bytes:
+    """Return the head of an answer whose body has `length` bytes.
+
+    `default_lines` come before its own `lines`. The last answer of a connection says so.
+    """
+    return b"%b%b%bcontent-length: %d\r\n%b\r\n" % (
+        STATUS_LINE[status],
+        default_lines,
+        lines,
+        length,
+        CLOSE if is_last else b"",
+    )

@@ -18,7 +18,7 @@ from gateway.api.request_processor import SHORT, RequestProcessor
 from gateway.api.request_state import HitReplay, RequestState
 from gateway.errors import GatewayError
 from gateway.telemetry.trace_context import MARK
-from wire.http.messages import CLOSE, STATUS_LINE
+from wire.http.messages import STATUS_LINE
 from wire.http.writing import WriteCoalescer
 
 
@@ -114,23 +114,6 @@ class FastPath:
         elif may_repeat and parsed is not None and parsed.stored is not None:
             self.heads.add_repeated(found, body, parsed)
         return state if reply is None else _reply_or_state(state, reply)
-
-    def render(self, reply: HttpReply, server_lines: bytes, *, is_last: bool = False) -> bytes:
-        """Return the bytes of an answer; `server_lines` (the date) come first.
-
-        `is_last` adds `connection: close`.
-        """
-        return self.render_head(reply, server_lines, is_last=is_last) + reply.body
-
-    def render_head(self, reply: HttpReply, server_lines: bytes, *, is_last: bool = False) -> bytes:
-        """Return the part of an answer before its body; see `render`."""
-        return b"%b%b%bcontent-length: %d\r\n%b\r\n" % (
-            STATUS_LINE[reply.status],
-            server_lines,
-            reply.lines,
-            len(reply.body),
-            CLOSE if is_last else b"",
-        )
 
     def _new_state(self, head: CachedHead, context: str) -> RequestState:
         state = self.processor.new_state(head.match)

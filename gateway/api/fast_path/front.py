@@ -22,7 +22,7 @@ from gateway.tasks import log_failure
 from gateway.types import Answer
 from wire.http.connection import Connection
 from wire.http.exchange import Exchange
-from wire.http.messages import Headers
+from wire.http.messages import Headers, answer_head
 from wire.http.refusals import Refusal
 
 _END = b"\r\n\r\n"
@@ -83,7 +83,7 @@ class FastPathFront:
                 return b""
             if peer.counts_requests and refusal is None:
                 peer.end_request()
-            answers.append(fast_path.render(reply, self._state.default_lines))
+            answers.append(self._head(reply) + reply.body)
             start = stop
             size += len(answers[-1])
             if size > _MOST_AT_ONCE:
@@ -107,7 +107,7 @@ class FastPathFront:
         if isinstance(reply, RequestState):
             self._begin(reply)
         else:
-            self._send([fast_path.render(reply, self._state.default_lines)])
+            self._send([self._head(reply) + reply.body])
 
     def _count(self, head: bytes) -> GatewayError | None:
         """Count a request for its client, or return why it is refused."""
@@ -214,7 +214,7 @@ class FastPathFront:
         connection = self._connection
         connection.gives_up_at = math.inf  # slow peers are closed by their rate
         is_last = connection.is_last
-        head = self._fast_path.render_head(reply, self._state.default_lines, is_last=is_last)
+        head = self._head(reply, is_last=is_last)
         await connection.writer.write_in_pieces(head, reply.body, state.holder)
         connection.end_answer(is_last=is_last)
 
@@ -225,6 +225,9 @@ class FastPathFront:
             is_last = False
         else:
             is_last = connection.is_last
-            lines = self._state.default_lines
-            connection.writer.write(self._fast_path.render(reply, lines, is_last=is_last))
+            connection.writer.write(self._head(reply, is_last=is_last) + reply.body)
         connection.end_answer(is_last=is_last)
+
+    def _head(self, reply: HttpReply, *, is_last: bool = False) -> bytes:
+        lines, length = self._state.default_lines, len(reply.body)
+        return answer_head(reply.status, reply.lines, length, lines, is_last=is_last)

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 from typing_extensions import override
 
-from gateway.sockets.listening import (
+from testing.waiting import until
+from wire.listening import (
     accept_for_siblings,
     refuse_new_connections,
     wait_until_empty,
 )
-from testing.waiting import until
 
 pytestmark = pytest.mark.anyio
 
