@@ -73,13 +73,12 @@ class BackendServer:
         """Serve until `stop`, then end the connections."""
         await self._server.listen(listener)
         self.has_started = True
-        watching = asyncio.create_task(self._server.watch())
-        try:
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._server.watch())
             await self._stopping.wait()
             self.stop_accepting(listener)
             if self._waits_at_stop:
                 await self._server.shut_down(_GRACE)
-        finally:
             watching.cancel()
 
     def stop(self, *, at_once: bool = False) -> None:
