@@ -1,9 +1,8 @@
 """Decides, charges, counts and publishes requests to the inference routes, for all entry points.
 
 An entry point reads and sends bytes. In between, the core and batch jobs call `answer`. The fast
-path calls `reply_now` with the body. If the answer has to wait, `lookup_nowait`
-reads the cache without a task, `compute_nowait` and `reply` go on from there, and `reply_later` is
-for all other cases.
+path calls `reply_now` with the body. If the answer has to wait, `pursue` goes on by callbacks, and
+`reply_later` is for the cases that need a task.
 Memory hits that repeat an earlier one are answered by `gateway.api.memory_hits`.
 """
 
@@ -213,45 +212,27 @@ class RequestProcessor:
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(state, error)
 
-    def lookup_nowait(
-        self, state: RequestState, on_done: Callable[[HttpReply | None], object]
-    ) -> bool:
-        """Look a request up in the cache that `reply_now` could not answer.
+    def pursue(self, state: RequestState, on_reply: Callable[[HttpReply | None], object]) -> bool:
+        """Answer by callbacks a request that `reply_now` could not answer.
 
-        `on_done` is called in a later event-loop iteration with the whole answer, or with `None`
-        where `reply_later` has to go on. Return `False`, without a call, where `reply_later` has to
-        at once: the limiter has to wait for Redis, or caller or document disable the cache.
+        `on_reply` is called once, in a later event-loop iteration: with the whole answer, or with
+        `None` if `reply_later` has to go on. Return `False`, without a call, if `reply_later` has
+        to at once: the limiter has to wait for Redis, or caller or document disable the cache.
+        After `give_up` there is no call.
         """
         prepared, directives = state.prepared, state.options.directives
         if prepared is None or state.answer is not None or not prepared.may_read(directives):
             return False
-
-        looked_up: LookupCallback = partial(self._looked_up, state, prepared, on_done)
+        looked_up: LookupCallback = partial(self._looked_up, state, prepared, on_reply)
         if state.span.is_recorded:
             looked_up = recorded_lookup(state, looked_up)
         self._inference.lookup_nowait(prepared, looked_up, directives)
         return True
 
-    def compute_nowait(self, state: RequestState, on_done: Callable[[Answer], object]) -> bool:
-        """Compute what `lookup_nowait` did not find, and call `on_done` with what `reply` takes.
-
-        It may be called at once. `False`, without a call, where `reply_later` has to.
-        """
-        prepared, outcomes = state.prepared, state.outcomes
-        if prepared is None or outcomes is None or state.answer is not None:
-            return False
-        return self._inference.compute_nowait(prepared, state.caller(), outcomes, on_done)
-
-    def reply(self, state: RequestState, answer: Answer) -> HttpReply | None:
-        """Return the whole answer to a request that was computed.
-
-        `None` if `reply_later` has to go on.
-        """
-        self._phases.end("wait", state.phase_began, state.phase_weight)
-        try:
-            return None if self._is_large(state, answer) else self._answered(state, answer)
-        except Exception as error:  # noqa: BLE001 - as above
-            return self.failed(state, error)
+    def give_up(self, state: RequestState, error: BaseException) -> HttpReply:
+        """Return the problem that ends a request, whatever it still waits for."""
+        state.is_given_up = True
+        return self.failed(state, error)
 
     async def reply_later(self, state: RequestState) -> HttpReply:
         """Return the whole answer to a request that `reply_now` could not answer.
@@ -395,10 +376,13 @@ class RequestProcessor:
         self,
         state: RequestState,
         prepared: PreparedRequest,
-        on_done: Callable[[HttpReply | None], object],
+        on_reply: Callable[[HttpReply | None], object],
         found: list[CacheHit | None],
     ) -> None:
-        """Call `on_done` with the whole answer, or with `None` if some item is not in the cache."""
+        """Answer a request that was looked up, and have computed what the cache does not have."""
+        if state.is_given_up:
+            self._inference.abandon(prepared)
+            return
         reply = None
         try:
             if state.phase_weight:
@@ -410,10 +394,32 @@ class RequestProcessor:
                 if state.phase_weight != 1:
                     state.phase_began, state.phase_weight = self._phases.clock(), 1
                 state.outcomes = [None] * len(found)
+            outcomes = state.outcomes
+            if reply is None and state.answer is None and outcomes is not None:
+                on_done = partial(self._computed, state, on_reply)
+                if self._inference.compute_nowait(prepared, state.caller(), outcomes, on_done):
+                    return
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
+            reply = self.give_up(state, error)
+        on_reply(reply)
+
+    def _computed(
+        self,
+        state: RequestState,
+        on_reply: Callable[[HttpReply | None], object],
+        answer: Answer,
+    ) -> None:
+        """Answer a request that was computed."""
+        if state.is_given_up:
+            return
+        reply = None
+        try:
+            self._phases.end("wait", state.phase_began, state.phase_weight)
+            if not self._is_large(state, answer):
+                reply = self._answered(state, answer)
+        except Exception as error:  # noqa: BLE001 - as above
             reply = self.failed(state, error)
-        finally:
-            on_done(reply)
+        on_reply(reply)
 
     def _found(
         self, state: RequestState, prepared: PreparedRequest, found: list[CacheHit | None]

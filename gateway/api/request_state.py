@@ -142,6 +142,8 @@ class RequestState:
     """The caller's own id of the request."""
     publish: Callable[[RequestEvent, frozenset[int]], None] | None = None
     """Takes the request's usage event and `passing`. `None` means the worker's event log."""
+    is_given_up = False
+    """Whether the request was answered while its result was waited for. That is then dropped."""
     is_plain = False
     """Whether equal requests may replay the answer if it is a memory hit."""
     replay: HitReplay | None = None

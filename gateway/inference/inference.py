@@ -288,6 +288,10 @@ class Inference:
         if indexes:
             self._cache.release_unused([prepared.keys[index] for index in indexes])
 
+    def abandon(self, prepared: PreparedRequest) -> None:
+        """End the look-up's claims for a request that was given up."""
+        self._cache.release_unused(prepared.keys)
+
     async def _look_up(self, prepared: PreparedRequest, caller: Caller) -> list[ItemOutcome | None]:
         directives = caller.directives
         if not prepared.may_read(directives):

@@ -19,7 +19,6 @@ from gateway.http.request_head import split_fields
 from gateway.http.side import error_of
 from gateway.http.unsent_answers import LARGE_BYTES
 from gateway.tasks import log_failure
-from gateway.types import Answer
 from wire.http.connection import Connection
 from wire.http.exchange import Exchange
 from wire.http.messages import Headers, answer_head
@@ -38,8 +37,8 @@ class FastPathFront:
         self._connection = connection
         self._state = connection.state
         self._replay = fast_path.replay
-        self._computed: RequestState | None = None
-        """The request that is answered without a task, by what backends compute."""
+        self._pursued: RequestState | None = None
+        """The request that is answered by callbacks."""
 
     def take(self, data: bytes) -> bytes:
         """Answer what can be answered, and return what is left for the core."""
@@ -58,12 +57,12 @@ class FastPathFront:
         """Learn nothing: what is answered is cached by its bytes."""
 
     def cancel(self, msg: object = None) -> None:
-        """Answer the request that is computed as failed, as cancelling its task would.
+        """Fail the request that is answered by callbacks, as cancelling its task would.
 
-        The server calls it where it waited for long enough.
+        The server calls it if it has waited for long enough.
         """
-        if self._computed is not None:
-            self._connection.loop.call_soon(self._give_up, self._computed)
+        if self._pursued is not None:
+            self._connection.loop.call_soon(self._give_up, self._pursued)
 
     def _answer(self, data: bytes) -> bytes:
         fast_path, connection, start, size = self._fast_path, self._connection, 0, 0
@@ -132,64 +131,50 @@ class FastPathFront:
             self._fast_path.hit_events.commit()  # the answer is written later, if at all
             self._start(state, state.reply)
             return
-        if not self._fast_path.processor.lookup_nowait(state, partial(self._on_lookup_done, state)):
+        self._pursued = state
+        self._state.tasks.add(self)
+        is_pursued = False
+        try:
+            is_pursued = self._fast_path.processor.pursue(state, partial(self._on_reply, state))
+        finally:
+            if not is_pursued:  # a stop must not wait for it
+                self._forget()
+        if not is_pursued:
             self._start(state)
 
-    def _on_lookup_done(self, state: RequestState, reply: HttpReply | None) -> None:
-        try:
-            self._go_on(state, reply)
-        except BaseException:  # whatever it was, nobody must wait for what will not come
-            self._connection.give_up()
-            raise
-
-    def _start(self, state: RequestState, reply: HttpReply | None = None) -> None:
-        """Answer `state` once it is computed; by a task where that takes more than a callback."""
-        tasks = self._state.tasks
-        if reply is None:
-            self._computed = state
-            tasks.add(self)
-            try:
-                on_done = partial(self._on_computed, state)
-                if self._fast_path.processor.compute_nowait(state, on_done):
-                    return
-            except BaseException:  # whatever it was, a stop must not wait for it
-                self._forget_computed()
-                raise
-            self._forget_computed()
-        task = self._connection.loop.create_task(self._answer_later(state, reply))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    def _on_computed(self, state: RequestState, answer: Answer) -> None:
-        if self._computed is not state:
+    def _on_reply(self, state: RequestState, reply: HttpReply | None) -> None:
+        if self._pursued is not state:
             return  # it was cancelled
-        # As `_forget_computed`, which would be another call.
-        self._computed = None
+        # As `_forget`, which would be another call.
+        self._pursued = None
         self._state.tasks.discard(self)
         try:
-            self._go_on(state, self._fast_path.processor.reply(state, answer))
+            if reply is None:
+                self._start(state)
+            elif self._connection.writer.is_paused or _is_compressed(state, reply):
+                self._fast_path.hit_events.commit()  # the answer is written later, if at all
+                self._start(state, reply)
+            else:
+                self._end(reply)
         except Exception as error:  # noqa: BLE001 - others wait for what is computed with it
             self._connection.give_up()
             log_failure(error)
 
-    def _go_on(self, state: RequestState, reply: HttpReply | None) -> None:
-        """Send a reply at once if that is possible; if there is none, have it computed."""
-        if reply is None:
-            self._start(state)
-        elif self._connection.writer.is_paused or (state.coding and len(reply.body) >= SMALLEST):
-            self._fast_path.hit_events.commit()  # the answer is written later, if at all
-            self._start(state, reply)
-        else:
-            self._end(reply)
+    def _start(self, state: RequestState, reply: HttpReply | None = None) -> None:
+        """Answer `state` by a task."""
+        tasks = self._state.tasks
+        task = self._connection.loop.create_task(self._answer_later(state, reply))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
-    def _forget_computed(self) -> None:
-        self._computed = None
+    def _forget(self) -> None:
+        self._pursued = None
         self._state.tasks.discard(self)
 
     def _give_up(self, state: RequestState) -> None:
-        if self._computed is state:
-            self._forget_computed()
-            self._end(self._fast_path.processor.failed(state, asyncio.CancelledError()))
+        if self._pursued is state:
+            self._forget()
+            self._end(self._fast_path.processor.give_up(state, asyncio.CancelledError()))
 
     async def _answer_later(self, state: RequestState, reply: HttpReply | None) -> None:
         processor, connection = self._fast_path.processor, self._connection
@@ -231,3 +216,7 @@ class FastPathFront:
     def _head(self, reply: HttpReply, *, is_last: bool = False) -> bytes:
         lines, length = self._state.default_lines, len(reply.body)
         return answer_head(reply.status, reply.lines, length, lines, is_last=is_last)
+
+
+def _is_compressed(state: RequestState, reply: HttpReply) -> bool:
+    return state.coding != "" and len(reply.body) >= SMALLEST

@@ -386,3 +386,27 @@ async def test_a_request_that_is_given_up_takes_no_answer_of_others_along(
 
 async def _begin(begun: list[object], scope: object, _receive: object, _send: object) -> None:
     begun.append(scope)
+
+
+async def test_a_request_that_is_given_up_while_it_is_looked_up_has_one_event(
+    entry_point: EntryPoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene, held = entry_point.api.scene, list[Any]()
+    scene.cache.has_memory = False
+
+    def hold(keys: Any, on_done: Any, *_: Any, **__: Any) -> None:
+        held.append((keys, on_done))
+
+    monkeypatch.setattr(scene.cache, "lookup_nowait", hold)
+    entry_point.protocol.data_received(ask("new"))
+    for answering in tuple(entry_point.state.tasks):
+        answering.cancel()
+    await entry_point.rest()
+    ((keys, on_done),) = held
+    on_done([None] * len(keys))
+    await entry_point.rest()
+
+    assert entry_point.transport.written.startswith(b"HTTP/1.1 503 ")
+    assert len(entry_point.events()) == 1
+    assert list(scene.cache.released) == list(keys)
+    assert scene.runner.begun == 0
