@@ -6,8 +6,10 @@ answered without ASGI where that is possible.
 
 from typing import Final
 
+from typing_extensions import override
+
 from backends.api.calls import CallHandler
-from wire.http.connection import Connection
+from wire.http.connection import Connection, Front
 from wire.http.exchange import Exchange
 from wire.http.messages import Headers, Scope
 from wire.http.peers import CLIENT_EXTENSION
@@ -18,7 +20,7 @@ _END: Final = b"\r\n\r\n"
 _MOST_DIGITS: Final = 9
 
 
-class RepeatedHeads:
+class RepeatedHeads(Front):
     """Begins a request of one connection that arrives whole, with the head of an earlier one.
 
     The earlier request was parsed. Its head was the same up to the length at the end. Every other
@@ -32,6 +34,7 @@ class RepeatedHeads:
         self._scope: Scope = {}
         self._is_call = False
 
+    @override
     def take(self, data: bytes) -> bytes:
         """Answer a request with the known head; return every other one."""
         head = self._head
@@ -47,6 +50,7 @@ class RepeatedHeads:
             self._connection.begin_whole({**scope}, body)
         return b""
 
+    @override
     def learn(self, data: bytes, exchange: Exchange, headers: Headers) -> None:
         """Keep the head of a request that `data` is all of."""
         length, scope = data.find(_LENGTH), exchange.scope

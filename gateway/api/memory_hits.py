@@ -1,24 +1,20 @@
-"""Answers one-item hits with little work: replays memory hits, and encodes hits from Redis.
+"""Replays memory hits of one item to requests with equal bytes.
 
 A plain one-item request that was a memory hit leaves a `HitReplay`. The fast path calls `replay`
-for requests with equal bytes, while the cache returns the same entry. `RequestProcessor` calls
-`answer_stored` for results from a tier other than memory.
+for requests with equal bytes, while the cache returns the same entry.
 """
 
 from collections.abc import Sequence
 from time import time_ns
 
-from gateway.api.answers import PRIVATE, count_usage
+from gateway.api.answers import PRIVATE
 from gateway.api.content_coding import SMALLEST
 from gateway.api.inference_route import InferenceRoute
 from gateway.api.recent_cache import RecentCache
 from gateway.api.request_events import RequestEvents
-from gateway.api.request_state import HitReplay, RequestState, StoredAnswers
-from gateway.cache.entry import CacheHit
+from gateway.api.request_state import HitReplay, RequestState
 from gateway.events.hit_run import HitRun
-from gateway.http.unsent_answers import LARGE_BYTES
 from gateway.inference.inference import Inference
-from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.rate_limit.base import RateLimiter
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
@@ -26,7 +22,6 @@ from gateway.telemetry.phases import PhaseDurations
 from gateway.telemetry.tracing import ReplayedHit, Tracer
 from gateway.types import (
     Answer,
-    ItemOutcome,
     Principal,
     RevisionUsage,
     Source,
@@ -36,15 +31,11 @@ from wire.protocol import Task
 _MOST_RUNS = 4096
 MEASURED_ONE_OF = 64
 """One of this many repeated hits has its phases measured."""
-_OK = 200
-_RESULT = b"\0"
-"""Stands for a result, because JSON does not contain this byte."""
 _RunKey = tuple[Principal, InferenceRoute, Task, str, str, bool, tuple[RevisionUsage, ...]]
-_StoredKey = tuple[Principal, InferenceRoute, str, str, str]
 
 
 class MemoryHits:
-    """Answers hits that need little work. Each worker's event loop has one."""
+    """Replays memory hits. Each worker's event loop has one."""
 
     def __init__(
         self,
@@ -71,7 +62,6 @@ class MemoryHits:
         self._id_prefix = events.ids.prefix.encode()
         self._runtime: Runtime | None = None
         self._runs: RecentCache[_RunKey, HitRun] = RecentCache(_MOST_RUNS)
-        self._stored: RecentCache[_StoredKey, StoredAnswers] = RecentCache(_MOST_RUNS)
 
     def replay(
         self, replay: HitReplay, head: bytes, times: list[int] | None = None
@@ -162,45 +152,6 @@ class MemoryHits:
         if context:  # else its trace has no id yet
             self.events.sampled_hit(replay.run, (times[-1] - times[0]) / 1e9, context)
 
-    def answer_stored(
-        self, state: RequestState, prepared: PreparedRequest, hit: CacheHit
-    ) -> bytes | None:
-        """Return the body of a one-item answer from a tier. Its usage event joins a run.
-
-        The caller must call `RequestEvents.commit` before it writes the answer. If the answer is
-        not simply the stored result, return `None` and do nothing.
-        """
-        entry, plan = hit.entry, prepared.plan
-        now = self._wall()
-        if entry.status != _OK or entry.truncated_from or entry.arm:
-            return None
-        if len(entry.payload) > LARGE_BYTES:
-            return None  # a thread encodes it
-        if not plan.is_valid(entry, now, state.options.directives.max_age):
-            return None
-        _, parsed = state.caller_and_body()
-        answers, info = parsed.stored, plan.model.info
-        if (
-            answers is None
-            or answers.runtime is not state.runtime
-            or answers.revision != info.revision
-            or answers.tier != hit.tier
-        ):
-            answers = parsed.stored = self._answers_like(state, plan, hit.tier)
-            if answers is None:
-                return None
-        body = b"%b%b%b" % (answers.start, entry.payload, answers.end)
-        run = answers.run
-        if run.count == run.max_count and not self.events.join(run):
-            return None
-        run.started = min(run.started, state.started)
-        run.began = min(run.began, state.began)
-        state.id = self.events.ids.numbered(run.add())
-        state.model, state.revision, state.usage = info.name, info.revision, answers.usage
-        state.lines = b"%b%d\r\n" % (answers.lines, max(0.0, now - entry.stored_at))
-        state.content = answers.content
-        return body
-
     def replay_of(self, state: RequestState, answer: Answer, body: bytes) -> HitReplay | None:
         """Return what replays an answer from memory. `None` if it must not be replayed."""
         _, parsed = state.caller_and_body()
@@ -250,49 +201,6 @@ class MemoryHits:
         age = now - entry.stored_at
         return age if age > 0.0 else 0.0, limit_lines  # noqa: FURB136 - a call costs 1 % of a hit
 
-    def _answers_like(
-        self, state: RequestState, plan: RequestPlan, tier: str
-    ) -> StoredAnswers | None:
-        """Return the common parts of answers by `plan` from `tier`, or `None` if there are none."""
-        principal, parsed = state.caller_and_body()
-        info = plan.model.info
-        if not state.route.is_spliced(parsed.body):
-            return None
-        self._forget_former_runtime(state)
-        name = (principal, state.route, info.name, info.revision, tier)
-        found = self._stored.get(name)
-        if found is None:
-            outcome = ItemOutcome(source=Source.HIT, result=_RESULT)
-            usage = count_usage([outcome])
-            answer = Answer(model=plan.model, outcomes=[outcome])
-            rendered = state.route.encode(parsed.body, answer, usage, state.id)
-            start, _, end = rendered.body.partition(_RESULT)
-            state.model, state.revision, state.usage = info.name, info.revision, usage
-            event = self.events.event_of(state)
-            if event is None:
-                return None
-            lines = b"cache-status: sluicegate; hit; detail=%b\r\nage: " % tier.encode()
-            run = HitRun(event, route=state.route.metric_name, source=f"{tier}_hit")
-            found = StoredAnswers(
-                runtime=state.runtime,
-                revision=info.revision,
-                tier=tier,
-                run=run,
-                usage=usage,
-                start=start,
-                end=end,
-                lines=lines,
-                content=rendered.lines,
-            )
-            self._stored.put(name, found)
-        return found
-
-    def _forget_former_runtime(self, state: RequestState) -> None:
-        if state.runtime is not self._runtime:
-            self._runtime = state.runtime
-            self._runs.clear()
-            self._stored.clear()
-
     def _run(self, state: RequestState) -> HitRun | None:
         """Return the run of all memory hits like this one."""
         principal, _ = state.caller_and_body()
@@ -302,7 +210,9 @@ class MemoryHits:
             *(principal, state.route, state.task, state.model),
             *(state.revision, is_truncated, state.arms),
         )
-        self._forget_former_runtime(state)
+        if state.runtime is not self._runtime:
+            self._runtime = state.runtime
+            self._runs.clear()
         run = self._runs.get(name)
         if run is None:
             event = self.events.event_of(state)

@@ -85,7 +85,7 @@ class RequestEvents:
         return state.event(wall=self._wall, now=self.now(), region=self._region)
 
     def publish(self, state: RequestState) -> None:
-        """Put the event of a request on disk, and count it: an answer without one must not leave.
+        """Append the event of a request to the log, and count it. No answer leaves without one.
 
         Raises:
             EventLogUnavailable: the log has no room; nothing is counted.

@@ -27,6 +27,7 @@ from gateway.api.request_events import RequestEvents
 from gateway.api.request_headers import parse_request_options
 from gateway.api.request_spans import end_request_span, from_memory, recorded_lookup
 from gateway.api.request_state import ParsedBody, RequestState
+from gateway.api.stored_hits import StoredHits
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import CacheHit
 from gateway.errors import DeadlineExceeded, GatewayError, MethodNotAllowed
@@ -84,6 +85,7 @@ class RequestProcessor:
         self.large_answers = LargeAnswers(unsent or UnsentAnswers(clock=events.now))
         self._repeated = RepeatedCharges(limiter.repeated_charge)
         self._repeated_under: tuple[Runtime | None, int] = (None, 0)
+        self._stored_hits = StoredHits(inference=inference, events=events)
         self.hits = MemoryHits(
             runtimes=runtimes,
             inference=inference,
@@ -426,7 +428,7 @@ class RequestProcessor:
     ) -> HttpReply | None:
         """Return the whole answer, or `None` if some item is not in the cache."""
         if len(found) == 1 and (hit := found[0]) is not None and not state.has_own_event:
-            body = self.hits.answer_stored(state, prepared, hit)
+            body = self._stored_hits.answer(state, prepared, hit)
             if body is not None:
                 return self._reply(state, body)
         if state.phase_weight != 1:

@@ -100,11 +100,11 @@ class Dispatcher:
     def start(self, items: Sequence[OpenItem]) -> None:
         """Settle the items, which are of one work, each as soon as its outcome is known.
 
-        At the latest at the deadline, and when cancelled, what is open is settled as a failure. A
-        failure of backends is an outcome, and so is one of ours.
+        Failures are outcomes, too. Items that are open at the deadline, or when they are cancelled,
+        fail.
         """
         work = items[0].work
-        if self._is_closed:  # who waited for what was cancelled asks again
+        if self._is_closed:  # requests that wait for them ask again
             self._settle_failed(items, failures.CANCELLED)
         elif len(items) > 1 or (work.traceparent and self._tracer.records(work.traceparent)):
             self._guarded(self._send_together, items)

@@ -177,7 +177,7 @@ class Inference:
     ) -> bool:
         """Call `on_done` with the result of `infer`, possibly before this returns.
 
-        Return `False` if only `infer` can answer, because not only backends may have the answer.
+        Return `False`, without a call, if `infer` has to answer: it also looks for stale answers.
         """
         if prepared.plan.unrevised is not None or caller.directives.only_if_cached:
             return False

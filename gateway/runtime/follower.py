@@ -236,8 +236,7 @@ class RuntimeFollower:
         except DependencyUnavailable:
             if is_first:
                 return newest
-            # This version of the gateway cannot read the published document, so the current
-            # document stays in use.
+            # Without the ledger nothing can be restored, so the current document stays in use.
             return msgspec.structs.replace(
                 newest, config=self._seen.config, drains=self._seen.drains
             )

@@ -42,7 +42,7 @@ class Cancellable(Protocol):
         ...
 
 
-class Front(Protocol):
+class Front:
     """Answers requests of one connection by their bytes, before the parser sees them.
 
     It is asked while no request is under way and the peer reads.
@@ -54,11 +54,13 @@ class Front(Protocol):
         To answer later, set the connection's `answering`, call its `hold` with what is behind the
         request, and `end_answer` at the end.
         """
-        ...
+        raise NotImplementedError
 
     def learn(self, data: bytes, exchange: Exchange, headers: Headers) -> None:
-        """Note that the parser made `exchange` of `data`, which `take` has returned whole."""
-        ...
+        """Note that the parser made `exchange` of `data`, which `take` has returned whole.
+
+        By default, nothing is noted.
+        """
 
 
 class Side(Protocol):

@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from typing_extensions import override
+
 from gateway.api.content_coding import SMALLEST
 from gateway.api.fast_path.answering import FastPath
 from gateway.api.fast_path.head_cache import RepeatedRequest
@@ -19,9 +21,8 @@ from gateway.http.request_head import split_fields
 from gateway.http.side import error_of
 from gateway.http.unsent_answers import LARGE_BYTES
 from gateway.tasks import log_failure
-from wire.http.connection import Connection
-from wire.http.exchange import Exchange
-from wire.http.messages import Headers, answer_head
+from wire.http.connection import Connection, Front
+from wire.http.messages import answer_head
 from wire.http.refusals import Refusal
 
 _END = b"\r\n\r\n"
@@ -29,7 +30,7 @@ _END = b"\r\n\r\n"
 _MOST_AT_ONCE = 64 * 1024
 
 
-class FastPathFront:
+class FastPathFront(Front):
     """The fast path of one connection."""
 
     def __init__(self, fast_path: FastPath, connection: Connection) -> None:
@@ -40,6 +41,7 @@ class FastPathFront:
         self._pursued: RequestState | None = None
         """The request that is answered by callbacks."""
 
+    @override
     def take(self, data: bytes) -> bytes:
         """Answer what can be answered, and return what is left for the core."""
         connection = self._connection
@@ -52,9 +54,6 @@ class FastPathFront:
             return self._answer(data)
         self._repeat(answer, data)
         return b""
-
-    def learn(self, data: bytes, exchange: Exchange, headers: Headers) -> None:
-        """Learn nothing: what is answered is cached by its bytes."""
 
     def cancel(self, msg: object = None) -> None:
         """Fail the request that is answered by callbacks, as cancelling its task would.
