@@ -5,7 +5,6 @@ from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
 from gateway.api.core import Core
 from gateway.api.http import (
-    NO_CONTENT,
     NOT_REPLAYED,
     ClientDisconnected,
     HttpReply,
@@ -57,7 +56,7 @@ class CustomerApplication:
         take_whole = (lambda: None) if server is None else server.body
 
         async def on_reply(reply: HttpReply, holder: KeyId | None) -> None:
-            if server is None or reply.status == NO_CONTENT:  # which has no length
+            if server is None:
                 await respond(send, reply)
             else:
                 await server.send(reply.status, reply.lines, reply.body, holder)

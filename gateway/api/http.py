@@ -13,7 +13,7 @@ from wire.http.exchange import BUFFERED_HTTP, Exchange
 Headers = list[tuple[bytes, bytes]]
 NOT_REPLAYED: Final = "sluicegate_not_replayed"
 """Set in the state of a request's scope, its answer is stored nowhere: it holds a secret."""
-NO_CONTENT: Final = 204
+_NO_CONTENT: Final = 204
 _PIECE_BYTES: Final = 256 * 1024
 
 
@@ -112,7 +112,7 @@ def bounded(body: bytes, *, limit: int) -> bytes:
 async def respond(send: Send, reply: HttpReply) -> None:
     """Send one complete response, a large one in pieces."""
     headers = header_fields(reply.lines)
-    if reply.status != NO_CONTENT:
+    if reply.status != _NO_CONTENT:
         headers.append((b"content-length", b"%d" % len(reply.body)))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     left = memoryview(reply.body)

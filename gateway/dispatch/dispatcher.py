@@ -107,7 +107,7 @@ class Dispatcher:
         if self._is_closed:  # requests that wait for them ask again
             self._settle_failed(items, failures.CANCELLED)
         elif len(items) > 1 or (work.traceparent and self._tracer.records(work.traceparent)):
-            self._guarded(self._send_together, items)
+            self._guarded(items, partial(self._send_together, items))
         else:
             # By identity: models cannot be hashed, and members of enumerations are by a method.
             kind = (id(work.model), id(work.task), work.parameters, work.lane, work.truncate)
@@ -145,19 +145,17 @@ class Dispatcher:
         """Return counts by endpoint and region since the start; they are not copied."""
         return self._endpoints.statistics()
 
-    def _guarded(
-        self, send: Callable[[Sequence[OpenItem]], None], items: Sequence[OpenItem]
-    ) -> None:
-        """Send items. If that fails, nobody may wait for them without end."""
+    def _guarded(self, items: Sequence[OpenItem], step: Callable[[], None]) -> None:
+        """Take a step for items. If it fails, nobody may wait for them without end."""
         try:
-            send(items)
+            step()
         except Exception as bug:  # noqa: BLE001 - as above
             self._after_bug(items, bug)
 
     def _send_arrived(self) -> None:
         arrived, self._arrived = self._arrived, {}
         for (kind, _), items in arrived.items():
-            self._guarded(partial(self._send_each, kind), items)
+            self._guarded(items, partial(self._send_each, kind, items))
 
     def _admitted(self, items: Sequence[OpenItem]) -> list[OpenItem]:
         """Settle what is too late or shed, and return the rest, which is open."""
@@ -215,7 +213,8 @@ class Dispatcher:
             if call is None or call not in self._calls:  # it may have been given up
                 call = self._joinable[key] = self._new_call(endpoint, items[0].work, is_shared=True)
                 if endpoint.backend in self._busy:
-                    self._loop.call_later(GATHERING_DELAY, self._close_and_send, key, call)
+                    close = partial(self._close_and_send, key, call)
+                    self._loop.call_later(GATHERING_DELAY, self._guarded, call.items, close)
             count = call.room_for(items)
             call.add(items[:count])
             self._fleet.started(endpoint, count)
@@ -411,7 +410,14 @@ class Dispatcher:
             is_one = error.cause is Cause.REFUSED and not call.is_shared
             credit = 1 if is_one else len(unanswered)
             left = [(item, failure) for item in unanswered]
-            self._retry(call, left, credit=0 if is_free else credit, may_repeat=is_lost)
+            self._retry(
+                call,
+                left,
+                credit=0 if is_free else credit,
+                may_repeat=is_lost,
+                # One of the items may be what the backend died of.
+                in_halves=is_lost and call.is_shared and error.cause is not Cause.UNREACHABLE,
+            )
         else:
             self._settle_failed(unanswered, failure, call)
 
@@ -421,7 +427,8 @@ class Dispatcher:
 
     def _retry_failed(self, call: BackendCall) -> None:
         failed, call.failed = call.failed, []
-        self._retry(call, failed, credit=len(failed))
+        retry = partial(self._retry, call, failed, credit=len(failed))
+        self._guarded([item for item, _ in failed], retry)
 
     def _retry(
         self,
@@ -430,10 +437,12 @@ class Dispatcher:
         *,
         credit: int,
         may_repeat: bool = False,
+        in_halves: bool = False,
     ) -> None:
         """Try the items at the next candidate; those that may not be retried fail as given.
 
-        `credit` is what retrying all of them takes from the retry budget.
+        `credit` is what retrying all of them takes from the retry budget. `in_halves` sends them in
+        two calls.
         """
         left = [(item, failure) for item, failure in left if call.is_only_hope_of(item)]
         now = self._loop.time()
@@ -457,18 +466,29 @@ class Dispatcher:
         self._settle([(item, _failed(failure)) for item, failure in left[granted:]], call)
         if endpoint is not None and granted:
             self._count_retried(call, granted)
-            self._send_again(call, endpoint, [item for item, _ in left[:granted]])
+            items = [item for item, _ in left[:granted]]
+            middle = len(items) // 2 if in_halves else 0
+            for part in filter(None, (items[:middle], items[middle:])):
+                self._send_again(call, endpoint, part, tried=call.tried)
 
-    def _send_again(self, call: BackendCall, endpoint: Endpoint, items: Sequence[OpenItem]) -> None:
+    def _send_again(
+        self,
+        call: BackendCall,
+        endpoint: Endpoint,
+        items: Sequence[OpenItem],
+        *,
+        tried: tuple[BackendId, ...],
+    ) -> None:
         """Send items of `call` to another endpoint."""
         own, is_shared = call.own, call.is_shared
-        self._send_alone(endpoint, items, own=own, tried=call.tried, is_shared=is_shared)
+        self._send_alone(endpoint, items, own=own, tried=tried, is_shared=is_shared)
 
     def _count_retried(self, call: BackendCall, items: int) -> None:
         self._counters.retried += items
         self._endpoints.retried(call.endpoint, items)
 
     def _hedge(self, call: BackendCall) -> None:
+        """Try the items that wait at a second endpoint as well."""
         endpoint = self._second_candidate(call)
         waiting = are_open(call.waiting)
         if endpoint is not None and self.hedging.spend(len(waiting)):
@@ -479,19 +499,22 @@ class Dispatcher:
     def _endpoint_lost(self, lost: Endpoint) -> None:
         """Try the items that wait for `lost` at a second endpoint as well: it is not ready now."""
         for call in tuple(self._calls):
-            if call.endpoint.backend != lost.backend:
-                continue
-            second = self._second_candidate(call)
-            if second is not None:
-                self._count_retried(call, len(are_open(call.waiting)))
-                self._duplicate(call, second)
+            if call.endpoint.backend == lost.backend:
+                self._guarded(call.open_items(), partial(self._go_on_elsewhere, call))
+
+    def _go_on_elsewhere(self, call: BackendCall) -> None:
+        for key, joinable in tuple(self._joinable.items()):
+            if joinable is call:
+                self._close_and_send(key, call)
+        second = self._second_candidate(call)
+        if second is not None:
+            self._count_retried(call, len(are_open(call.waiting)))
+            self._duplicate(call, second)
 
     def _duplicate(self, call: BackendCall, endpoint: Endpoint) -> None:
         """Try the open items that wait at `endpoint` as well."""
         tried = call.tried
-        items = call.duplicate(endpoint)
-        own, is_shared = call.own, call.is_shared
-        self._send_alone(endpoint, items, own=own, tried=tried, is_shared=is_shared)
+        self._send_again(call, endpoint, call.duplicate(endpoint), tried=tried)
 
     def _second_candidate(self, call: BackendCall) -> Endpoint | None:
         """Return a second candidate for the open items that wait, `None` where there is none."""

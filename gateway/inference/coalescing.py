@@ -23,7 +23,8 @@ OnEnd = Callable[[bool, Sequence[int]], object]
 # What a waiter is given beyond the deadline to hear what the dispatcher settled at it.
 _GRACE = 0.05
 # Failures of a leader that say nothing about whoever joined it.
-_LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled", "rate_limited"})
+_LEADERS_OWN = frozenset({"deadline_exceeded", "cancelled"})
+_LIMITED = "rate_limited"
 # A joined request of higher criticality is tried again where its leader is refused with this.
 _SHED = "overloaded"
 
@@ -193,10 +194,12 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
         again: list[int] = []
         may_try = not has_failed and self._loop.time() < self.caller.deadline
         for index, item in self.joined.items():
-            if may_try and self._is_leaders_own(item) and item not in self._own:
+            is_leaders = self._is_leaders_own(item) and item not in self._own
+            if is_leaders and may_try:
                 again.append(index)
             else:
-                outcome = item.outcome
+                # What the leader was refused for is none of this caller's business.
+                outcome = None if is_leaders else item.outcome
                 self.outcomes[index] = joined_outcome(outcome) if outcome else otherwise
         return again
 
@@ -210,6 +213,8 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
         if outcome is None or outcome.failure is None:
             return False
         code = outcome.failure.code
+        if code == _LIMITED:  # the same limits hold for other requests of the same caller
+            return item.work.principal != self.caller.principal
         return code in _LEADERS_OWN or (
             code == _SHED and self.caller.criticality.outranks(item.work.criticality)
         )

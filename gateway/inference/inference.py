@@ -201,6 +201,7 @@ class Inference:
             led = self._join_or_lead(waits, prepared, missing)
         except Exception:  # as above
             settle([(item, LOST) for item in waits.led.values()])
+            self._give_back(prepared, set(missing))
             raise
         try:
             if led:

@@ -12,6 +12,7 @@ from gateway.dispatch.work import ItemOwner, OpenItem
 from gateway.inference.interfaces import ResultStore
 from gateway.inference.outcomes import REFUSED, would_repeat
 from gateway.inference.prepared_request import PlannedWork, RequestPlan
+from gateway.tasks import log_failure
 from gateway.types import ItemOutcome, Source
 
 _MOST_JITTER = 0.5
@@ -43,9 +44,11 @@ class AnswerStore:
         """See `ItemOwner`."""
         try:
             self._claims.items_ended(items)
-            self._store(items)
         finally:
-            self._flights.items_ended(items)
+            try:
+                self._store(items)
+            finally:
+                self._flights.items_ended(items)
 
     def _store(self, items: Sequence[OpenItem]) -> None:
         now = self._wall()
@@ -54,16 +57,24 @@ class AnswerStore:
             work = item.work
             if not isinstance(work, PlannedWork) or not work.is_stored:
                 continue
-            entry = _entry(work, item.outcome, now)
-            if entry is None:
-                continue
-            kept.append((item.key, entry))
-            unrevised = work.plan.unrevised
-            if unrevised is not None:
-                (key,) = unrevised.keys([item.body])
-                kept.append((key, _last(work.plan, entry)))
+            try:
+                kept += _kept(work, item, now)
+            except Exception as bug:  # noqa: BLE001 - the items may be of many requests
+                log_failure(bug)
         if kept:
             self._cache.store_all(kept)
+
+
+def _kept(work: PlannedWork, item: OpenItem, now: float) -> Sequence[tuple[CacheKey, CachedResult]]:
+    """Return what is stored of an item, with the keys."""
+    entry = _entry(work, item.outcome, now)
+    if entry is None:
+        return ()
+    unrevised = work.plan.unrevised
+    if unrevised is None:
+        return ((item.key, entry),)
+    (key,) = unrevised.keys([item.body])
+    return (item.key, entry), (key, _last(work.plan, entry))
 
 
 def _entry(work: PlannedWork, outcome: ItemOutcome | None, now: float) -> CachedResult | None:

@@ -46,7 +46,7 @@ class CallExchange:
         on_end: OnEnd,
     ) -> None:
         self._call = call
-        self._missing = len(call.items)
+        self._missing = set(range(len(call.items)))
         self._loop = asyncio.get_running_loop()
         self._created = self._loop.time()
         self._deadline = deadline
@@ -129,9 +129,9 @@ class CallExchange:
                     self._report = None
                     outcomes.append(frame)
             if outcomes and self._on_end is not None:
-                self._missing -= len(outcomes)
+                self._missing.difference_update([outcome.index for outcome in outcomes])
                 self._receive(outcomes)
-            if self._missing <= 0 and self._report is not None:
+            if not self._missing and self._report is not None:
                 self.end(self._report)  # the caller need not wait for the end of the bytes
 
     def end(self, how: Report | BaseException | None = None) -> None:

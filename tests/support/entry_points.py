@@ -205,7 +205,8 @@ class Traffic:
         pieces = [piece for piece in (body[:middle], body[middle:]) if piece]
         parts = [self._head([b"transfer-encoding: chunked"], usual=True)]
         parts += [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]
-        parts.append(b"0\r\n\r\n")
+        trailer = b"connection: close\r\n" * (len(body) % 8 == 0)
+        parts.append(b"0\r\n%b\r\n" % trailer)
         return [b"".join(parts)] if self._random.random() < 0.5 else parts
 
     def _upgrading(self) -> bytes:

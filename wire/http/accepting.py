@@ -114,10 +114,12 @@ class Acceptor:
         """Begin the handshake of a connection that was accepted from `address`."""
         connection.setblocking(False)
         refusal = self._refusal()
-        if refusal is not None and self._refused >= _MAX_REFUSED:
-            self._edge.refused("connections")
-            connection.close()
-            return
+        if refusal is not None:
+            if self._refused >= _MAX_REFUSED:
+                self._edge.refused("connections")
+                connection.close()
+                return
+            self._refused += 1
         task = self._loop.create_task(self._establish(connection, address, refusal))
         self._handshakes.add(task)
         task.add_done_callback(_log_fault)
@@ -161,6 +163,8 @@ class Acceptor:
         except OSError as error:  # `SSLError` and `TimeoutError` are such
             self._failed("broken" if self._edge.context is None else "tls", _explain(error))
         finally:
+            if refusal is not None:
+                self._refused -= 1
             if not peer.is_connected:
                 connection.close()
                 peer.close()
@@ -178,13 +182,14 @@ class Acceptor:
         self._edge.refused("address" if refusal is None else "connections")
         peer.close()
         peer.refusal = refusal or peer.refusal
-        if self._refused >= _MAX_REFUSED:
-            return
-        self._refused += 1
-        try:
+        if refusal is not None:  # it is counted
             await self._open(connection, peer, deadline)
-        finally:
-            self._refused -= 1
+        elif self._refused < _MAX_REFUSED:
+            self._refused += 1
+            try:
+                await self._open(connection, peer, deadline)
+            finally:
+                self._refused -= 1
 
     async def _open(self, connection: socket.socket, peer: Peer, deadline: float) -> None:
         """Hand the connection to a protocol, over TLS where that is served."""

@@ -148,6 +148,7 @@ class Connection(asyncio.Protocol):
         self._progress: ReadProgress | None = None
         self._waiting_since = self.loop.time()
         self._answers_seen = 0
+        self._answers_parsed = 0
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -295,11 +296,13 @@ class Connection(asyncio.Protocol):
             self._end_if_done()
 
     def close(self) -> None:
-        """Close the connection once everything is sent. Read the rest of a body for a while."""
-        if self._receiving is None or self._is_at_eof or self.writer.is_closing():
+        """Close the connection once everything is sent. Read what still comes for a while."""
+        if self._is_at_eof or self.writer.is_closing():
             self.writer.close()
-        else:
+        elif self._receiving is not None or self._held or has_unread(self.writer.transport):
             self._linger()
+        else:
+            self.writer.close()
 
     def shutdown(self) -> None:
         """Close the connection once everything that was read is answered."""
@@ -307,7 +310,7 @@ class Connection(asyncio.Protocol):
         if self._is_under_way:
             if self._reads_no_more:
                 self.pause_reading()
-        else:
+        elif not (self._parser.is_in_head or has_unread(self.writer.transport)):
             self.close()
 
     def close_if_idle(self, *, is_last_call: bool) -> None:
@@ -397,11 +400,15 @@ class Connection(asyncio.Protocol):
         if self._receiving is not None:
             self._receiving.add_body(data)
 
-    def _on_end(self) -> None:
+    def _on_end(self, is_over: bool) -> None:  # noqa: FBT001
         exchange, self._receiving = self._receiving, None
+        if is_over:
+            self.is_ending = True
         if exchange is not None:
             exchange.end_body()
-        if self._reads_no_more:
+        if is_over:
+            self._end_if_done()
+        elif self._reads_no_more:
             self.pause_reading()
         elif not self._queue:
             # Reading was paused for a large body; unread, nobody learns that the client leaves.
@@ -409,6 +416,7 @@ class Connection(asyncio.Protocol):
 
     def _start(self, exchange: Exchange) -> None:
         self.answering = exchange
+        self._waiting_since = self.loop.time()
         tasks = self.state.tasks
         task = self.loop.create_task(exchange.run(self.state.app))
         tasks.add(task)
@@ -416,6 +424,9 @@ class Connection(asyncio.Protocol):
 
     def _parse_first(self, data: bytes) -> None:
         """Parse `data`, which begins a request while none is under way."""
+        if self.answers != self._answers_parsed:
+            self._answers_parsed = self.answers
+            self._parser.forget_empty_lines()
         self._parse(data)
         exchange = self.answering
         if self._front is not None and isinstance(exchange, Exchange) and not self._queue:
@@ -478,6 +489,7 @@ class Connection(asyncio.Protocol):
     def _linger(self) -> None:
         """Send no more, and close when the peer closes, or after a while."""
         self._parser.is_between = False
+        self._held = b""
         self.writer.end()
         self.resume_reading()
         self.loop.call_later(_LINGER, self.writer.close)
@@ -496,7 +508,8 @@ class Connection(asyncio.Protocol):
 
     def _end_if_late(self, now: float) -> None:
         timeouts, waited = self.state.timeouts, now - self._waiting_since
-        if self._receiving is not None and waited > timeouts.body:
+        is_awaited = self._receiving is not None and not self._queue
+        if is_awaited and waited > timeouts.body:
             self.give_up()
         elif self._is_under_way:
             return

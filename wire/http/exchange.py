@@ -82,12 +82,16 @@ class Exchange:
         """Whether a part of the answer is written."""
         self._line = line
         self._is_head = scope["method"] == "HEAD"
+        self._is_old = scope.get("http_version") == "1.0"
+        """Whether the client does not know chunks."""
         self._body_parts = [body] if body else []
         self._body_size = 0
         self._end_is_told = False
         self._news: asyncio.Event | None = None
         self._is_last = False
         self._is_chunked = False
+        self._is_unframed = False
+        """Whether the answer ends with the connection."""
         self._left_bytes = 0
 
     def add_body(self, data: bytes) -> None:
@@ -115,9 +119,11 @@ class Exchange:
         scope, self.scope = self.scope, None
         try:
             await app(scope, self.receive, self.send_message)
-        except BaseException as error:  # noqa: BLE001 - must not end the server
+        except BaseException as error:
             _log.error("the application failed", exc_info=error)
             await self._fail()
+            if isinstance(error, asyncio.CancelledError):
+                raise
             return
         if not self.is_complete and not self.is_disconnected:
             _log.error("the application returned without a complete answer")
@@ -144,7 +150,10 @@ class Exchange:
         says_so = self._begin(has_close=CLOSE in lines)
         default = self._line.default_lines
         head = answer_head(status, lines, len(body), default, is_last=says_so)
-        if self._is_head:
+        if status in _BODILESS:  # has no length
+            close = CLOSE if says_so else b""
+            writer.write(b"%b%b%b%b\r\n" % (STATUS_LINE[status], default, lines, close))
+        elif self._is_head:
             writer.write(head)
         elif len(body) <= LARGE_BYTES:
             writer.write(head + body)
@@ -215,7 +224,10 @@ class Exchange:
         close = CLOSE if self._begin(has_close=has_close) else b""
         chunked = b""
         if not (has_length or is_chunked or self._is_head or status in _BODILESS):
-            is_chunked, chunked = True, b"transfer-encoding: chunked\r\n"
+            if self._is_old:
+                self._is_unframed = True
+            else:
+                is_chunked, chunked = True, b"transfer-encoding: chunked\r\n"
         self._is_chunked = is_chunked
         self._line.writer.write(
             b"%b%b%b%b%b\r\n"
@@ -235,6 +247,8 @@ class Exchange:
         elif self._is_chunked:
             chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
             writer.write(chunk if has_more else chunk + b"0\r\n\r\n")
+        elif self._is_unframed:
+            writer.write(body)
         elif len(body) > self._left_bytes:
             raise RuntimeError("the answer is longer than its `Content-Length`")
         else:
@@ -259,6 +273,9 @@ class Exchange:
 
     async def _fail(self) -> None:
         if self.is_complete or self.is_disconnected:
+            return
+        if self._line.writer.is_paused:  # nobody reads why
+            self._line.writer.transport.abort()
             return
         if self.has_begun:
             self._is_last = True

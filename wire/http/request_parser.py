@@ -47,7 +47,8 @@ class RequestParser:
     """Parses what one client sends. Trailers are dropped, and upgrades ignored (RFC 9110).
 
     `on_head` is called for each request and may raise `Refusal`, `on_body` for the parts of its
-    body, and `on_end` at its end.
+    body, and `on_end` at its end. `on_end` takes whether nothing more can be parsed: a trailer may
+    say `Connection: close`, although it must not.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class RequestParser:
         *,
         on_head: Callable[[RequestHead], object],
         on_body: Callable[[bytes], object],
-        on_end: Callable[[], object],
+        on_end: Callable[[bool], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_between = True
@@ -74,6 +75,7 @@ class RequestParser:
         self._parser = _new_parser(self)
         self._target = b""
         self._expects_continue = False
+        self._keeps_alive = False
         self._ignores_upgrade = False
         self._events = 0
         self._kept_bytes = 0
@@ -109,6 +111,10 @@ class RequestParser:
             self._overhead_bytes += len(data)
             if self._overhead_bytes > MAX_HEAD_BYTES:
                 raise head_too_large()
+
+    def forget_empty_lines(self) -> None:
+        """Count empty lines before a request from here on: a front has answered others before."""
+        self._overhead_bytes = 0
 
     def close(self) -> None:
         """Forget who is told; nothing may be fed any more."""
@@ -160,6 +166,7 @@ class RequestParser:
         self._events += 1
         self.is_in_head, self.is_in_body = False, True
         self._ignores_upgrade = parser.should_upgrade()
+        self._keeps_alive = version != "1.0" and parser.should_keep_alive()
         self._on_head(
             RequestHead(
                 parser.get_method().decode("ascii"),
@@ -169,8 +176,8 @@ class RequestParser:
                 url.path,
                 url.query or b"",
                 self.headers,
-                version != "1.0" and parser.should_keep_alive(),
-                self._expects_continue,
+                self._keeps_alive,
+                self._expects_continue and version != "1.0",
             )
         )
 
@@ -184,8 +191,10 @@ class RequestParser:
         if self._ignores_upgrade:
             return  # the parser ends the message at an upgrade, but the body follows
         self._events += 1
-        self.is_in_body, self.is_between = False, True
-        self._on_end()
+        # The parser drops what follows a trailer `Connection: close`.
+        is_over = self._keeps_alive and not self._parser.should_keep_alive()
+        self.is_in_body, self.is_between = False, not is_over
+        self._on_end(is_over)
 
     def _feed(self, data: bytes | memoryview) -> None:
         while data:

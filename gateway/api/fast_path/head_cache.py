@@ -244,7 +244,7 @@ def _named(known: CachedHead, client_id: str) -> CachedHead:
 def _parsed(data: bytes) -> RequestHead | None:
     """Return a head as the server reads it, if a body and nothing else has to follow."""
     found: list[RequestHead] = []
-    parser = RequestParser(on_head=found.append, on_body=lambda _: None, on_end=lambda: None)
+    parser = RequestParser(on_head=found.append, on_body=lambda _: None, on_end=lambda _: None)
     try:
         parser.feed(data)
     except Refusal:

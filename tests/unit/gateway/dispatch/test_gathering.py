@@ -257,7 +257,22 @@ async def test_those_of_a_lost_call_are_tried_elsewhere() -> None:
         asked = Asked(scene, [single(number) for number in range(4)])
         assert await asked.ended() == [["us-0"]] * 4
 
-    assert scene.called() == ["eu-0", "us-0"]
+    # In two calls, as one of the items may be what the backend died of.
+    assert scene.called() == ["eu-0", "us-0", "us-0"]
+
+
+async def test_a_bug_on_the_way_to_another_backend_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene({"eu-0": steps(item_failure(0, retryable=True), Hang())})
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with scene.dispatcher:
+        monkeypatch.setattr(scene.fleet, "candidates", fail)
+        asked = Asked(scene, [single(0)])
+        assert await asked.ended() == [["internal_error"]]
 
 
 async def test_each_one_refused_takes_its_own_from_the_retry_budget() -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
-from gateway.types import CacheDirectives, Criticality, ItemFailure, Source
+from gateway.types import CacheDirectives, Criticality, ItemFailure, KeyId, Source
 from testing.waiting import until
 from tests.support.inference_scene import INFO, FailsOnce, Scene, sources
 from wire.protocol import Task
@@ -380,19 +380,42 @@ async def test_who_joined_is_shed_with_the_leader_unless_it_matters_more(
     assert [work.criticality for work in scene.runner.works[1:]] == [joins] * is_tried_again
 
 
-async def test_who_joined_is_not_refused_by_the_limit_of_the_leader(anyio_backend: str) -> None:
+@pytest.mark.parametrize("is_same_caller", [False, True])
+async def test_who_joined_is_refused_only_by_limits_of_its_own(
+    anyio_backend: str, *, is_same_caller: bool
+) -> None:
     scene = Scene(runner=FailsOnce())
     scene.runner.gate.clear()
     scene.runner.failure = ItemFailure(status=429, code="rate_limited", detail="Later.")
     leader = asyncio.create_task(scene.ask("a"))
     await until(lambda: bool(scene.runner.works))
+    if not is_same_caller:
+        scene.principals["t1"] = replace(scene.principals["t1"], key=KeyId("another"))
     joined = asyncio.create_task(scene.ask("a"))
     await until(lambda: scene.flights.statistics().joined == 1)
 
     scene.runner.gate.set()
 
     assert sources(await leader) == [_FAILED]
-    assert sources(await joined) == [_COMPUTED]
+    assert sources(await joined) == [_FAILED if is_same_caller else _COMPUTED]
+
+
+async def test_what_fails_a_request_is_not_the_limit_of_another_caller(anyio_backend: str) -> None:
+    scene = Scene(runner=FailsOnce())
+    scene.runner.gate.clear()
+    scene.runner.failure = ItemFailure(status=429, code="rate_limited", detail="Later.")
+    leader = asyncio.create_task(scene.ask("a"))
+    await until(lambda: bool(scene.runner.works))
+    scene.principals["t1"] = replace(scene.principals["t1"], key=KeyId("another"))
+    joined = asyncio.create_task(scene.ask("a", within=0.0))
+    await until(lambda: scene.flights.statistics().joined == 1)
+
+    scene.runner.gate.set()
+    await leader
+    (outcome,) = (await joined).outcomes
+
+    assert outcome.failure is not None
+    assert outcome.failure.code == "deadline_exceeded"
 
 
 async def test_equal_items_of_a_request_that_is_over_its_limit_are_refused_together(

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.entry_points import RecordedTransport
 from wire.http.connection import Connection, Front, ServerState
+from wire.http.exchange import BUFFERED_HTTP
 from wire.http.messages import App, answer_head
 from wire.http.refusals import Refusal
 from wire.http.timeouts import ConnectionTimeouts
@@ -178,3 +179,65 @@ async def test_where_connections_close_the_last_of_several_answers_says_so() -> 
     parts = answer.split(b"HTTP/1.1 200 OK\r\n")[1:]
     assert [b"connection: close\r\n" in part for part in parts] == [False, False, True]
     assert answer.endswith(b"<closed>")
+
+
+async def test_a_client_that_does_not_know_chunks_gets_none() -> None:
+    caller = Caller(sending({"body": b"one", "more_body": True}, {"body": b"two"}))
+
+    answer = await caller.ask(_GET.replace(b"1.1", b"1.0"))
+
+    assert answer.endswith(b"connection: close\r\n\r\nonetwo<closed>")
+    assert b"transfer-encoding" not in answer
+
+
+async def test_a_whole_answer_without_a_body_has_no_length() -> None:
+    async def app(scope: Any, _receive: Any, _send: Any) -> None:
+        await scope["extensions"][BUFFERED_HTTP].send(204, b"vary: Origin\r\n", b"")
+
+    answer = await Caller(app).ask(_GET)
+
+    assert answer == b"HTTP/1.1 204 No Content\r\nvary: Origin\r\n\r\n"
+
+
+async def test_a_failure_does_not_wait_for_a_client_that_reads_nothing() -> None:
+    reads = asyncio.Event()
+
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        await reads.wait()
+        raise RuntimeError("a fault")
+
+    caller = Caller(app)
+    await caller.ask(_GET)
+    caller.connection.pause_writing()
+    reads.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+    assert caller.transport.is_aborted
+    assert not caller.state.tasks
+
+
+async def test_a_head_that_has_begun_to_arrive_is_answered_at_the_stop() -> None:
+    caller = Caller(sending({"body": b"body"}, headers=[_LENGTH]))
+    await caller.ask(_GET[:10])
+
+    caller.connection.shutdown()
+
+    assert (await caller.ask(_GET[10:])).endswith(b"connection: close\r\n\r\nbody<closed>")
+
+
+async def test_the_time_for_a_body_does_not_begin_before_its_turn() -> None:
+    begun = asyncio.Event()
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await begun.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": [_LENGTH]})
+        await send({"type": "http.response.body", "body": b"body"})
+
+    caller = Caller(app)
+    caller.state.timeouts = ConnectionTimeouts(body=1.0)
+    post = b"POST / HTTP/1.1\r\nhost: w\r\ncontent-length: 9000\r\n\r\n"
+    await caller.ask(_GET + post + bytes(4_000))
+    caller.connection.check(asyncio.get_running_loop().time() + 2.0)
+
+    assert not caller.transport.is_aborted

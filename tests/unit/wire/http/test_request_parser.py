@@ -244,6 +244,27 @@ async def test_trailers_are_no_header_fields(entry: EntryPoint) -> None:
     assert statuses(await entry.send(head, chunks)) == [401]
 
 
+@pytest.mark.parametrize("is_upgrade", [False, True])
+async def test_a_trailer_that_ends_the_connection_hides_no_request_in_a_body(
+    entry: EntryPoint, *, is_upgrade: bool
+) -> None:
+    framing = b"transfer-encoding: chunked\r\n" + _H2C * is_upgrade
+    chunks = b"%x\r\n%b\r\n0\r\nconnection: close\r\n\r\n" % (len(_BODY), _BODY)
+    outer = b"POST /nothing HTTP/1.1\r\n" + _HOST + b"content-length: %d\r\n\r\n" % len(_ASK)
+
+    answer = await entry.send(_LINE + _HOST + _KEY + framing + b"\r\n" + chunks, outer, _ASK)
+
+    assert statuses(answer) == [200]
+    assert b"\r\nconnection: close\r\n" in answer
+    assert answer.endswith(b"<closed>")
+
+
+async def test_an_empty_line_behind_each_body_is_no_head(entry: EntryPoint) -> None:
+    for _ in range(3):
+        answer = await entry.send(_ASK, b"\r\n" * 15_000)
+        assert statuses(answer) == [200]
+
+
 async def test_an_encoded_slash_separates_nothing(entry: EntryPoint) -> None:
     for target in (b"/v1%2fclassify", b"/v1%2Fclassify", b"/v1/models%2fsentiment"):
         asking = b"POST " + target + b" HTTP/1.1\r\n" + _HOST + _KEY + _LENGTH + b"\r\n" + _BODY
