@@ -170,6 +170,7 @@ class MemoryHits:
             return None
         return HitReplay(
             route=state.route,
+            models_version=(self._inference.models_version() if state.route.reads_models else None),
             plan=prepared.plan,
             key=prepared.keys[0],
             entry=entry,
@@ -187,6 +188,9 @@ class MemoryHits:
         # As `is_current`, which would be another call for each hit.
         is_current = plan.runtime is self._runtimes.current
         if not is_current or plan.model is not self._served(plan.model.info.name):
+            return None
+        version = replay.models_version
+        if version is not None and version != self._inference.models_version():
             return None
         now = self._wall()
         if self._peek(replay.key, now) is not entry or now > replay.valid_until:

@@ -44,6 +44,8 @@ class HitReplay(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     route: InferenceRoute
+    models_version: int | None
+    """The version of the served models, if they decide what the request means."""
     plan: RequestPlan
     key: CacheKey
     entry: CachedResult

@@ -59,7 +59,7 @@ class Inference:
     ) -> None:
         plans = RequestPlans(models=models, keys=keys)
         self.prepare, self.is_current = plans.prepare, plans.is_current
-        self.served = models.model
+        self.served, self.models_version = models.model, models.models_version
         self._cache, self.peek, self.entry_of = cache, cache.peek, cache.entry_of
         self._last_answers = last_answers
         self._flights = flights

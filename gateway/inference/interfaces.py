@@ -97,6 +97,10 @@ class ModelTable(Protocol):
         """Return all models."""
         ...
 
+    def models_version(self) -> int:
+        """Return a number that changes whenever the served models may have changed."""
+        ...
+
     def knows_models(self) -> bool:
         """Tell whether any backend has ever said what it serves."""
         ...

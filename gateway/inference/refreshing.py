@@ -55,7 +55,11 @@ class Refresher:
             begun.append(item)
         if begun:
             self.begun += len(begun)
-            self._runner.start(begun)
+            try:
+                self._runner.start(begun)
+            except Exception:
+                self.items_ended(begun)
+                raise
 
     def items_ended(self, items: Sequence[OpenItem]) -> None:
         """Let the items be refreshed anew from here on. See `ItemWaiter`."""

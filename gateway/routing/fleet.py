@@ -43,6 +43,7 @@ class Fleet:
         # After a change, the catalog is rebuilt only when it is next needed, because many backends
         # often change at once.
         self._catalog: dict[str, Placement] | None = None
+        self._models_version = 0
         self._available: dict[str, Availability] = {}
         self._regions: tuple[RegionName, ...] = ()
         self._drained: frozenset[str] = frozenset()
@@ -95,7 +96,7 @@ class Fleet:
                 state.returned = now
             state.drained = is_drained
         # Draining may change which revision of a model is used.
-        self._catalog = None
+        self._forget_catalog()
         self._available.clear()
 
     def observe(
@@ -117,9 +118,13 @@ class Fleet:
         if before != (state.health, state.models):
             self._forget_available(before[1].keys() | state.models.keys())
             if before[1] != state.models or self._has_variants(state):
-                self._catalog = None
+                self._forget_catalog()
             if before[0] is Health.READY and state.health is Health.NOT_READY:
                 self._on_lost(endpoint)
+
+    def _forget_catalog(self) -> None:
+        self._catalog = None
+        self._models_version += 1
 
     def model(self, name: str) -> ServedModel | None:
         """Return a served model, or `None` if no backend has ever reported it."""
@@ -130,6 +135,10 @@ class Fleet:
     def models(self) -> list[ServedModel]:
         """Return all models, sorted by name."""
         return [placement.model for placement in self._placements.values()]
+
+    def models_version(self) -> int:
+        """Return a number that changes whenever the served models may have changed."""
+        return self._models_version
 
     def knows_models(self) -> bool:
         """Return whether any backend has ever reported its models."""

@@ -80,6 +80,10 @@ class Models:
         """Return all models."""
         return [served for name in self.infos if (served := self.model(name)) is not None]
 
+    def models_version(self) -> int:
+        """Return another number when there are more or fewer."""
+        return len(self.infos)
+
     def knows_models(self) -> bool:
         """Tell whether there is any."""
         return bool(self.infos)

@@ -107,3 +107,22 @@ async def test_each_key_is_looked_up_in_memory_once(entry_point: EntryPoint) -> 
 
     # The others are misses, or looked up behind the first look into memory.
     assert peeks == [0, 1, 2, 2]
+
+
+async def test_a_request_that_names_no_model_is_not_replayed_once_there_are_others(
+    entry_point: EntryPoint,
+) -> None:
+    request = ask().replace(b"/v1/classify", b"/predict")
+    body = b'{"inputs":"popular"}'
+    head = request.split(b"content-length")[0] + b"content-length: %d\r\n\r\n" % len(body)
+    infos = entry_point.api.scene.models.infos
+    for name in set(infos) - {INFO.name}:
+        del infos[name]
+    answers = [await entry_point.send(head + body) for _ in range(3)]
+
+    another = msgspec.structs.replace(INFO, name="another")
+    infos["another"] = another
+    later = await entry_point.send(head + body)
+
+    assert [answer[9:12] for answer in answers] == [b"200"] * 3
+    assert later[9:12] == b"422"
