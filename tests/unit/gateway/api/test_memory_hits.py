@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
+from gateway.auth.keys import hash_key
 from gateway.config.document import LimitsConfig, ModelConfig
-from gateway.types import Rule
+from gateway.types import KeyId, Principal, Rule, TenantId
 from tests.support.api import KEY, NARROW_KEY
 from tests.support.entry_points import EntryPoint
 from tests.support.inference_scene import INFO
@@ -112,17 +113,17 @@ async def test_each_key_is_looked_up_in_memory_once(entry_point: EntryPoint) -> 
 async def test_a_request_that_names_no_model_is_not_replayed_once_there_are_others(
     entry_point: EntryPoint,
 ) -> None:
-    request = ask().replace(b"/v1/classify", b"/predict")
+    models = frozenset({INFO.name, "another"})
+    caller = Principal(tenant=TenantId("acme"), key=KeyId("key_1"), models=models)
+    entry_point.api.keys.replace({hash_key(KEY): caller})
     body = b'{"inputs":"popular"}'
-    head = request.split(b"content-length")[0] + b"content-length: %d\r\n\r\n" % len(body)
-    infos = entry_point.api.scene.models.infos
-    for name in set(infos) - {INFO.name}:
-        del infos[name]
-    answers = [await entry_point.send(head + body) for _ in range(3)]
+    head = ask().replace(b"/v1/classify", b"/predict").split(b"content-length")[0]
+    request = head + b"content-length: %d\r\n\r\n" % len(body) + body
+    answers = [await entry_point.send(request) for _ in range(3)]
 
     another = msgspec.structs.replace(INFO, name="another")
-    infos["another"] = another
-    later = await entry_point.send(head + body)
+    entry_point.api.scene.models.infos["another"] = another
+    later = await entry_point.send(request)
 
     assert [answer[9:12] for answer in answers] == [b"200"] * 3
     assert later[9:12] == b"422"
