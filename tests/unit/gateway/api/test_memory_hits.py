@@ -7,6 +7,7 @@ from gateway.auth.keys import hash_key
 from gateway.config.document import LimitsConfig, ModelConfig
 from gateway.types import KeyId, Principal, Rule, TenantId
 from tests.support.api import KEY, NARROW_KEY
+from tests.support.dialects import serve_models
 from tests.support.entry_points import EntryPoint
 from tests.support.inference_scene import INFO
 
@@ -113,6 +114,7 @@ async def test_each_key_is_looked_up_in_memory_once(entry_point: EntryPoint) -> 
 async def test_a_request_that_names_no_model_is_not_replayed_once_there_are_others(
     entry_point: EntryPoint,
 ) -> None:
+    serve_models(entry_point.api)
     models = frozenset({INFO.name, "another"})
     caller = Principal(tenant=TenantId("acme"), key=KeyId("key_1"), models=models)
     entry_point.api.keys.replace({hash_key(KEY): caller})
