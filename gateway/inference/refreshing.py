@@ -57,7 +57,7 @@ class Refresher:
             self.begun += len(begun)
             try:
                 self._runner.start(begun)
-            except Exception:
+            except Exception:  # whatever it was, the places must not stay taken
                 self.items_ended(begun)
                 raise
 

@@ -1,6 +1,7 @@
 """A client that closes its connection is noticed by the server itself, without a task per call."""
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -69,6 +70,8 @@ async def test_a_client_that_left_after_a_large_call_is_noticed(tmp_path: Path) 
             gate.open()
             server.stop()
             await serving
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 def call_of(backend: Backend, *texts: str) -> bytes:

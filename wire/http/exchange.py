@@ -119,7 +119,7 @@ class Exchange:
         scope, self.scope = self.scope, None
         try:
             await app(scope, self.receive, self.send_message)
-        except BaseException as error:
+        except BaseException as error:  # whatever it was, it must not end the server
             _log.error("the application failed", exc_info=error)
             await self._fail()
             if isinstance(error, asyncio.CancelledError):

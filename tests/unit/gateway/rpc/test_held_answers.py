@@ -1,6 +1,7 @@
 """Large answers of calls hold memory under the caller's key until they are read."""
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import AsyncIterator
 
@@ -42,6 +43,8 @@ async def test_a_peer_that_does_not_read_holds_memory_until_it_goes(rpc: Running
         assert (await other.ask("ModelInfer", infer("sentiment", "b"))).code is StatusCode.OK
     assert held(rpc) >= len(_LONG)
     writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
 
     await until(lambda: held(rpc) == 0)
 
