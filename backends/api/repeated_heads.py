@@ -21,7 +21,7 @@ _MOST_DIGITS: Final = 9
 
 
 class RepeatedHeads(Front):
-    """Begins a request of one connection that arrives whole, with the head of an earlier one.
+    """Answers requests of a connection that arrive whole and repeat the head of an earlier one.
 
     The earlier request was parsed. Its head was the same up to the length at the end. Every other
     request goes to the parser, and the head that was parsed last is the one that is recognized.
@@ -77,7 +77,7 @@ def _content_length(headers: Headers) -> int | None:
 
 
 def _whole_body(data: bytes, start: int) -> bytes | None:
-    """Return the body behind a head whose length begins at `start`, if it is all there is."""
+    """Return the body if `data` ends with it. The digits of its length begin at `start`."""
     end = data.find(_END, start, start + _MOST_DIGITS + len(_END))
     digits = data[start:end] if end > start else b""
     if not digits.isdigit():

@@ -18,7 +18,7 @@ _REPLACED: Final = frozenset({_NAME, b"content-length", b"transfer-encoding", b"
 async def inflate_body(request: IncomingRequest, body: IncomingBody, runtime: Runtime) -> None:
     """Inflate the body if it is compressed; the headers of the request then say what it is now.
 
-    Nothing is inflated for strangers: who answers the request refuses them.
+    Without a valid key, nothing is inflated: the request is refused later anyway.
 
     Raises:
         GatewayError: the body is damaged, too long, too late, or in an unknown coding.

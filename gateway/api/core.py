@@ -46,7 +46,7 @@ class Core:
     ) -> None:
         """Answer a request to the route of `match`: `on_reply` gets the answer, errors included.
 
-        Without a call, the caller is gone.
+        If `on_reply` is not called, the caller is gone.
         """
 
         async def send(reply: HttpReply, holder: KeyId | None = None) -> None:

@@ -84,9 +84,9 @@ class CrossOrigin:
             )
 
     def _headers(self, origin: bytes, principal: Principal | None) -> Headers:
-        """Return what an answer to a page of `origin` says of it.
+        """Return the headers of an answer to a page of `origin`.
 
-        To a caller without a key it is what anybody would be told.
+        Without a key, an origin is allowed if it is allowed for any tenant or any key.
         """
         headers = [(b"vary", _VARY)]
         if allowed := self._allowed(origin.decode("latin-1"), principal):

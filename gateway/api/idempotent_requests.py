@@ -110,7 +110,7 @@ class IdempotentRequests:
     ) -> ClaimedKey | HttpReply | None:
         """Return the claimed key of a request that is to run now, or the answer to a retry.
 
-        Return `None` without a key. Strangers have none: who answers the request refuses them.
+        Return `None` for a request without an idempotency key, a valid API key or a route.
 
         Raises:
             ClientDisconnected: the caller is gone.
@@ -157,7 +157,7 @@ class IdempotentRequests:
 def _fingerprint(
     principal: Principal, request: IncomingRequest, body: IncomingBody, runtime: Runtime
 ) -> bytes:
-    # Of a longer body of no declared length its beginning tells the request from others.
+    # A body above the bound counts by its declared length or, without one, by its beginning.
     content = body.content[: runtime.document.request.max_body_bytes]
     content = content or request.fields.get(b"content-length", b"")
     content_type = request.fields.get(b"content-type", b"")
@@ -185,7 +185,7 @@ def _stored_answer(claim: Claim, decision: Decision) -> StoredAnswer:
 
 
 async def _readable(answer: StoredAnswer, request: IncomingRequest) -> StoredAnswer:
-    """Return an answer that its first caller got compressed as this one can read it."""
+    """Return `answer` without compression, unless this caller accepts its coding."""
     accepted = accepted_coding(request.fields.get(b"accept-encoding", b""))
     coding = dict(answer.headers).get(b"content-encoding", b"").decode()
     return answer if accepted == coding else await _inflated(answer)

@@ -98,7 +98,7 @@ class IncomingBodies:
         self._timeouts = BodyTimeouts()
 
     def hold(self, request: IncomingRequest, runtime: Runtime) -> HeldBytes:
-        """Return what the body of a caller with a key holds. There is room for 16 of the largest.
+        """Return the `HeldBytes` of a body, none at first. There is room for 16 of the largest.
 
         Raises:
             GatewayError: the caller has no valid key.
@@ -113,13 +113,13 @@ class IncomingBodies:
         """Return what `body` returns.
 
         Raises:
-            RequestTimeout: it was not there until `deadline`, in the loop's time.
+            RequestTimeout: the body was not there by `deadline`, in the loop's time.
         """
         return await self._timeouts.read(body, deadline=deadline)
 
 
 class IncomingBody:
-    """The body of one request. A step may read it before it is the turn of who answers.
+    """The body of one request. A step may read it ahead of the code that answers the request.
 
     `receive` gives the next part as ASGI does. `take_whole` returns the body if it is all there,
     and `None` if it has to be waited for.
@@ -200,7 +200,7 @@ class IncomingBody:
         Raises:
             PayloadTooLarge: it is longer than the document allows.
             Overloaded: there are too many large bodies.
-            RequestTimeout: the body did not arrive until `deadline`.
+            RequestTimeout: the body did not arrive by `deadline`.
             ClientDisconnected: the caller is gone.
         """
         limit = runtime.document.request.max_body_bytes

@@ -54,7 +54,7 @@ class MemoryHits:
         self._limiter = limiter
         self._phases = phases
         self._tracer = tracer
-        # One number counts down to whichever comes first, and is `_step` at its start.
+        # `until_noted` counts down from `_step` to whichever of these two comes first.
         self._until_measured = MEASURED_ONE_OF
         self._until_recorded = tracer.gap()
         self.until_noted = self._step = min(self._until_measured, self._until_recorded)
@@ -129,7 +129,7 @@ class MemoryHits:
         times = [time_ns()]
         answer = self.replay(replay, head, times)
         if answer is None:
-            return None  # it is answered in another way, and decided about again
+            return None  # the request is answered in another way, which samples it again
         if is_measured:
             self._measure(times, MEASURED_ONE_OF)
         if is_recorded:

@@ -50,7 +50,7 @@ from wire.http.messages import CLOSE
 
 SHORT: Final = 8 * 1024
 """Bytes of a body that is read at once; a longer one waits for its turn."""
-# What the largest requests that the document allows may take of a worker's memory together.
+# Large requests together may take the memory of this many of the largest that are allowed.
 _LARGEST_REQUESTS = 2
 
 
@@ -219,8 +219,8 @@ class RequestProcessor:
 
         `on_reply` is called once, in a later event-loop iteration: with the whole answer, or with
         `None` if `reply_later` has to go on. Return `False`, without a call, if `reply_later` has
-        to at once: the limiter has to wait for Redis, or caller or document disable the cache.
-        After `give_up` there is no call.
+        to answer, for example because the limiter waits for Redis, or because the caller or the
+        document disables the cache. After `give_up` there is no call.
         """
         prepared, directives = state.prepared, state.options.directives
         if prepared is None or state.answer is not None or not prepared.may_read(directives):
@@ -241,7 +241,7 @@ class RequestProcessor:
 
         `large_answers.release` has to follow once it is sent.
         """
-        state.phase_weight = 1  # what is waited for is not like the repeats before it
+        state.phase_weight = 1  # a request that waits counts its phases for itself alone
         try:
             if state.unread:
                 raw, state.unread = state.unread, b""
@@ -328,7 +328,7 @@ class RequestProcessor:
         return self._repeated.charge(parsed.charges)
 
     def _admitted(self, state: RequestState, decision: Decision) -> PreparedRequest:
-        """Return the work of a request on whose limits `decision` is."""
+        """Return the prepared request, or raise the refusal that the limits' `decision` means."""
         lines = state.limit_lines = rate_limit_lines(decision)
         caller, parsed = state.caller_and_body()
         if not decision.allowed:
@@ -381,7 +381,7 @@ class RequestProcessor:
         on_reply: Callable[[HttpReply | None], object],
         found: list[CacheHit | None],
     ) -> None:
-        """Answer a request that was looked up, and have computed what the cache does not have."""
+        """Answer a request after its look-up. Have the items computed that were not found."""
         if state.is_given_up:
             self._inference.abandon(prepared)
             return

@@ -22,16 +22,14 @@ _UNAUTHORIZED = frozenset({401, 403})
 
 
 class BackendCall:
-    """Items tried at `endpoint`; `tried` are all backends that they were sent to, so far.
+    """Items tried at `endpoint`; `tried` are all backends that the items were sent to so far.
 
-    The items of a `shared` call are of requests of one item each, which know nothing of each other.
+    The items of a call that `is_shared` belong to independent requests, one item each.
     Defaults are class attributes, as most calls never write them.
     """
 
     queueing = 0.0
-    """Seconds of work of others that were before it when it began."""
-    deadline = 0.0
-    """When the most patient of the requests gives up."""
+    """Predicted seconds of work that the backend had before this call when the call began."""
     has_full_timeout = False
     """Whether silence of the backend would have been noticed before the deadline."""
     phase_began = 0.0
@@ -99,7 +97,7 @@ class BackendCall:
         return min(len(items), MAX_ITEMS - len(self.items))
 
     def message(self, now: float, *, round_trip: float, traceparent: str) -> Call:
-        """Return what is sent `now`. The way there and back is taken from the time that is left."""
+        """Return the message to send `now`. `round_trip` shortens the time that items have left."""
         work, info = self.work, self.work.model.info
         items: list[CallItem] = []
         for item in self.items:
@@ -128,8 +126,8 @@ class BackendCall:
     def take(self, frames: Sequence[Done | Failed]) -> list[tuple[OpenItem, ItemOutcome]]:
         """Return the outcomes of the items that `frames` end.
 
-        None of an item that may succeed elsewhere and is now in `failed`, that is unknown, or that
-        was answered before.
+        Unknown items and items that were answered before are left out. So are items that may
+        succeed elsewhere, which are now in `failed`.
         """
         ended: list[tuple[OpenItem, ItemOutcome]] = []
         items, waiting, duplicated = self.items, self.waiting, self.duplicated

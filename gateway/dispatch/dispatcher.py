@@ -1,7 +1,7 @@
 """Sends open items to backends: gathers them into calls, retries, hedges and fails over.
 
-Only items of requests with one item are gathered. The dispatcher routes those of an event-loop
-iteration together. An item for a busy backend then waits a moment for others that go there, too.
+Only items of requests that miss one item are gathered. The dispatcher routes these items together
+at the end of an event-loop iteration. An item for a busy backend then waits a moment for more.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ class Dispatcher:
         """Calls that were not sent yet, by the endpoint's identity."""
         self._calls: dict[BackendCall, None] = {}
         self._busy: dict[BackendId, int] = {}
-        """How many calls the backends have in flight that have any."""
+        """The number of calls in flight by backend, without idle backends."""
         self._is_closed = False
         fleet.on_lost(self._endpoint_lost)
 
@@ -120,7 +120,7 @@ class Dispatcher:
             self._arrived[kind, work.criticality] = [items[0]]
 
     def cancel(self, items: Collection[OpenItem]) -> None:
-        """Settle items, which are of one work, as cancelled; with its last one, cancel a call."""
+        """Settle items of one work as cancelled. Cancel the calls that then have no open item."""
         cancelled = are_open(items)
         if not cancelled:
             return
@@ -134,7 +134,7 @@ class Dispatcher:
 
     @property
     def in_progress(self) -> int:
-        """How many calls have open items, or go on; items that are not routed yet count as one."""
+        """The number of calls that are not over, and of groups of items that are not routed yet."""
         return len(self._calls) + len(self._arrived)
 
     def statistics(self) -> DispatchStatistics:
@@ -145,12 +145,19 @@ class Dispatcher:
         """Return counts by endpoint and region since the start; they are not copied."""
         return self._endpoints.statistics()
 
-    def _guarded(self, items: Sequence[OpenItem], step: Callable[[], None]) -> None:
-        """Take a step for items. If it fails, nobody may wait for them without end."""
+    def _guarded(
+        self,
+        items: Sequence[OpenItem],
+        step: Callable[[], None],
+        call: BackendCall | None = None,
+    ) -> None:
+        """Take a step for items, of `call`. If it fails, nobody may wait for them without end."""
         try:
             step()
         except Exception as bug:  # noqa: BLE001 - as above
             self._after_bug(items, bug)
+            if call is not None and call in self._calls:
+                self._abandon(call)
 
     def _send_arrived(self) -> None:
         arrived, self._arrived = self._arrived, {}
@@ -214,11 +221,11 @@ class Dispatcher:
                 call = self._joinable[key] = self._new_call(endpoint, items[0].work, is_shared=True)
                 if endpoint.backend in self._busy:
                     close = partial(self._close_and_send, key, call)
-                    self._loop.call_later(GATHERING_DELAY, self._guarded, call.items, close)
+                    self._loop.call_later(GATHERING_DELAY, self._guarded, call.items, close, call)
             count = call.room_for(items)
             call.add(items[:count])
             self._fleet.started(endpoint, count)
-            # On average, its items have waited since then.
+            # `began` is the average of the times at which the call's items were added.
             call.began += (self._loop.time() - call.began) * count / len(call.items)
             items = items[count:]
             if items or endpoint.backend not in self._busy:
@@ -378,7 +385,7 @@ class Dispatcher:
             call.endpoint,
             call.verdict(),
             report,
-            # What runs no model tells nothing of how busy it is.
+            # The time of a call that runs no model does not show how busy the backend is.
             items=0 if call.work.task in TOKEN_TASKS else call.answered,
             rows=call.rows,
             took=None if call.is_shared else self._loop.time() - call.began,
@@ -404,8 +411,8 @@ class Dispatcher:
         failure = failures.of_call(error)
         is_lost = error.cause in _LOST
         if error.retryable or is_misplaced(error):
-            # Free where the backend is gone, or does not serve this. Any other refusal costs 1 a
-            # request: it did no work either, but the next backend may refuse as well.
+            # A retry is free if the backend is gone, or does not serve the model. Any other refusal
+            # costs 1 a request: that backend did no work either, but the next may refuse as well.
             is_free = is_lost or is_misplaced(error)
             is_one = error.cause is Cause.REFUSED and not call.is_shared
             credit = 1 if is_one else len(unanswered)
@@ -416,7 +423,7 @@ class Dispatcher:
                 credit=0 if is_free else credit,
                 may_repeat=is_lost,
                 # One of the items may be what the backend died of.
-                in_halves=is_lost and call.is_shared and error.cause is not Cause.UNREACHABLE,
+                in_halves=is_lost and call.is_shared,
             )
         else:
             self._settle_failed(unanswered, failure, call)
@@ -441,8 +448,8 @@ class Dispatcher:
     ) -> None:
         """Try the items at the next candidate; those that may not be retried fail as given.
 
-        `credit` is what retrying all of them takes from the retry budget. `in_halves` sends them in
-        two calls.
+        `credit` is what retrying all of them takes from the retry budget. `in_halves` sends them to
+        two candidates, if there are so many.
         """
         left = [(item, failure) for item, failure in left if call.is_only_hope_of(item)]
         now = self._loop.time()
@@ -467,9 +474,18 @@ class Dispatcher:
         if endpoint is not None and granted:
             self._count_retried(call, granted)
             items = [item for item, _ in left[:granted]]
-            middle = len(items) // 2 if in_halves else 0
-            for part in filter(None, (items[:middle], items[middle:])):
-                self._send_again(call, endpoint, part, tried=call.tried)
+            tried = call.tried
+            if in_halves and (middle := len(items) // 2):
+                second = self._next(
+                    call,
+                    items[middle],
+                    may_repeat=False,
+                    with_silent=with_silent,
+                    without=endpoint.backend,
+                )
+                self._send_again(call, second or endpoint, items[middle:], tried=tried)
+                items = items[:middle]
+            self._send_again(call, endpoint, items, tried=tried)
 
     def _send_again(
         self,
@@ -497,10 +513,10 @@ class Dispatcher:
             self._duplicate(call, endpoint)
 
     def _endpoint_lost(self, lost: Endpoint) -> None:
-        """Try the items that wait for `lost` at a second endpoint as well: it is not ready now."""
+        """Try the items that wait for `lost`, which is not ready now, at a second endpoint, too."""
         for call in tuple(self._calls):
             if call.endpoint.backend == lost.backend:
-                self._guarded(call.open_items(), partial(self._go_on_elsewhere, call))
+                self._guarded(call.open_items(), partial(self._go_on_elsewhere, call), call)
 
     def _go_on_elsewhere(self, call: BackendCall) -> None:
         for key, joinable in tuple(self._joinable.items()):
@@ -525,14 +541,20 @@ class Dispatcher:
         return self._next(call, waiting[0], may_repeat=False, with_silent=False)
 
     def _next(
-        self, call: BackendCall, item: OpenItem, *, may_repeat: bool, with_silent: bool
+        self,
+        call: BackendCall,
+        item: OpenItem,
+        *,
+        may_repeat: bool,
+        with_silent: bool,
+        without: BackendId | None = None,
     ) -> Endpoint | None:
         fleet, tried = self._fleet, call.tried
         if len(tried) >= fleet.routing.attempts:
             return None
         candidates = fleet.candidates(call.work.model, item.body, with_silent=with_silent)
         for endpoint in candidates:
-            if endpoint.backend not in tried:
+            if endpoint.backend not in tried and endpoint.backend != without:
                 return endpoint
         if not may_repeat or not candidates:
             return None
@@ -581,7 +603,7 @@ class Dispatcher:
 def _may_hedge(work: Work) -> bool:
     """Tell whether items may be tried twice at a time.
 
-    One that hangs a model owner's algorithm must not hang it in a second region.
+    An item that hangs a model owner's algorithm must not hang it at a second backend.
     """
     return work.model.info.algorithm != "custom"
 

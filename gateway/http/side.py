@@ -1,4 +1,4 @@
-"""What the HTTP server has of the gateway: problem documents, and the fast path."""
+"""Gives the HTTP server the parts that are the gateway's own: problem documents, the fast path."""
 
 import secrets
 from collections.abc import Callable

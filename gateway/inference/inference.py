@@ -247,7 +247,7 @@ class Inference:
             traceparent=caller.traceparent,
         )
         items = [OpenItem(work, index, request.items[index], keys[index]) for index in missing]
-        # For most requests, whose items nobody computes: with a few steps for all of them.
+        # Nobody computes the items of most requests yet: a few steps then lead all of them.
         has_some = len(items) < len(keys) or any(map(self._cache.has, map(address_of, keys)))
         if not has_some and self._flights.lead(items):
             waits.led = dict(zip(missing, items, strict=True))

@@ -98,7 +98,7 @@ def _entry(work: PlannedWork, outcome: ItemOutcome | None, now: float) -> Cached
             arm=outcome.arm,
             input_tokens=outcome.input_tokens,
         )
-    # Without truncation, others may be answered by a part of the text.
+    # No refusal of `truncate: false`: others may accept an answer to a part of the text.
     if not would_repeat(failure) or not work.truncate or outcome.tier:
         return None
     return CachedResult(

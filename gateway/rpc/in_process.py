@@ -50,7 +50,7 @@ def error_in(reply: Reply) -> OipError:
         return OipError(error=f"The gateway answered {reply.status}.", code="")
 
 
-# grpcio bounds calls, and a call that is cancelled leaves its request.
+# grpcio bounds the calls, but the request of a cancelled call goes on and is not counted there.
 _BUSY: Final = Reply(
     Overloaded.status,
     [(b"retry-after", b"1")],

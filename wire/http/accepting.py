@@ -22,8 +22,8 @@ _PAUSE: Final = 0.1
 """Seconds without accepting where no file descriptors are free."""
 # Refused connections whose handshake is waited for, to tell them why; others are closed.
 _MAX_REFUSED: Final = 16
-# The event loop's time for the end of TLS runs while an answer is sent, too, however long that
-# takes: `Connection.check` ends connections that make no progress.
+# The event loop's time-out for the end of TLS also runs while an answer is sent, so it is a whole
+# day. `Connection.check` ends connections that make no progress.
 _SHUTDOWN_TIMEOUT: Final = 86_400.0
 _SHORTEST: Final = 0.001
 _LOG_INTERVAL: Final = 60.0
@@ -62,7 +62,7 @@ class Edge:
 class Acceptor:
     """Accepts connections of one listener. Belongs to one event loop.
 
-    A handshake counts as a connection, and has the time of a request's head.
+    A handshake counts as a connection. It must end within the time allowed for a request's head.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class Acceptor:
             if not peer.is_connected:
                 connection.close()
                 peer.close()
-            # Not in a callback: its place is free for who comes in this iteration of the loop.
+            # Not in a callback, so that a connection of this loop iteration can take its place.
             self._handshakes.discard(task)
 
     async def _refuse(

@@ -1,6 +1,6 @@
 """Reads the requests of one connection, has each answered in order, and ends the connection.
 
-At most one request is under way. What comes behind it is held, and not read beyond one read.
+At most one request is under way. Bytes behind it are held, and reading then pauses.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from wire.http.writing import AnswerWriter, WriteCoalescer
 
 HAS_CERTIFICATE: Final = "has_certificate"
 """The key in a request's state that says that the client has shown an accepted certificate."""
-# The bound on what is read and dropped: the rest of a body whose request is answered, and what
-# follows a refusal. Most clients read no answer before they have sent everything, and a reset would
-# take it from them.
+# The bound on bytes that are read and dropped: the rest of a body whose request is answered, and
+# bytes after a refusal. Most clients read no answer before they have sent everything, and a reset
+# before that would lose the answer.
 _MAX_DISCARDED_BYTES: Final = 64 * 1024 * 1024
 # Seconds between the last answer and the close: closing at once while the peer still sends would
 # reset the connection, and the peer would lose the answer.
@@ -57,14 +57,14 @@ class Front:
         raise NotImplementedError
 
     def learn(self, data: bytes, exchange: Exchange, headers: Headers) -> None:
-        """Note that the parser made `exchange` of `data`, which `take` has returned whole.
+        """Note that the parser made `exchange` of `data`, the bytes that `take` returned.
 
         By default, nothing is noted.
         """
 
 
 class Side(Protocol):
-    """What a server has of its own beside its application."""
+    """The parts of a server that gateway and backend each define, beside the application."""
 
     coalescer: WriteCoalescer
     answers_half_closed: bool
@@ -133,8 +133,9 @@ class Connection(asyncio.Protocol):
         """What came behind the request under way, and is not parsed."""
         self._receiving: Exchange | None = None
         """The request whose body arrives."""
-        self._is_reading = True
-        self._is_at_eof = False
+        self._is_reading, self._is_at_eof = True, False
+        self._is_over = False
+        """Whether what still comes is dropped, because the parser cannot read it."""
         self._refusal: Refusal | None = None
         self._discarded_bytes = 0
         self._parser = RequestParser(
@@ -195,7 +196,9 @@ class Connection(asyncio.Protocol):
             data = self._take(data)
             if data:
                 self._parse_first(data)
-        elif self._refusal is not None or self.writer.is_closing():
+            if self.is_ending and not self._parser.is_in_head:
+                self._end_if_done()
+        elif self._refusal is not None or self._is_over or self.writer.is_closing():
             self._discard(len(data))
         elif self._held or self._is_blocked:
             self.hold(data)
@@ -278,7 +281,7 @@ class Connection(asyncio.Protocol):
         if self._queue:
             self._start(self._queue.popleft())
         if self._held:
-            # Not from here: what goes wrong with the next must not take this answer along.
+            # Not from here: a failure in the next request must not fail the one just answered.
             self.loop.call_soon(self._go_on)
         elif self.answering is None:
             self.resume_reading()
@@ -310,7 +313,9 @@ class Connection(asyncio.Protocol):
         if self._is_under_way:
             if self._reads_no_more:
                 self.pause_reading()
-        elif not (self._parser.is_in_head or has_unread(self.writer.transport)):
+        elif self._receiving is not None or not (
+            self._parser.is_in_head or has_unread(self.writer.transport)
+        ):
             self.close()
 
     def close_if_idle(self, *, is_last_call: bool) -> None:
@@ -356,7 +361,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def _is_blocked(self) -> bool:
-        """Whether what comes has to wait for an answer."""
+        """Whether new bytes have to wait for an answer, or until the peer reads."""
         is_busy = self.answering is not None or self.writer.is_paused
         return bool(self._queue) or (is_busy and self._parser.is_between)
 
@@ -403,15 +408,16 @@ class Connection(asyncio.Protocol):
     def _on_end(self, is_over: bool) -> None:  # noqa: FBT001
         exchange, self._receiving = self._receiving, None
         if is_over:
-            self.is_ending = True
+            self.is_ending = self._is_over = True
         if exchange is not None:
             exchange.end_body()
-        if is_over:
+        if self.is_ending and (is_over or not self._is_under_way):
+            self.resume_reading()
             self._end_if_done()
         elif self._reads_no_more:
             self.pause_reading()
         elif not self._queue:
-            # Reading was paused for a large body; unread, nobody learns that the client leaves.
+            # Reading may be paused for a large body: only reading tells that the client leaves.
             self.resume_reading()
 
     def _start(self, exchange: Exchange) -> None:
@@ -433,10 +439,10 @@ class Connection(asyncio.Protocol):
             self._front.learn(data, exchange, self._parser.headers)
 
     def _parse(self, data: bytes) -> None:
-        """Parse `data` until it is another request's turn."""
+        """Parse `data`, and hold the rest once it has to wait."""
         parser, rest = self._parser, memoryview(data)
         try:
-            while rest and not self.writer.is_closing():
+            while rest and not (self._is_over or self.writer.is_closing()):
                 if self._is_blocked:
                     self.hold(bytes(rest))
                     return

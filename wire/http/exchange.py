@@ -12,7 +12,7 @@ from wire.http.writing import LARGE_BYTES, AnswerWriter
 BUFFERED_HTTP: Final = "sluicegate.buffered_http"
 """The ASGI extension that has the `Exchange` of a request."""
 _log = logging.getLogger(__name__)
-# A body of which more waits is not read on.
+# Reading pauses while more bytes of a body than this wait for the application.
 _MAX_WAITING_BYTES: Final = 64 * 1024
 _BAD_NAME: Final = re.compile(rb'[\x00-\x1f\x7f()<>@,;:\[\]={} \t\\"]')
 _BAD_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
@@ -121,9 +121,10 @@ class Exchange:
             await app(scope, self.receive, self.send_message)
         except BaseException as error:  # whatever it was, it must not end the server
             _log.error("the application failed", exc_info=error)
-            await self._fail()
             if isinstance(error, asyncio.CancelledError):
+                await self._fail(may_wait=False)
                 raise
+            await self._fail()
             return
         if not self.is_complete and not self.is_disconnected:
             _log.error("the application returned without a complete answer")
@@ -137,11 +138,11 @@ class Exchange:
         return self._take_body()
 
     async def send(self, status: int, lines: bytes, body: bytes, holder: Hashable = None) -> None:
-        """Send an answer as two messages to `send_message` would, a large one in pieces.
+        """Send a whole answer. A large answer is sent in pieces.
 
-        `lines` are its headers but for its length, each in lower case and ended by CRLF. `CLOSE`
-        may be among them, no other `connection`. `holder` is the key that holds bytes of the budget
-        for the answer.
+        `lines` are its header lines without the length, with names in lower case, each ended by
+        CRLF. The only `connection` header among them may be `CLOSE`. `holder` is the key that holds
+        bytes of the budget for the answer.
         """
         writer = self._line.writer
         await self._drain()
@@ -271,11 +272,13 @@ class Exchange:
         self._wake()
         self._line.end_answer(is_last=self._is_last)
 
-    async def _fail(self) -> None:
+    async def _fail(self, *, may_wait: bool = True) -> None:
         if self.is_complete or self.is_disconnected:
             return
-        if self._line.writer.is_paused:  # nobody reads why
-            self._line.writer.transport.abort()
+        writer = self._line.writer
+        # An answer that ends with its connection would seem whole.
+        if self._is_unframed or (writer.is_paused and (self.has_begun or not may_wait)):
+            writer.transport.abort()
             return
         if self.has_begun:
             self._is_last = True

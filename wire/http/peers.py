@@ -52,7 +52,7 @@ class Peer:
 
 
 class Client:
-    """Tells what answers a request that its client disconnects.
+    """Tells the code that answers a request when the client disconnects.
 
     `is_certified` says that the client presented a verified certificate.
     """

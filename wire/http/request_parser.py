@@ -113,11 +113,11 @@ class RequestParser:
                 raise head_too_large()
 
     def forget_empty_lines(self) -> None:
-        """Count empty lines before a request from here on: a front has answered others before."""
+        """Forget the empty lines that came before requests which a front has answered since."""
         self._overhead_bytes = 0
 
     def close(self) -> None:
-        """Forget who is told; nothing may be fed any more."""
+        """Drop the callbacks; nothing may be fed any more."""
         del self._on_head, self._on_body, self._on_end, self._parser
 
     def on_message_begin(self) -> None:

@@ -74,7 +74,7 @@ class AnswerWriter:
             self._on_large_write(len(data))
 
     def write_now(self, data: bytes) -> None:
-        """Write what no more will follow soon, and what nothing must precede."""
+        """Write `data` at once, or behind waiting parts; it needs no `before` of the coalescer."""
         if self._parts:
             self._parts.append(data)
         elif not self.is_closing():
@@ -133,7 +133,7 @@ class AnswerWriter:
     def close(self) -> None:
         """Send what was written, and close the connection."""
         self._release()
-        # A transport of TLS that is closed once more than it was open knows nothing any more.
+        # A TLS transport that is closed a second time drops its state, and other calls then fail.
         if not self.transport.is_closing():
             self.transport.close()
 

@@ -45,8 +45,8 @@ class FastPath:
     def replay(self, request: bytes, server_lines: bytes) -> bytes | RepeatedRequest | None:
         """Return the answer to a whole request that is the same as an earlier memory hit.
 
-        Of one that is the same as earlier hits of another tier, return what `repeat` takes.
-        `None` where there were none; see `MemoryHits.replay`.
+        If the request is the same as an earlier hit of another tier, return the first argument of
+        `repeat`. Return `None` otherwise; see also `MemoryHits.replay`.
         """
         context = ""
         found = None if self._splits_first else self.heads.find_replayable(request)
@@ -148,7 +148,7 @@ class FastPath:
         return self.heads.find_replayable(rest), context
 
     def _is_recorded(self, context: str) -> bool:
-        """Return whether a hit with a trace context is recorded. No other such hit is drawn."""
+        """Return whether a hit with a trace context is recorded: its context alone decides."""
         if self._samples(context):
             return True
         if self._hits.until_noted == 1:

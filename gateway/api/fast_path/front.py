@@ -71,7 +71,7 @@ class FastPathFront(Front):
             if head is None or end + head.length > len(data):
                 break
             stop = end + head.length
-            # By what proxies say, before the request is charged.
+            # Count the request for the client that the proxy names, before limits are charged.
             refusal = self._count(head.head) if peer.counts_requests else None
             refused = fast_path.shed(head.known) if fast_path.shedder.add_request() else None
             reply = refused or fast_path.reply(head, data[end:stop], refusal)

@@ -123,7 +123,7 @@ class RequestHeadCache:
         length, rest = split_length(head)
         if length > self._max_body_bytes:
             return None
-        # A head without a length, which is none of a length that was taken out, ends otherwise.
+        # The marker tells a head whose length was taken out from one that never had a length.
         hasher = self._keyed.copy()  # as `_digest`, which would be another call
         hasher.update(rest + _TAKEN_OUT if length else rest)
         digest = hasher.digest()

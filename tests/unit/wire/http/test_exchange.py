@@ -199,22 +199,60 @@ async def test_a_whole_answer_without_a_body_has_no_length() -> None:
     assert answer == b"HTTP/1.1 204 No Content\r\nvary: Origin\r\n\r\n"
 
 
-async def test_a_failure_does_not_wait_for_a_client_that_reads_nothing() -> None:
-    reads = asyncio.Event()
-
+async def test_what_is_cancelled_does_not_wait_for_a_client_that_reads_nothing() -> None:
     async def app(_scope: Any, _receive: Any, _send: Any) -> None:
-        await reads.wait()
-        raise RuntimeError("a fault")
+        await asyncio.Event().wait()
 
     caller = Caller(app)
     await caller.ask(_GET)
     caller.connection.pause_writing()
-    reads.set()
+    for task in tuple(caller.state.tasks):
+        task.cancel()
     for _ in range(10):
         await asyncio.sleep(0)
 
     assert caller.transport.is_aborted
     assert not caller.state.tasks
+
+
+async def test_a_failed_answer_that_ends_with_its_connection_does_not_seem_whole() -> None:
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"part", "more_body": True})
+        raise RuntimeError("a fault")
+
+    caller = Caller(app)
+    await caller.ask(_GET.replace(b"1.1", b"1.0"))
+
+    assert caller.transport.is_aborted
+
+
+async def test_a_stop_does_not_wait_for_the_rest_of_a_body_that_was_answered() -> None:
+    caller = Caller(sending({"body": b"body"}, headers=[_LENGTH]))
+    post = b"POST / HTTP/1.1\r\nhost: w\r\ncontent-length: 200\r\n\r\n"
+    await caller.ask(post + bytes(100))
+
+    caller.connection.shutdown()
+
+    assert caller.transport.has_ended  # it lingers for what still comes
+
+
+async def test_a_stop_does_not_wait_for_an_empty_line() -> None:
+    caller = Caller(sending({"body": b"body"}, headers=[_LENGTH]))
+    await caller.ask(_GET)
+    caller.connection.is_ending = True  # as `shutdown` does where something is unread
+
+    assert (await caller.ask(b"\r\n")).endswith(b"<closed>")
+
+
+async def test_what_follows_a_trailer_that_ends_the_connection_is_dropped() -> None:
+    caller = Caller(sending({"body": b"body"}, headers=[_LENGTH]))
+    head = b"POST / HTTP/1.1\r\nhost: w\r\ntransfer-encoding: chunked\r\n\r\n"
+    end = b"0\r\nconnection: close\r\n\r\n"
+
+    answer = await caller.ask(head, end + b"x" * 4_000, b"x" * 96_000)
+
+    assert answer.count(b"HTTP/1.1 ") == 1
 
 
 async def test_a_head_that_has_begun_to_arrive_is_answered_at_the_stop() -> None:
