@@ -1,4 +1,4 @@
-"""Builds the errors with which middleware before the application answers."""
+"""Builds the errors of the steps before the work of a request."""
 
 from gateway.api.answers import PRIVATE
 from gateway.api.error_format import PROBLEMS, ErrorFormat

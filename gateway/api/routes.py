@@ -67,6 +67,7 @@ def build_api(
     requests: RequestSource,
     rotation: KeyRotation,
     health: ReadinessSource,
+    routes: InferenceRoutes,
     batches: BatchParts,
     request_lines: RequestLines,
     dialects: Sequence[Dialect] = (),
@@ -92,7 +93,7 @@ def build_api(
         "health": health,
         "files": batches.files,
         "batches": batches.batches,
-        "endpoints": inference_routes(dialects),
+        "endpoints": routes,
     }
     dependencies = {name: _provide(value) for name, value in provided.items()}
     document = partial(customers_document, version, frozenset(dependencies), tuple(dialects))
@@ -132,10 +133,9 @@ def inference_routes(dialects: Sequence[Dialect]) -> InferenceRoutes:
 
 
 def changing_routes(
-    application: Litestar, dialects: Sequence[Dialect]
+    application: Litestar, inference: InferenceRoutes
 ) -> Callable[[str, str], bool]:
     """Return what tells whether a method other than `GET` is answered at a decoded path."""
-    inference = inference_routes(dialects)
     others: dict[str, list[str]] = {}
     for route in application.routes:
         if isinstance(route, HTTPRoute):

@@ -23,6 +23,7 @@ from gateway.api.head_requests import HeadAsGet
 from gateway.api.health import ReadinessSource
 from gateway.api.idempotent_requests import IdempotentRequests
 from gateway.api.incoming_request import IncomingBodies
+from gateway.api.inference_route import InferenceRoutes
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_lines import RequestLines
@@ -119,7 +120,7 @@ def build_listeners(
     routes = inference_routes(dependencies.dialects)
     errors_of = partial(error_format, dependencies.dialects)
     batches = open_batch_parts(settings, dependencies.stores.ledger)
-    litestar = _build_litestar(dependencies, readiness, batches)
+    litestar = _build_litestar(dependencies, routes, readiness, batches)
     cross_origin = CrossOrigin(runtimes=runtimes, keys=keys)
     shedder = LoadShedder(
         iterations=LoopIterations(most=settings.max_loop_delay),
@@ -134,7 +135,7 @@ def build_listeners(
             limiter=dependencies.limiter,
             errors_of=errors_of,
             new_id=ids.new,
-            has_route=changing_routes(litestar, dependencies.dialects),
+            has_route=changing_routes(litestar, routes),
         ),
         runtimes=runtimes,
         errors_of=errors_of,
@@ -159,7 +160,10 @@ def build_listeners(
 
 
 def _build_litestar(
-    dependencies: EntryPointDependencies, readiness: ReadinessSource, batches: BatchParts
+    dependencies: EntryPointDependencies,
+    routes: InferenceRoutes,
+    readiness: ReadinessSource,
+    batches: BatchParts,
 ) -> Litestar:
     runtimes = dependencies.stores.runtimes
     usage = LedgerUsage(dependencies.stores.ledger, runtimes)
@@ -178,6 +182,7 @@ def _build_litestar(
         requests=usage,
         rotation=OwnKeys(dependencies.stores),
         health=readiness,
+        routes=routes,
         batches=batches,
         request_lines=dependencies.request_lines,
         dialects=dependencies.dialects,

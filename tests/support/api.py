@@ -246,6 +246,7 @@ class Api:
             rotation=self.usage,
             health=self,
             request_lines=self.request_lines,
+            routes=self.routes,
             batches=open_batch_parts(Settings(), Ledger("sqlite:////dev/null/ledger.db")),
             dialects=self.dialects,
         )

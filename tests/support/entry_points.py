@@ -28,6 +28,13 @@ _RULES = (
 )
 
 
+def ask(text: str) -> bytes:
+    """Return a plain request about one text."""
+    body = msgspec.json.encode({"model": "sentiment", "input": text})
+    head = f"POST /v1/classify HTTP/1.1\r\nhost: w\r\nauthorization: Bearer {KEY}\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
 class RecordedTransport(asyncio.Transport):
     """Records writes. A peer that does not read is one whose protocol is paused."""
 

@@ -10,8 +10,7 @@ import pytest
 
 from gateway.events.hit_run import ids_of
 from gateway.types import Rule
-from tests.support.api import KEY
-from tests.support.entry_points import EntryPoint
+from tests.support.entry_points import EntryPoint, ask
 from wire.http.timeouts import ConnectionTimeouts
 
 pytestmark = pytest.mark.anyio
@@ -21,12 +20,6 @@ _IDLE = ConnectionTimeouts().idle
 @pytest.fixture
 async def entry_point(anyio_backend: str) -> EntryPoint:
     return EntryPoint(fast=True)
-
-
-def ask(text: str) -> bytes:
-    body = msgspec.json.encode({"model": "sentiment", "input": text})
-    head = f"POST /v1/classify HTTP/1.1\r\nhost: w\r\nauthorization: Bearer {KEY}\r\n"
-    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 def answers(entry_point: EntryPoint) -> list[bytes]:

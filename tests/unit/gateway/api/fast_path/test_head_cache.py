@@ -1,13 +1,12 @@
 """The cache of heads is not filled by requests each of which has another head."""
 
-import msgspec
 import pytest
 
 from gateway.api.fast_path.head_cache import CachedHead, RequestHeadCache
 from gateway.auth.keys import hash_key
 from gateway.types import KeyId, Principal, TenantId
 from tests.support.api import KEY
-from tests.support.entry_points import EntryPoint
+from tests.support.entry_points import EntryPoint, ask
 
 pytestmark = pytest.mark.anyio
 
@@ -15,12 +14,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 async def entry_point(anyio_backend: str) -> EntryPoint:
     return EntryPoint(fast=True)
-
-
-def ask(text: str) -> bytes:
-    body = msgspec.json.encode({"model": "sentiment", "input": text})
-    head = f"POST /v1/classify HTTP/1.1\r\nhost: w\r\nauthorization: Bearer {KEY}\r\n"
-    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def test_a_request_with_an_idempotency_key_is_the_applications_and_leaves_no_head_behind(
