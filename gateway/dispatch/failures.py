@@ -20,6 +20,8 @@ RETRY_AFTER = 1.0
 _SERVER_ERROR = 500
 # Who waits for others for this part of its time is late because of them.
 _QUEUEING_SHARE = 0.25
+# No server answers in less (seconds). A request with so little time is late without any queue.
+_LEAST_GIVEN = 0.001
 # A backend says so much at least, whether anything waits there or not.
 _LEAST_BACKLOG = 0.1
 _FAILURES = range(400, 600)
@@ -72,17 +74,18 @@ def of_call(error: CallFailed) -> ItemFailure:
 
 
 def explained(outcome: ItemOutcome, *, queueing: float, given: float) -> ItemOutcome:
-    """Return the outcome; a late one is refused where work of others was in the way.
+    """Return the outcome. A late outcome becomes a refusal if other work was in the way.
 
-    That is so where it takes much of the `given` seconds: `queueing`, as the gateway knows it, or
-    what the backend said that waits there.
+    Other work was in the way if it took much of the `given` seconds. Its time is `queueing` as the
+    gateway knows it, or the backlog that the backend reported. A request with less than
+    1 ms would be late without any queue, so its outcome stays.
     """
     failure = outcome.failure
     if failure is None or failure.code != DeadlineExceeded.code:
         return outcome
     reported = failure.retry_after or 0.0
     wait = max(queueing, reported if reported > _LEAST_BACKLOG else 0.0)
-    if wait < given * _QUEUEING_SHARE:
+    if given < _LEAST_GIVEN or wait < given * _QUEUEING_SHARE:
         return outcome
     refused = ItemFailure(
         status=failure.status,

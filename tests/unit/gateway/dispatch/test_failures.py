@@ -100,6 +100,13 @@ def test_who_is_late_is_refused_where_others_took_a_quarter_of_its_time(
     assert found.failure.is_overload == is_overload
 
 
+def test_a_request_without_time_for_any_answer_is_late_whatever_waits() -> None:
+    late = ItemFailure(status=504, code="deadline_exceeded", detail="late", retry_after=0.5)
+    outcome = ItemOutcome(source=Source.FAILED, failure=late)
+
+    assert explained(outcome, queueing=0.3, given=0.0001) is outcome
+
+
 def test_other_outcomes_have_nothing_to_do_with_overload() -> None:
     done = ItemOutcome(source=Source.COMPUTED, result=b"{}")
     odd = ItemOutcome(
