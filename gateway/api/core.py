@@ -1,121 +1,113 @@
-"""Answers inference requests, whatever they came by: a connection, a call of gRPC.
+"""Answers inference requests, whatever they came by: a connection, a call of gRPC, a batch job.
 
-A request passes these steps: cross-origin rules and bounds of keys, load shedding, decompression,
-idempotency, and then the steps of `RequestProcessor` (identify, decode, authorize, charge, read the
-cache, compute, store, encode, publish the event).
-
-The fast path answers plain requests that arrive whole by callbacks, with the same objects.
+The caller has decided a request by its head (`RequestState`) and has its whole body. The core takes
+it through the steps of `RequestProcessor` (decode, authorize, charge, read the cache, compute,
+store, encode, publish the event), and gives the answer at once or by a callback.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final
 
 from gateway.api.content_coding import SMALLEST
-from gateway.api.http import ClientDisconnected, HttpReply, header_fields
-from gateway.api.idempotent_requests import ClaimedKey
-from gateway.api.incoming_request import IncomingBody, IncomingRequest
-from gateway.api.inference_route import RouteMatch
-from gateway.api.load_shedding import LoadShedder
-from gateway.api.request_processor import RequestProcessor
-from gateway.api.request_state import RequestState
-from gateway.api.request_steps import RequestSteps
-from gateway.types import KeyId
-
-_FIRST_ERROR: Final = 400
-OnReply = Callable[[HttpReply, KeyId | None], Awaitable[None]]
-"""Sends an answer. The key, if any, holds bytes of the budget for it until this returns."""
+from gateway.api.http import HttpReply
+from gateway.api.request_processor import SHORT, RequestProcessor
+from gateway.api.request_state import OnReply, RequestState
+from gateway.tasks import log_failure
 
 
 class Core:
-    """Takes requests through their steps. One per worker."""
+    """Takes requests from their body to their answer. One per worker."""
 
-    def __init__(
-        self,
-        *,
-        steps: RequestSteps,
-        shedder: LoadShedder,
-        processor: RequestProcessor,
-    ) -> None:
-        self._steps = steps
-        self._shedder = shedder
-        self._processor = processor
+    def __init__(self, processor: RequestProcessor) -> None:
+        self.processor = processor
+        self._commit_hits = processor.hits.events.commit
+        self._tasks = set[asyncio.Task[None]]()
 
-    async def answer(
-        self, match: RouteMatch, request: IncomingRequest, body: IncomingBody, on_reply: OnReply
-    ) -> None:
-        """Answer a request to the route of `match`: `on_reply` gets the answer, errors included.
+    def answer(self, state: RequestState, body: bytes, on_reply: OnReply) -> HttpReply | None:
+        """Return the answer, an error included. Return `None` if `on_reply` gets it.
 
-        If `on_reply` is not called, the caller is gone.
+        `on_reply` is called once, in a later event-loop iteration. Call `release` when the answer
+        has been sent, or will not be. `state.parsed` may hold the parsed body of an equal request.
         """
+        if len(body) > SHORT:
+            self._start(state, on_reply, body)
+            return None
+        reply = self.processor.reply_now(state, body)
+        if reply is None:
+            state.on_reply = on_reply
+            if not self.processor.pursue(state, self._on_pursued):
+                self._start(state, on_reply)
+        elif state.coding and len(reply.body) >= SMALLEST:
+            self._start(state, on_reply, reply=reply)
+            return None
+        return reply
 
-        async def send(reply: HttpReply, holder: KeyId | None = None) -> None:
-            await on_reply(reply.with_lines(request.added_lines), holder)
+    async def reply(self, state: RequestState, body: bytes) -> HttpReply:
+        """Return the answer, an error included. A cancelled request is answered, too."""
+        answered: asyncio.Future[HttpReply] = asyncio.get_running_loop().create_future()
 
-        claimed: ClaimedKey | None = None
+        def on_reply(_: RequestState, reply: HttpReply) -> None:
+            if not answered.done():
+                answered.set_result(reply)
+
+        reply = self.answer(state, body, on_reply)
+        if reply is not None:
+            return reply
         try:
-            prepared = (
-                self._steps.answer_early(request)
-                or self._shedder.answer_early(request, match.route)
-                or await self._steps.prepare(request, body)
-            )
-            if isinstance(prepared, HttpReply):
-                await send(prepared)
-            else:
-                claimed = prepared
-                await self._work(match, request, body, claimed, send)
-        except ClientDisconnected:
-            return
+            return await asyncio.shield(answered)
+        except asyncio.CancelledError:
+            self.cancel(state)
+            return await answered
         finally:
-            body.release()
-            if claimed is not None:
-                await claimed.end()
+            self._commit_hits()  # no writer of a connection does so
 
-    async def _work(
+    def cancel(self, state: RequestState) -> None:
+        """End a request that `on_reply` was not called for. `on_reply` gets a problem soon."""
+        asyncio.get_running_loop().call_soon(self._cancel, state)
+
+    def release(self, state: RequestState) -> None:
+        """Release the memory of an answer that was sent, or will not be."""
+        self.processor.large_answers.release(state)
+
+    def _cancel(self, state: RequestState) -> None:
+        if state.waiter is not None:
+            state.waiter.cancel()
+        elif state.on_reply is not None:
+            on_reply, state.on_reply = state.on_reply, None
+            on_reply(state, self.processor.give_up(state, asyncio.CancelledError()))
+
+    def _on_pursued(self, state: RequestState, reply: HttpReply | None) -> None:
+        """Pass on what the callbacks found. Without a reply, a task goes on."""
+        on_reply, state.on_reply = state.on_reply, None
+        if on_reply is None:
+            return  # it was cancelled
+        if reply is None or (state.coding and len(reply.body) >= SMALLEST):
+            self._start(state, on_reply, reply=reply)
+        else:
+            on_reply(state, reply)
+
+    def _start(
         self,
-        match: RouteMatch,
-        request: IncomingRequest,
-        body: IncomingBody,
-        claimed: ClaimedKey | None,
-        send: OnReply,
+        state: RequestState,
+        on_reply: OnReply,
+        body: bytes = b"",
+        reply: HttpReply | None = None,
     ) -> None:
-        processor = self._processor
-        state = processor.new_state(match)
-        processor.start_span(state, processor.tracer.contexts.read(request.headers))
-        try:
-            reply = await self._reply(state, request, body)
-            body.release()
-            if len(reply.body) >= SMALLEST:
-                reply = await processor.large_answers.finish(state, reply)
-            if claimed is not None:  # before the answer, so that retries do not find it claimed
-                if _is_final(state):
-                    await claimed.store(reply.status, header_fields(reply.lines), reply.body)
-                else:
-                    await claimed.end()
-            await send(reply, state.holder)
-        except ClientDisconnected:
-            state.span.fail("client_gone")
-            state.span.end()
-        finally:
-            processor.large_answers.release(state)
+        """Answer by a task what has to wait for a thread, a turn, or the limiter."""
+        if reply is not None:
+            self._commit_hits()  # its event must not wait for the answer
+        work = self._answer_later(state, on_reply, body, reply)
+        task = state.waiter = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _reply(
-        self, state: RequestState, request: IncomingRequest, body: IncomingBody
-    ) -> HttpReply:
-        """Return the whole answer, an error's included."""
-        try:
-            self._processor.read_head(state, request)
-            state.on_head_read()
-            raw = await body.read(request, state.runtime, state.deadline)
-        except ClientDisconnected:
-            raise
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - must not end the worker
-            return self._processor.failed(state, error)
-        return await self._processor.answer(state, raw)
-
-
-def _is_final(state: RequestState) -> bool:
-    """Return whether another try would end in the same way, whatever status its dialect gives."""
-    # An answer that another try may complete is recorded under the id of its attempt.
-    lacks_items = state.attempt == state.id and state.status < _FIRST_ERROR
-    return not (state.is_passing or lacks_items)
+    async def _answer_later(
+        self, state: RequestState, on_reply: OnReply, body: bytes, reply: HttpReply | None
+    ) -> None:
+        if reply is None:
+            reply = await self.processor.reply_later(state, body)
+        if len(reply.body) >= SMALLEST:
+            try:
+                reply = await self.processor.large_answers.finish(state, reply)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is sent as it is
+                log_failure(error)
+        on_reply(state, reply)

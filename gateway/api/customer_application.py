@@ -3,7 +3,6 @@
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
 
-from gateway.api.core import Core
 from gateway.api.http import (
     NOT_REPLAYED,
     ClientDisconnected,
@@ -14,6 +13,7 @@ from gateway.api.http import (
 )
 from gateway.api.idempotent_requests import LARGEST_ANSWER, ClaimedKey
 from gateway.api.incoming_request import IncomingBodies, IncomingBody, IncomingRequest, request_of
+from gateway.api.inference_requests import InferenceRequests
 from gateway.api.inference_route import InferenceRoutes, RouteMatch
 from gateway.api.request_steps import RequestSteps
 from gateway.auth.key_ring import KeyRing
@@ -25,14 +25,14 @@ class CustomerApplication:
 
     def __init__(
         self,
-        core: Core,
+        requests: InferenceRequests,
         others: ASGIApp,
         *,
         routes: InferenceRoutes,
         keys: KeyRing,
         bodies: IncomingBodies,
     ) -> None:
-        self._core = core
+        self._requests = requests
         self._others = others
         self._find = routes.find
         self._keys = keys
@@ -63,7 +63,7 @@ class CustomerApplication:
 
         request = request_of(scope, self._keys)
         body = IncomingBody(self._bodies, receive, take_whole)
-        await self._core.answer(match, request, body, on_reply)
+        await self._requests.answer(match, request, body, on_reply)
 
 
 class SteppedApplication:

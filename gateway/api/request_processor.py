@@ -1,7 +1,6 @@
-"""Decides, charges, counts and publishes requests to the inference routes, for all entry points.
+"""Decides, charges, counts and publishes requests to the inference routes: the steps of the core.
 
-An entry point reads and sends bytes. In between, the core and batch jobs call `answer`. The fast
-path calls `reply_now` with the body. If the answer has to wait, `pursue` goes on by callbacks, and
+The core calls `reply_now`. If the answer has to wait, `pursue` goes on by callbacks, and
 `reply_later` is for the cases that need a task.
 Memory hits that repeat an earlier one are answered by `gateway.api.memory_hits`.
 """
@@ -52,6 +51,7 @@ SHORT: Final = 8 * 1024
 """Bytes of a body that is read at once; a longer one waits for its turn."""
 # Large requests together may take the memory of this many of the largest that are allowed.
 _LARGEST_REQUESTS = 2
+_OnPursued = Callable[[RequestState, HttpReply | None], object]
 
 
 class RequestProcessor:
@@ -140,23 +140,15 @@ class RequestProcessor:
         if state.route.headers:
             state.fields = tuple([headers.get(name, b"") for name in state.route.headers])
 
-    async def answer(self, state: RequestState, raw: bytes) -> HttpReply:
-        """Return the answer to a request whose head was read and whose body is `raw`.
+    async def _read_long(self, state: RequestState, raw: bytes) -> None:
+        """Wait for the turn of a body that is not short. Have a thread read a large body.
 
-        The answer may be an error. Call `large_answers.release` when the answer has been sent.
+        Raises:
+            DeadlineExceeded: other bodies have their turns until the deadline.
         """
-        try:
-            # A thread reads large bodies, because one would hold the event loop.
-            if len(raw) > LARGE:
-                await self._read_large(state, raw)
-            elif len(raw) > SHORT:
-                await self._wait_for_turn(state)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - must not end the worker
-            return self.failed(state, error)
-        reply = self.reply_now(state, raw)
-        return await self.reply_later(state) if reply is None else reply
-
-    async def _read_large(self, state: RequestState, raw: bytes) -> None:
+        if len(raw) <= LARGE:
+            await self._wait_for_turn(state)
+            return
         try:
             async with asyncio.timeout_at(state.deadline):
                 state.parsed = await self._bodies.read_large(state, raw)
@@ -164,14 +156,8 @@ class RequestProcessor:
             raise DeadlineExceeded.during("the reading of the body") from error
 
     async def _wait_for_turn(self, state: RequestState) -> None:
-        """Wait for the turn of a body that is not short.
-
-        An iteration of the event loop reads one such body. Many bodies of 2,000 items in one
-        iteration would hold the loop.
-
-        Raises:
-            DeadlineExceeded: other bodies have their turns until the deadline.
-        """
+        # An iteration of the event loop reads one such body. Many bodies of 2,000 items in one
+        # iteration would hold the loop.
         try:
             async with asyncio.timeout_at(state.deadline):
                 await self._turn.acquire()
@@ -214,7 +200,7 @@ class RequestProcessor:
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             return self.failed(state, error)
 
-    def pursue(self, state: RequestState, on_reply: Callable[[HttpReply | None], object]) -> bool:
+    def pursue(self, state: RequestState, on_reply: _OnPursued) -> bool:
         """Answer by callbacks a request that `reply_now` could not answer.
 
         `on_reply` is called once, in a later event-loop iteration: with the whole answer, or with
@@ -236,17 +222,17 @@ class RequestProcessor:
         state.is_given_up = True
         return self.failed(state, error)
 
-    async def reply_later(self, state: RequestState) -> HttpReply:
+    async def reply_later(self, state: RequestState, unread: bytes) -> HttpReply:
         """Return the whole answer to a request that `reply_now` could not answer.
 
-        `large_answers.release` has to follow once it is sent.
+        `unread` is its body if `reply_now` has not read it. `large_answers.release` has to follow
+        once the answer is sent.
         """
         state.phase_weight = 1  # a request that waits counts its phases for itself alone
         try:
-            if state.unread:
-                raw, state.unread = state.unread, b""
-                await self._wait_for_turn(state)
-                reply = self.reply_now(state, raw)
+            if unread:
+                await self._read_long(state, unread)
+                reply = self.reply_now(state, unread)
                 if reply is not None:
                     return reply
             async with self._memory_of(state):
@@ -378,7 +364,7 @@ class RequestProcessor:
         self,
         state: RequestState,
         prepared: PreparedRequest,
-        on_reply: Callable[[HttpReply | None], object],
+        on_reply: _OnPursued,
         found: list[CacheHit | None],
     ) -> None:
         """Answer a request after its look-up. Have the items computed that were not found."""
@@ -403,12 +389,12 @@ class RequestProcessor:
                     return
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             reply = self.give_up(state, error)
-        on_reply(reply)
+        on_reply(state, reply)
 
     def _computed(
         self,
         state: RequestState,
-        on_reply: Callable[[HttpReply | None], object],
+        on_reply: _OnPursued,
         answer: Answer,
     ) -> None:
         """Answer a request that was computed."""
@@ -421,7 +407,7 @@ class RequestProcessor:
                 reply = self._answered(state, answer)
         except Exception as error:  # noqa: BLE001 - as above
             reply = self.failed(state, error)
-        on_reply(reply)
+        on_reply(state, reply)
 
     def _found(
         self, state: RequestState, prepared: PreparedRequest, found: list[CacheHit | None]

@@ -1,5 +1,6 @@
 """Holds the state of one request until its answer, for the headers and the usage event."""
 
+import asyncio
 import secrets
 from collections.abc import Callable
 
@@ -33,6 +34,8 @@ from gateway.types import (
     Usage,
 )
 
+OnReply = Callable[["RequestState", HttpReply], object]
+"""Takes the answer to a request."""
 _NOTHING = Usage(items=0, hit=0, collapsed=0, computed=0, failed=0, rows=0, tokens=0)
 
 
@@ -136,8 +139,10 @@ class RequestState:
     wants_timing = False
     coding = ""
     """The content coding for a large answer. Empty means no compression."""
-    reply: HttpReply | None = None
-    """An answer that is compressed before it is sent."""
+    on_reply: OnReply | None = None
+    """Takes the answer, while callbacks are waited for."""
+    waiter: asyncio.Task[None] | None = None
+    """The task that answers the request, if the answer needs one."""
     own_lines = b""
     """Header lines for this caller: the permission for web pages, and the caller's own id."""
     client_id = ""
@@ -153,8 +158,6 @@ class RequestState:
     phase_weight = 1
     """The number of requests that its phases are counted for. With 0, another request counts."""
     is_body_due = True
-    unread = b""
-    """A body that is not read before its turn."""
     span = NO_SPAN
     """The span of the whole request."""
     parsed: ParsedBody | None = None

@@ -1,4 +1,4 @@
-"""Passes the lines of batch jobs to a worker's request processor, without a network listener.
+"""Passes the lines of batch jobs to a worker's core, without a network listener.
 
 A line differs from a customer's request in four ways:
 
@@ -16,13 +16,13 @@ from contextlib import AsyncExitStack
 import msgspec
 from typing_extensions import override
 
+from gateway.api.core import Core
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.http import HttpReply, bounded, header_fields
 from gateway.api.inference_route import InferenceRoutes
 from gateway.api.key_rights import check_budget
 from gateway.api.problem_replies import problem_reply
 from gateway.api.request_headers import RequestOptions
-from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestState
 from gateway.api.routes import inference_routes
 from gateway.app.rpc import dialects_of
@@ -45,12 +45,12 @@ _SHORTEST = 1.0
 _NO_RULE = Rule(name="none", unit="requests", capacity=1, window=1.0, model="/")
 
 
-async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> "ProcessorRunner":
+async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> "CoreRunner":
     """Open a worker for batch jobs. Wait until backends are ready. `stack` closes the worker."""
     worker = await open_worker(stack, settings, is_bulk=True)
-    processor = await worker.start(stack)
-    return ProcessorRunner(
-        processor,
+    core = await worker.start(stack)
+    return CoreRunner(
+        core,
         routes=inference_routes(dialects_of(settings)),
         runtimes=worker.runtimes,
         keys=worker.keys,
@@ -58,19 +58,20 @@ async def open_line_runner(stack: AsyncExitStack, settings: Settings) -> "Proces
     )
 
 
-class ProcessorRunner(LineRunner):
-    """Implements `LineRunner` with a request processor. `publish` takes usage events."""
+class CoreRunner(LineRunner):
+    """Implements `LineRunner` with the core. `publish` takes usage events."""
 
     def __init__(
         self,
-        processor: RequestProcessor,
+        core: Core,
         *,
         routes: InferenceRoutes,
         runtimes: RuntimeStore,
         keys: KeyRing,
         publish: Callable[[RequestEvent], None],
     ) -> None:
-        self._processor = processor
+        self._core = core
+        self._processor = core.processor
         self._routes = routes
         self._keys = keys
         self._principals = LinePrincipals(keys, runtimes)
@@ -99,14 +100,14 @@ class ProcessorRunner(LineRunner):
             self._read_head(state, batch, body)
             state.options = _options(state.runtime, late=late, left=left)
             state.on_head_read()
-            reply = await self._processor.answer(state, body)
+            reply = await self._core.reply(state, body)
         except Exception as error:  # noqa: BLE001 - one line's fault must not end the other lines
             reply = self._processor.failed(state, error)
         finally:
-            self._processor.large_answers.release(state)
+            self._core.release(state)
         task = asyncio.current_task()
         if task is not None and task.cancelling():
-            raise asyncio.CancelledError  # the processor turns a cancellation into an answer
+            raise asyncio.CancelledError  # the core turns a cancellation into an answer
         passing = state.passing if state.status < _ERROR else frozenset()
         return _reply(reply, passing, event.publish_withheld)
 

@@ -1,7 +1,7 @@
 """Builds what receives a worker's requests.
 
-The fast path answers plain inference requests inside the HTTP protocol, the core answers the
-others, and Litestar answers what is no inference request.
+The core answers inference requests. Plain requests come to it by the fast path inside the HTTP
+protocol, others by `InferenceRequests`. Litestar answers what is no inference request.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,6 +23,7 @@ from gateway.api.head_requests import HeadAsGet
 from gateway.api.health import ReadinessSource
 from gateway.api.idempotent_requests import IdempotentRequests
 from gateway.api.incoming_request import IncomingBodies
+from gateway.api.inference_requests import InferenceRequests
 from gateway.api.inference_route import InferenceRoutes
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.request_events import RequestEvents
@@ -56,8 +57,8 @@ class Listeners(NamedTuple):
     app: ASGIApp
     side: GatewaySide
     """What the HTTP server has beside `app`: the fast path."""
-    core: Core
-    """Answers inference requests."""
+    requests: InferenceRequests
+    """Takes inference requests to the core."""
     bodies: IncomingBodies
     """What all bodies that are waited for hold."""
 
@@ -81,9 +82,9 @@ class EntryPointDependencies(NamedTuple):
     unsent: UnsentAnswers
 
 
-def build_processor(settings: Settings, dependencies: EntryPointDependencies) -> RequestProcessor:
-    """Return the processor of a worker's inference requests."""
-    return RequestProcessor(
+def build_core(settings: Settings, dependencies: EntryPointDependencies) -> Core:
+    """Return what answers a worker's inference requests."""
+    processor = RequestProcessor(
         runtimes=dependencies.stores.runtimes,
         keys=dependencies.keys,
         limiter=dependencies.limiter,
@@ -101,12 +102,13 @@ def build_processor(settings: Settings, dependencies: EntryPointDependencies) ->
         tracer=dependencies.tracer,
         unsent=dependencies.unsent,
     )
+    return Core(processor)
 
 
 def build_listeners(
     settings: Settings,
     dependencies: EntryPointDependencies,
-    processor: RequestProcessor,
+    core: Core,
     *,
     readiness: ReadinessSource,
     draining: Draining,
@@ -141,22 +143,22 @@ def build_listeners(
         errors_of=errors_of,
         new_id=ids.new,
     )
-    core = Core(steps=steps, shedder=shedder, processor=processor)
+    requests = InferenceRequests(core, steps=steps, shedder=shedder)
     bodies = IncomingBodies()
     others = SteppedApplication(HeadAsGet(litestar), steps=steps, keys=keys, bodies=bodies)
-    app = CustomerApplication(core, others, routes=routes, keys=keys, bodies=bodies)
+    app = CustomerApplication(requests, others, routes=routes, keys=keys, bodies=bodies)
     heads = RequestHeadCache(
-        processor=processor,
+        processor=core.processor,
         keys=keys,
         runtimes=runtimes,
         routes=routes,
         cross_origin=cross_origin,
     )
     draining.on_close(heads.close)
-    fast_path = FastPath(processor=processor, heads=heads, shedder=shedder)
+    fast_path = FastPath(core, heads=heads, shedder=shedder)
     front, coalescer = partial(FastPathFront, fast_path), fast_path.coalescer
     side = GatewaySide(new_id=ids.new, make_front=front, coalescer=coalescer)
-    return Listeners(app, side, core, bodies)
+    return Listeners(app, side, requests, bodies)
 
 
 def _build_litestar(

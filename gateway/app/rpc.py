@@ -7,9 +7,9 @@ from contextlib import AbstractAsyncContextManager
 
 from litestar.types import ASGIApp
 
-from gateway.api.core import Core
 from gateway.api.dialect import Dialect
 from gateway.api.incoming_request import IncomingBodies
+from gateway.api.inference_requests import InferenceRequests
 from gateway.auth.key_ring import KeyRing
 from gateway.config.document import Document
 from gateway.dialects.registry import DIALECTS
@@ -40,7 +40,7 @@ def open_rpc_listener(
     app: ASGIApp,
     settings: Settings,
     *,
-    core: Core,
+    requests: InferenceRequests,
     bodies: IncomingBodies,
     keys: KeyRing,
     document: Document,
@@ -63,7 +63,7 @@ def open_rpc_listener(
     return rpc_listener(
         app,
         settings,
-        core=core,
+        requests=requests,
         bodies=bodies,
         keys=keys,
         max_message_bytes=document.request.max_body_bytes,

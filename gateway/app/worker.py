@@ -9,8 +9,8 @@ from functools import partial
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
+from gateway.api.core import Core
 from gateway.api.request_lines import RequestLines
-from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
 from gateway.app.backends import BackendAccess
 from gateway.app.clock_watch import ClockWatch
@@ -18,8 +18,8 @@ from gateway.app.endpoint_metrics import EndpointMetrics
 from gateway.app.entry_points import (
     EntryPointDependencies,
     Listeners,
+    build_core,
     build_listeners,
-    build_processor,
 )
 from gateway.app.inference_path import InferencePath
 from gateway.app.principals import PrincipalsFollower
@@ -227,7 +227,7 @@ class Worker:
     def _configure_limits(self, runtime: Runtime) -> None:
         self.limiter.local.fraction = runtime.document.limits.local_share
 
-    async def start(self, stack: AsyncExitStack) -> RequestProcessor:
+    async def start(self, stack: AsyncExitStack) -> Core:
         """Enter the contexts of all objects, and return what answers inference requests.
 
         The method returns when backends are ready, or after a time limit.
@@ -265,11 +265,11 @@ class Worker:
             await stack.enter_async_context(context)
         await self.backends.prober.wait_until_ready()
         self._report_soon()
-        return build_processor(self._settings, self._dependencies())
+        return build_core(self._settings, self._dependencies())
 
     async def listen(self, stack: AsyncExitStack, draining: Draining) -> Listeners:
         """Start the worker as `start` does, and return the entry points for callers."""
-        processor = await self.start(stack)
+        core = await self.start(stack)
         readiness = WorkerReadiness(
             principals=self._principals,
             fleet=self.backends.fleet,
@@ -278,7 +278,7 @@ class Worker:
             redis={"state_redis": self._is_state_reached, "cache_redis": self._is_cache_reached},
         )
         return build_listeners(
-            self._settings, self._dependencies(), processor, readiness=readiness, draining=draining
+            self._settings, self._dependencies(), core, readiness=readiness, draining=draining
         )
 
     def rpc_listener(
@@ -292,7 +292,7 @@ class Worker:
         return open_rpc_listener(
             listeners.app,
             self._settings,
-            core=listeners.core,
+            requests=listeners.requests,
             bodies=listeners.bodies,
             keys=self.keys,
             document=self.runtimes.current.document,

@@ -11,9 +11,9 @@ from urllib.parse import quote
 import msgspec
 from litestar.types import ASGIApp, Message, Receive
 
-from gateway.api.core import Core
 from gateway.api.http import Headers, HttpReply, header_fields
 from gateway.api.incoming_request import IncomingBodies, IncomingBody, IncomingRequest
+from gateway.api.inference_requests import InferenceRequests
 from gateway.api.inference_route import RouteMatch
 from gateway.auth.key_ring import KeyRing
 from gateway.dialects.oip.errors import OIP_ERRORS, OipError
@@ -59,7 +59,7 @@ _BUSY: Final = Reply(
 
 
 class InProcessCalls:
-    """Asks `core` and `app`. As over HTTP, a request goes on after its caller is cancelled.
+    """Asks `requests` and `app`. As over HTTP, a request goes on after its caller is cancelled.
 
     `tasks` waits for the requests under way, at most `most` at a time, and has no other tasks.
     """
@@ -67,7 +67,7 @@ class InProcessCalls:
     def __init__(
         self,
         app: ASGIApp,
-        core: Core,
+        requests: InferenceRequests,
         tasks: TaskScope,
         *,
         messages: MessageTable,
@@ -76,7 +76,7 @@ class InProcessCalls:
         most: int,
     ) -> None:
         self._app = app
-        self._core = core
+        self._requests = requests
         self._tasks = tasks
         self._match = RouteMatch(ModelInferRoute(messages))
         self._keys = keys
@@ -113,7 +113,7 @@ class InProcessCalls:
             found.append(Reply(reply.status, header_fields(reply.lines), reply.body))
 
         body = IncomingBody(self._bodies, _receive_of(message))
-        await self._core.answer(self._match, request, body, on_reply)
+        await self._requests.answer(self._match, request, body, on_reply)
         return found[0]
 
 

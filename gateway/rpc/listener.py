@@ -13,8 +13,8 @@ import grpc
 import grpc.aio
 from litestar.types import ASGIApp
 
-from gateway.api.core import Core
 from gateway.api.incoming_request import IncomingBodies
+from gateway.api.inference_requests import InferenceRequests
 from gateway.auth.key_ring import KeyRing
 from gateway.http.draining import Draining, Stop
 from gateway.http.edge import ListenerEdge
@@ -39,7 +39,7 @@ async def rpc_listener(
     app: ASGIApp,
     settings: Settings,
     *,
-    core: Core,
+    requests: InferenceRequests,
     bodies: IncomingBodies,
     keys: KeyRing,
     max_message_bytes: int,
@@ -77,7 +77,7 @@ async def rpc_listener(
             is_draining = asyncio.Event()
             calls = InProcessCalls(
                 app,
-                core,
+                requests,
                 tasks,
                 messages=(messages := MessageTable()),
                 keys=keys,

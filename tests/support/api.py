@@ -22,6 +22,7 @@ from gateway.api.head_requests import HeadAsGet
 from gateway.api.health import Readiness
 from gateway.api.idempotent_requests import IdempotentRequests
 from gateway.api.incoming_request import IncomingBodies
+from gateway.api.inference_requests import InferenceRequests
 from gateway.api.key_rotation import RotatedKey
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.metadata import UsageLine
@@ -182,7 +183,8 @@ class Api:
             cross_origin=rules,
         )
         shedder = self.shedder(LoopIterations(most=0.0))
-        self.fast_path = FastPath(processor=processor, heads=heads, shedder=shedder)
+        self.core = Core(processor)
+        self.fast_path = FastPath(self.core, heads=heads, shedder=shedder)
         self.steps = RequestSteps(
             cross_origin=rules,
             idempotency=self.idempotency(),
@@ -190,7 +192,7 @@ class Api:
             errors_of=partial(error_format, self.dialects),
             new_id=ids.new,
         )
-        self.core = Core(steps=self.steps, shedder=shedder, processor=processor)
+        self.requests = InferenceRequests(self.core, steps=self.steps, shedder=shedder)
         self.bodies = IncomingBodies()
 
     def shedder(self, iterations: LoopIterations) -> LoadShedder:
@@ -222,7 +224,9 @@ class Api:
         """Return the application as a worker serves it."""
         app, keys, bodies = HeadAsGet(self.application), self.keys, self.bodies
         others = SteppedApplication(app, steps=self.steps, keys=keys, bodies=bodies)
-        return CustomerApplication(self.core, others, routes=self.routes, keys=keys, bodies=bodies)
+        return CustomerApplication(
+            self.requests, others, routes=self.routes, keys=keys, bodies=bodies
+        )
 
     @cached_property
     def _litestar(self) -> Litestar:

@@ -1,10 +1,10 @@
-"""Answers plain requests at once, or returns the state of requests that have to wait.
+"""Takes plain requests to the core: requests whose head is known, and whose body is there.
 
-Nothing here needs a connection.
+A request that was a hit before is replayed. Nothing here needs a connection.
 """
 
 from gateway.api.answers import HIT
-from gateway.api.content_coding import SMALLEST
+from gateway.api.core import Core
 from gateway.api.fast_path.head_cache import (
     CachedHead,
     FoundHead,
@@ -14,8 +14,7 @@ from gateway.api.fast_path.head_cache import (
 from gateway.api.http import HttpReply
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.memory_hits import MEASURED_ONE_OF
-from gateway.api.request_processor import SHORT, RequestProcessor
-from gateway.api.request_state import HitReplay, RequestState
+from gateway.api.request_state import HitReplay, OnReply, RequestState
 from gateway.errors import GatewayError
 from gateway.telemetry.trace_context import MARK
 from wire.http.messages import STATUS_LINE
@@ -25,14 +24,13 @@ from wire.http.writing import WriteCoalescer
 class FastPath:
     """Answers the requests of all connections of a worker."""
 
-    def __init__(
-        self, *, processor: RequestProcessor, heads: RequestHeadCache, shedder: LoadShedder
-    ) -> None:
+    def __init__(self, core: Core, *, heads: RequestHeadCache, shedder: LoadShedder) -> None:
+        self.core = core
         self.heads = heads
         self.shedder = shedder
+        processor = self._processor = core.processor
         self.hit_events = processor.hits.events
         self.coalescer = WriteCoalescer(before=self.hit_events.commit)
-        self.processor = processor
         self._hits = processor.hits
         self._split = processor.tracer.contexts.split
         self._is_traced = processor.tracer.is_on
@@ -64,8 +62,10 @@ class FastPath:
             return self._hits.replay_recorded(found, self._hit_lines, context)
         return self._hits.replay(found, self._hit_lines)
 
-    def repeat(self, repeated: RepeatedRequest, request: bytes) -> HttpReply | RequestState:
-        """Do as `reply`, for a whole `request` that `replay` has found."""
+    def repeat(
+        self, repeated: RepeatedRequest, request: bytes, on_reply: OnReply
+    ) -> HttpReply | RequestState:
+        """Do as `answer`, for a whole `request` that `replay` has found."""
         state = self._new_state(repeated.head, "")
         state.parsed = repeated
         self._until_measured -= 1
@@ -73,10 +73,10 @@ class FastPath:
             state.phase_weight = 0
         else:
             state.phase_weight = self._until_measured = MEASURED_ONE_OF
-        reply = self.processor.reply_now(state, b"")
+        reply = self.core.answer(state, b"", on_reply)
         if state.replay is not None:
             self.heads.add_replayable(request, state.replay)
-        return _reply_or_state(state, reply)
+        return reply or state
 
     def find(self, head: bytes) -> FoundHead | None:
         """Return the decisions about a head, or `None` if the application answers the request."""
@@ -93,30 +93,31 @@ class FastPath:
         """
         return self.shedder.refuse(known.match.route, known.options, known.own_lines)
 
-    def reply(
-        self, found: FoundHead, body: bytes, refusal: GatewayError | None = None
+    def answer(
+        self,
+        found: FoundHead,
+        body: bytes,
+        on_reply: OnReply,
+        refusal: GatewayError | None = None,
     ) -> HttpReply | RequestState:
-        """Return the answer to a request, or its state if the request has to wait.
+        """Return the answer to a request, or its state if `on_reply` gets the answer.
 
         Equal requests replay a plain memory hit from now on.
         """
         head = found.known
         state = self._new_state(head, found.context)
         if refusal is not None:
-            return self.processor.failed(state, refusal)
-        if len(body) > SHORT:
-            state.unread = body
-            return state
-        reply = self.processor.reply_now(state, body)
+            return self._processor.failed(state, refusal)
+        reply = self.core.answer(state, body, on_reply)
         parsed, may_repeat = state.parsed, head.is_plain and not found.context
         if state.replay is not None:
             self.heads.add_replayable(found.head + body, state.replay)
         elif may_repeat and parsed is not None and parsed.stored is not None:
             self.heads.add_repeated(found, body, parsed)
-        return state if reply is None else _reply_or_state(state, reply)
+        return reply or state
 
     def _new_state(self, head: CachedHead, context: str) -> RequestState:
-        state = self.processor.new_state(head.match)
+        state = self._processor.new_state(head.match)
         state.principal = head.principal
         state.options = head.options
         if head.is_plain:
@@ -129,7 +130,7 @@ class FastPath:
         if head.fields:
             state.fields = head.fields
         if context or self._is_traced:
-            self.processor.start_span(state, context)
+            self._processor.start_span(state, context)
         # As `on_head_read`, which would be another call.
         state.is_body_due = False
         state.deadline = state.started + head.options.allowed
@@ -159,11 +160,3 @@ class FastPath:
         """Make the beginning of answers. Its date changes each second."""
         self._server_lines = server_lines
         self._hit_lines = STATUS_LINE[200] + self._server_lines + HIT
-
-
-def _reply_or_state(state: RequestState, reply: HttpReply | None) -> HttpReply | RequestState:
-    """Return an answer that can be sent at once, or the state of a request that has to wait."""
-    if reply is not None and state.coding and len(reply.body) >= SMALLEST:
-        state.reply = reply  # it is compressed first, in a thread
-        return state
-    return reply or state

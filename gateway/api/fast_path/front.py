@@ -1,17 +1,13 @@
-"""Answers plain requests of a connection as their bytes arrive, by the core's rules.
+"""Answers plain requests of a connection as their bytes arrive.
 
-A request that waits for Redis or a backend is answered by a callback, and by a task only where
-limits or stale answers are waited for. Requests of another kind are left to the core.
+Requests of another kind are left to the server and the application.
 """
 
-import asyncio
 import math
 from collections.abc import Sequence
-from functools import partial
 
 from typing_extensions import override
 
-from gateway.api.content_coding import SMALLEST
 from gateway.api.fast_path.answering import FastPath
 from gateway.api.fast_path.head_cache import RepeatedRequest
 from gateway.api.http import HttpReply
@@ -38,12 +34,12 @@ class FastPathFront(Front):
         self._connection = connection
         self._state = connection.state
         self._replay = fast_path.replay
-        self._pursued: RequestState | None = None
-        """The request that is answered by callbacks."""
+        self._waiting: RequestState | None = None
+        """The request whose answer comes later."""
 
     @override
     def take(self, data: bytes) -> bytes:
-        """Answer what can be answered, and return what is left for the core."""
+        """Answer what can be answered, and return the rest."""
         connection = self._connection
         answer = self._replay(data, self._state.default_lines)
         if isinstance(answer, bytes):
@@ -56,12 +52,12 @@ class FastPathFront(Front):
         return b""
 
     def cancel(self, msg: object = None) -> None:
-        """Fail the request that is answered by callbacks, as cancelling its task would.
+        """End the request whose answer comes later.
 
         The server calls it if it has waited for long enough.
         """
-        if self._pursued is not None:
-            self._connection.loop.call_soon(self._give_up, self._pursued)
+        if self._waiting is not None:
+            self._fast_path.core.cancel(self._waiting)
 
     def _answer(self, data: bytes) -> bytes:
         fast_path, connection, start, size = self._fast_path, self._connection, 0, 0
@@ -74,9 +70,9 @@ class FastPathFront(Front):
             # Count the request for the client that the proxy names, before limits are charged.
             refusal = self._count(head.head) if peer.counts_requests else None
             refused = fast_path.shed(head.known) if fast_path.shedder.add_request() else None
-            reply = refused or fast_path.reply(head, data[end:stop], refusal)
+            reply = refused or fast_path.answer(head, data[end:stop], self._on_reply, refusal)
             if isinstance(reply, RequestState):
-                self._begin(reply, answers)
+                self._wait(reply, answers)
                 connection.hold(data[stop:])
                 return b""
             if peer.counts_requests and refusal is None:
@@ -101,9 +97,9 @@ class FastPathFront(Front):
         """Answer a whole request that is the same as an earlier one."""
         fast_path = self._fast_path
         refused = fast_path.shed(repeated.head) if fast_path.shedder.add_request() else None
-        reply = refused or fast_path.repeat(repeated, request)
+        reply = refused or fast_path.repeat(repeated, request, self._on_reply)
         if isinstance(reply, RequestState):
-            self._begin(reply)
+            self._wait(reply)
         else:
             self._send([self._head(reply) + reply.body])
 
@@ -120,87 +116,50 @@ class FastPathFront(Front):
             self._connection.writer.write(b"".join(answers))
             self._connection.answers += len(answers)
 
-    def _begin(self, state: RequestState, answers: Sequence[bytes] = ()) -> None:
-        """Send `answers` to what came before, and start to answer `state`."""
+    def _wait(self, state: RequestState, answers: Sequence[bytes] = ()) -> None:
+        """Send `answers` to what came before `state`, whose answer comes later."""
         self._send(answers)
-        connection = self._connection
-        connection.answering = state
-        connection.gives_up_at = state.deadline + self._state.timeouts.idle
-        if state.reply is not None:
-            self._fast_path.hit_events.commit()  # the answer is written later, if at all
-            self._start(state, state.reply)
-            return
-        self._pursued = state
-        self._state.tasks.add(self)
-        is_pursued = False
-        try:
-            is_pursued = self._fast_path.processor.pursue(state, partial(self._on_reply, state))
-        finally:
-            if not is_pursued:  # a stop must not wait for it
-                self._forget()
-        if not is_pursued:
-            self._start(state)
+        self._connection.answering = state
+        self._connection.gives_up_at = state.deadline + self._state.timeouts.idle
+        self._waiting = state
+        self._state.tasks.add(self)  # a stop waits for it
 
-    def _on_reply(self, state: RequestState, reply: HttpReply | None) -> None:
-        if self._pursued is not state:
-            return  # it was cancelled
-        # As `_forget`, which would be another call.
-        self._pursued = None
+    def _on_reply(self, state: RequestState, reply: HttpReply) -> None:
+        connection = self._connection
+        self._waiting = None
         self._state.tasks.discard(self)
         try:
-            if reply is None:
-                self._start(state)
-            elif self._connection.writer.is_paused or _is_compressed(state, reply):
+            if connection.writer.is_paused or len(reply.body) > LARGE_BYTES:
                 self._fast_path.hit_events.commit()  # the answer is written later, if at all
-                self._start(state, reply)
+                task = connection.loop.create_task(self._end_slowly(state, reply))
+                self._state.tasks.add(task)
+                task.add_done_callback(self._state.tasks.discard)
             else:
                 self._end(reply)
+                if state.held_bytes:
+                    self._fast_path.core.release(state)
         except Exception as error:  # noqa: BLE001 - others wait for what is computed with it
-            self._connection.give_up()
+            connection.give_up()
             log_failure(error)
 
-    def _start(self, state: RequestState, reply: HttpReply | None = None) -> None:
-        """Answer `state` by a task."""
-        tasks = self._state.tasks
-        task = self._connection.loop.create_task(self._answer_later(state, reply))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
-    def _forget(self) -> None:
-        self._pursued = None
-        self._state.tasks.discard(self)
-
-    def _give_up(self, state: RequestState) -> None:
-        if self._pursued is state:
-            self._forget()
-            self._end(self._fast_path.processor.give_up(state, asyncio.CancelledError()))
-
-    async def _answer_later(self, state: RequestState, reply: HttpReply | None) -> None:
-        processor, connection = self._fast_path.processor, self._connection
+    async def _end_slowly(self, state: RequestState, reply: HttpReply) -> None:
+        """Send an answer once the peer has read what came before. Send a large one in pieces."""
+        connection = self._connection
         try:
-            if reply is None:
-                reply = await processor.reply_later(state)
-            if len(reply.body) >= SMALLEST:
-                reply = await processor.large_answers.finish(state, reply)
             await connection.writer.drain()
             if len(reply.body) > LARGE_BYTES and not connection.writer.is_closing():
-                await self._end_large(state, reply)
+                connection.gives_up_at = math.inf  # slow peers are closed by their rate
+                is_last = connection.is_last
+                head = self._head(reply, is_last=is_last)
+                await connection.writer.write_in_pieces(head, reply.body, state.holder)
+                connection.end_answer(is_last=is_last)
             else:
                 self._end(reply)
         except BaseException:  # whatever it was, nobody must wait for what will not come
             connection.give_up()
             raise
         finally:
-            processor.large_answers.release(state)
-
-    async def _end_large(self, state: RequestState, reply: HttpReply) -> None:
-        """Send an answer in pieces."""
-        connection = self._connection
-        connection.gives_up_at = math.inf  # slow peers are closed by their rate
-        is_last = connection.is_last
-        head = self._head(reply, is_last=is_last)
-        await connection.writer.write_in_pieces(head, reply.body, state.holder)
-        connection.end_answer(is_last=is_last)
+            self._fast_path.core.release(state)
 
     def _end(self, reply: HttpReply) -> None:
         connection = self._connection
@@ -215,7 +174,3 @@ class FastPathFront(Front):
     def _head(self, reply: HttpReply, *, is_last: bool = False) -> bytes:
         lines, length = self._state.default_lines, len(reply.body)
         return answer_head(reply.status, reply.lines, length, lines, is_last=is_last)
-
-
-def _is_compressed(state: RequestState, reply: HttpReply) -> bool:
-    return state.coding != "" and len(reply.body) >= SMALLEST

@@ -7,8 +7,8 @@ import pytest
 from litestar.types import Message, Receive, Scope, Send
 from typing_extensions import override
 
-from gateway.api.core import Core
 from gateway.api.customer_application import CustomerApplication
+from gateway.api.inference_requests import InferenceRequests
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.request_headers import RequestOptions
 from gateway.api.routes import inference_routes
@@ -65,9 +65,9 @@ async def passed(anyio_backend: str) -> Passed:
 
 @pytest.fixture
 async def app(api: Api, shedder: LoadShedder, passed: Passed) -> CustomerApplication:
-    core = Core(steps=api.steps, shedder=shedder, processor=api.processor)
+    requests = InferenceRequests(api.core, steps=api.steps, shedder=shedder)
     routes = inference_routes(api.dialects)
-    return CustomerApplication(core, passed, routes=routes, keys=api.keys, bodies=api.bodies)
+    return CustomerApplication(requests, passed, routes=routes, keys=api.keys, bodies=api.bodies)
 
 
 async def ask(

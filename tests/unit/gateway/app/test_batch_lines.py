@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
-from gateway.app.batch_lines import LinePrincipals, ProcessorRunner
+from gateway.app.batch_lines import CoreRunner, LinePrincipals
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.config.document import Document, LimitsConfig
@@ -29,9 +29,9 @@ async def api(anyio_backend: str) -> Api:
     return Api()
 
 
-def runner_of(api: Api) -> ProcessorRunner:
-    return ProcessorRunner(
-        api.processor,
+def runner_of(api: Api) -> CoreRunner:
+    return CoreRunner(
+        api.core,
         routes=api.routes,
         runtimes=api.runtimes,
         keys=api.keys,
