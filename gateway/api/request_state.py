@@ -251,8 +251,11 @@ class RequestState:
 
     @property
     def has_own_event(self) -> bool:
-        """Whether the request's usage event must not join a run of equal hits."""
-        return self.client_id != "" or self.publish is not None
+        """Whether the request's usage event must not join a run of equal hits.
+
+        The event has the caller's id, counts with other attempts, or goes elsewhere.
+        """
+        return self.client_id != "" or self.attempt is not None or self.publish is not None
 
     @property
     def holder(self) -> KeyId | None:
