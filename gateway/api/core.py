@@ -26,7 +26,7 @@ class Core:
         """Return the answer, an error included. Return `None` if `on_reply` gets it.
 
         `on_reply` is called once, in a later event-loop iteration. Call `release` when the answer
-        has been sent, or will not be. `state.parsed` may hold the parsed body of an equal request.
+        has been sent, or will not be. If `state.parsed` is set, `body` is not read.
         """
         if len(body) > SHORT:
             self._start(state, on_reply, body)
@@ -34,34 +34,39 @@ class Core:
         reply = self.processor.reply_now(state, body)
         if reply is None:
             state.on_reply = on_reply
-            if not self.processor.pursue(state, self._on_pursued):
-                self._start(state, on_reply)
-        elif state.coding and len(reply.body) >= SMALLEST:
+            try:
+                if not self.processor.pursue(state, self._on_pursued):
+                    self._start(state, on_reply)
+            except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
+                reply = self.processor.give_up(state, error)
+        elif _is_compressed(state, reply):
             self._start(state, on_reply, reply=reply)
             return None
         return reply
 
     async def reply(self, state: RequestState, body: bytes) -> HttpReply:
-        """Return the answer, an error included. A cancelled request is answered, too."""
+        """Return the answer, an error included.
+
+        If the caller is cancelled, the request is given up, and its problem is returned; see
+        `Task.cancelling`.
+        """
+        state.is_alone = True
         answered: asyncio.Future[HttpReply] = asyncio.get_running_loop().create_future()
 
         def on_reply(_: RequestState, reply: HttpReply) -> None:
-            if not answered.done():
-                answered.set_result(reply)
+            answered.set_result(reply)
 
         reply = self.answer(state, body, on_reply)
         if reply is not None:
             return reply
-        try:
-            return await asyncio.shield(answered)
-        except asyncio.CancelledError:
-            self.cancel(state)
-            return await answered
-        finally:
-            self._commit_hits()  # no writer of a connection does so
+        while True:
+            try:
+                return await asyncio.shield(answered)
+            except asyncio.CancelledError:
+                self.cancel(state)
 
     def cancel(self, state: RequestState) -> None:
-        """End a request that `on_reply` was not called for. `on_reply` gets a problem soon."""
+        """Give up a request that waits. `on_reply` soon gets a problem, or what is ready."""
         asyncio.get_running_loop().call_soon(self._cancel, state)
 
     def release(self, state: RequestState) -> None:
@@ -70,7 +75,8 @@ class Core:
 
     def _cancel(self, state: RequestState) -> None:
         if state.waiter is not None:
-            state.waiter.cancel()
+            # In the next iteration: a task that is cancelled before its first step never answers.
+            asyncio.get_running_loop().call_soon(state.waiter.cancel)
         elif state.on_reply is not None:
             on_reply, state.on_reply = state.on_reply, None
             on_reply(state, self.processor.give_up(state, asyncio.CancelledError()))
@@ -79,8 +85,8 @@ class Core:
         """Pass on what the callbacks found. Without a reply, a task goes on."""
         on_reply, state.on_reply = state.on_reply, None
         if on_reply is None:
-            return  # it was cancelled
-        if reply is None or (state.coding and len(reply.body) >= SMALLEST):
+            return  # it was given up
+        if reply is None or _is_compressed(state, reply):
             self._start(state, on_reply, reply=reply)
         else:
             on_reply(state, reply)
@@ -108,6 +114,13 @@ class Core:
         if len(reply.body) >= SMALLEST:
             try:
                 reply = await self.processor.large_answers.finish(state, reply)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is sent as it is
+            except asyncio.CancelledError:
+                pass  # it is sent as it is
+            except Exception as error:  # noqa: BLE001 - as above
                 log_failure(error)
         on_reply(state, reply)
+
+
+def _is_compressed(state: RequestState, reply: HttpReply) -> bool:
+    """Return whether a thread compresses the answer before it is sent."""
+    return state.coding != "" and len(reply.body) >= SMALLEST

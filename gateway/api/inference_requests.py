@@ -1,4 +1,4 @@
-"""Takes inference requests that the fast path leaves through the steps before the core.
+"""Takes the inference requests that are not for the fast path through the steps before the core.
 
 A request passes these steps: cross-origin rules and bounds of keys, load shedding, decompression,
 idempotency, the check of its head, and the arrival of its body. Then the core answers it.

@@ -141,7 +141,7 @@ class RequestProcessor:
             state.fields = tuple([headers.get(name, b"") for name in state.route.headers])
 
     async def _read_long(self, state: RequestState, raw: bytes) -> None:
-        """Wait for the turn of a body that is not short. Have a thread read a large body.
+        """Wait for the turn of a longer body. Have a thread read a large one instead.
 
         Raises:
             DeadlineExceeded: other bodies have their turns until the deadline.
@@ -220,6 +220,8 @@ class RequestProcessor:
     def give_up(self, state: RequestState, error: BaseException) -> HttpReply:
         """Return the problem that ends a request, whatever it still waits for."""
         state.is_given_up = True
+        if state.waits is not None:
+            state.waits.cancel()
         return self.failed(state, error)
 
     async def reply_later(self, state: RequestState, unread: bytes) -> HttpReply:
@@ -277,7 +279,7 @@ class RequestProcessor:
         return self._reply(state, errors.encode(known, state.id))
 
     def _is_large(self, state: RequestState, answer: Answer) -> bool:
-        """Tell whether `reply_later` has to encode an answer, and note it for that.
+        """Return whether an answer is too large to encode here. Keep a large one for `reply_later`.
 
         To encode it here would hold the event loop.
         """
@@ -385,7 +387,10 @@ class RequestProcessor:
             outcomes = state.outcomes
             if reply is None and state.answer is None and outcomes is not None:
                 on_done = partial(self._computed, state, on_reply)
-                if self._inference.compute_nowait(prepared, state.caller(), outcomes, on_done):
+                state.waits = self._inference.compute_nowait(
+                    prepared, state.caller(), outcomes, on_done
+                )
+                if state.waits is not None:
                     return
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             reply = self.give_up(state, error)

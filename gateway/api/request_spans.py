@@ -1,17 +1,14 @@
 """Records the spans of requests and of their look-ups in the cache, where they are recorded."""
 
-from collections.abc import Callable
-
 from gateway.api.request_state import RequestState
 from gateway.cache.entry import CacheHit
 from gateway.inference.inference import Inference
+from gateway.inference.interfaces import LookupCallback
 from gateway.inference.outcomes import describe_lookup
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.telemetry.spans import MEMORY
 from gateway.telemetry.tracing import Tracer
 from gateway.types import Answer
-
-LookupCallback = Callable[[list[CacheHit | None]], object]
 
 
 def from_memory(

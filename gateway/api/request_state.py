@@ -15,6 +15,7 @@ from gateway.cache.key import CacheKey
 from gateway.errors import GatewayError, InternalError, InvalidItem
 from gateway.events.hit_run import HitRun
 from gateway.http.client_id import echo_line
+from gateway.inference.coalescing import ItemWaits
 from gateway.inference.outcomes import PASSING_REFUSALS
 from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.rate_limit.base import Charge, RepeatedCharge
@@ -149,6 +150,10 @@ class RequestState:
     """The caller's own id of the request."""
     publish: Callable[[RequestEvent, frozenset[int]], None] | None = None
     """Takes the request's usage event and `passing`. `None` means the worker's event log."""
+    is_alone = False
+    """Whether the request came by `Core.reply`. Its event may have another id or go elsewhere."""
+    waits: ItemWaits | None = None
+    """What the request waits for while its items are computed."""
     is_given_up = False
     """Whether the request was answered while its result was waited for. That is then dropped."""
     is_plain = False
@@ -251,11 +256,8 @@ class RequestState:
 
     @property
     def has_own_event(self) -> bool:
-        """Whether the request's usage event must not join a run of equal hits.
-
-        The event has the caller's id, counts with other attempts, or goes elsewhere.
-        """
-        return self.client_id != "" or self.attempt is not None or self.publish is not None
+        """Whether the request's usage event must not join a run of equal hits."""
+        return self.client_id != "" or self.is_alone
 
     @property
     def holder(self) -> KeyId | None:

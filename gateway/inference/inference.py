@@ -174,17 +174,18 @@ class Inference:
         caller: Caller,
         outcomes: list[ItemOutcome | None],
         on_done: Callable[[Answer], object],
-    ) -> bool:
+    ) -> ItemWaits | None:
         """Call `on_done` with the result of `infer`, possibly before this returns.
 
-        Return `False`, without a call, if `infer` has to answer: it also looks for stale answers.
+        Return the waits, to cancel them. Return `None`, without a call, if `infer` has to answer:
+        it also looks for stale answers.
         """
         if prepared.plan.unrevised is not None or caller.directives.only_if_cached:
-            return False
+            return None
         missing = _missing(outcomes) if any(outcomes) else range(len(outcomes))
         waits = ItemWaits(caller, not prepared.request.continue_on_error, outcomes)
         self._compute(waits, prepared, missing, on_done)
-        return True
+        return waits
 
     def _compute(
         self,

@@ -1,4 +1,4 @@
-"""Asks the core and the application of this worker, without a connection.
+"""Passes calls to the core and the application of this worker, without a connection.
 
 A call of gRPC therefore has the keys, limits, events and errors of a request over HTTP.
 """

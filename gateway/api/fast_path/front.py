@@ -54,7 +54,7 @@ class FastPathFront(Front):
     def cancel(self, msg: object = None) -> None:
         """End the request whose answer comes later.
 
-        The server calls it if it has waited for long enough.
+        A server that stops calls this when it has waited for long enough.
         """
         if self._waiting is not None:
             self._fast_path.core.cancel(self._waiting)
@@ -134,13 +134,13 @@ class FastPathFront(Front):
                 task = connection.loop.create_task(self._end_slowly(state, reply))
                 self._state.tasks.add(task)
                 task.add_done_callback(self._state.tasks.discard)
-            else:
-                self._end(reply)
-                if state.held_bytes:
-                    self._fast_path.core.release(state)
+                return  # the task releases it
+            self._end(reply)
         except Exception as error:  # noqa: BLE001 - others wait for what is computed with it
             connection.give_up()
             log_failure(error)
+        if state.held_bytes:
+            self._fast_path.core.release(state)
 
     async def _end_slowly(self, state: RequestState, reply: HttpReply) -> None:
         """Send an answer once the peer has read what came before. Send a large one in pieces."""

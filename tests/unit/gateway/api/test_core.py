@@ -1,6 +1,7 @@
 """The core answers at once, or by its callback, whoever asks."""
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -90,6 +91,24 @@ async def test_a_request_that_is_cancelled_while_it_waits_for_its_turn_gets_a_pr
 
     assert reply.status == 503
     assert [event.status for event in api.events.events] == [503]
+
+
+async def test_a_request_that_is_cancelled_before_its_task_begins_gets_an_answer(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[Callable[[list[None]], object]] = []
+    monkeypatch.setattr(
+        api.scene.cache, "lookup_nowait", lambda _keys, on_done, *_, **__: held.append(on_done)
+    )
+    replies, state = Replies(), state_of(api, (b"cache-control", b"only-if-cached"))
+    api.core.answer(state, about("a text"), replies)
+
+    api.core.cancel(state)
+    held[0]([None])
+    reply = await replies.next()
+
+    assert reply.status in {503, 504}
+    assert len(api.events.events) == 1
 
 
 async def test_a_coroutine_that_is_cancelled_returns_the_problem(api: Api) -> None:
