@@ -73,10 +73,10 @@ async def worker(
     await elsewhere.run(stub.stop())
 
 
-def slow(compute: Callable[..., bool]) -> Callable[..., bool]:
+def slow(compute: Callable[..., Any]) -> Callable[..., Any]:
     nothing = Event()
 
-    def compute_slowly(*values: Any) -> bool:
+    def compute_slowly(*values: Any) -> Any:
         nothing.wait(_COST)
         return compute(*values)
 
