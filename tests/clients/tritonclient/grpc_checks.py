@@ -200,7 +200,7 @@ def an_unknown_model_is_not_found(target: Target) -> None:
     assert "NOT_FOUND" in str(raised(InferenceServerException, asked).status())
 
 
-def over_the_limit_its_error_says_to_wait(target: Target) -> None:
+def over_the_limit_its_error_says_so(target: Target) -> None:
     def ask_often() -> None:
         for _ in range(3):
             infer(target, tensor(["a"]), key=target.limited_key)
@@ -262,7 +262,7 @@ TRITON_GRPC = Client(
         ],
         Row.WRONG_KEY: [a_wrong_key_is_an_authentication_error],
         Row.UNKNOWN_MODEL: [an_unknown_model_is_not_found],
-        Row.OVER_LIMIT: [over_the_limit_its_error_says_to_wait],
+        Row.OVER_LIMIT: [over_the_limit_its_error_says_so],
         Row.DEADLINE: [
             the_clients_own_timeout_ends_its_call,
             a_deadline_of_the_server_is_its_error,
