@@ -99,10 +99,7 @@ class MemoryTier:
 
     def put(self, key: CacheKey, entry: CachedResult, now: float) -> None:
         """Store `entry` if it is admitted. It replaces an entry at the same address."""
-        if self._capacity:
-            self.put_all([(key, entry)], now)
-        else:
-            self._refused += 1
+        self.put_all([(key, entry)], now)
 
     def put_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
         """Store the entries that have not expired and are admitted."""

@@ -49,10 +49,7 @@ class ResultCache:
         self.has: Callable[[bytes], bool] = self._memory.has
         """Returns whether an entry with this address is in memory."""
         self._make_remote = make_remote
-        self._remote = make_remote(entry)
-        self.has_claimed: Callable[[Sequence[CacheKey]], bool] = self._remote.has_claimed
-        """Returns whether earlier lookups have claimed all keys for this worker. If so, the caller
-        owns the claims from now on, and must release them."""
+        self._use(make_remote(entry))
         self._clock = clock
         self._tasks = TaskScope()
 
@@ -140,10 +137,6 @@ class ResultCache:
         self._memory.put_all(entries, now)
         self._remote.store_all(entries, now)
 
-    def release_unused(self, keys: Sequence[CacheKey]) -> None:
-        """End claims on `keys` that lookups made and that nobody has taken over."""
-        self._remote.release_unused(keys)
-
     def claim(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
     ) -> Coroutine[Any, Any, list[bool]]:
@@ -154,14 +147,6 @@ class ResultCache:
             return entry.expires_at > now and (is_valid is None or is_valid(entry, now))
 
         return self._remote.claim(keys, is_current)
-
-    def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Extend the claims on `keys`."""
-        self._remote.renew(keys)
-
-    def release(self, keys: Sequence[CacheKey]) -> None:
-        """End the claims on `keys`."""
-        self._remote.release(keys)
 
     def statistics(self) -> CacheStatistics:
         """Return the counts of both tiers."""
@@ -201,6 +186,12 @@ class ResultCache:
                 self._memory.put(keys[index], entry, now)
                 found[index] = CacheHit(entry=entry, tier=tier)
 
+    def _use(self, remote: RemoteTier) -> None:
+        self._remote = remote
+        # These would only pass the call on. See `RemoteTier`.
+        self.has_claimed, self.release_unused = remote.has_claimed, remote.release_unused
+        self.renew, self.release = remote.renew, remote.release
+
     async def _resize(self, target: int) -> None:
         # The loop stops if a newer configuration document sets a different capacity.
         while _memory_bytes(self._entry) == target != self._memory.capacity_bytes:
@@ -211,8 +202,8 @@ class ResultCache:
     async def _replace_remote(self, entry: CacheConfig) -> None:
         remote = self._make_remote(entry)
         await remote.__aenter__()
-        before, self._remote = self._remote, remote
-        self.has_claimed = remote.has_claimed
+        before = self._remote
+        self._use(remote)
         try:
             await asyncio.sleep(_GRACE)
         finally:
