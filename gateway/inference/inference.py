@@ -200,7 +200,7 @@ class Inference:
         try:
             led = self._join_or_lead(waits, prepared, missing)
         except Exception:  # as above
-            settle([(item, LOST) for item in waits.led.values()])
+            settle([(item, LOST) for item in waits.led])
             self._give_back(prepared, set(missing))
             raise
         try:
@@ -250,7 +250,7 @@ class Inference:
         # Nobody computes the items of most requests yet: a few steps then lead all of them.
         has_some = len(items) < len(keys) or any(map(self._cache.has, map(address_of, keys)))
         if not has_some and self._flights.lead(items):
-            waits.led = dict(zip(missing, items, strict=True))
+            waits.led = items
         else:
             items = self._join_or_lead_each(waits, prepared, items)
         if caller.traceparent and items:
@@ -267,22 +267,24 @@ class Inference:
     ) -> list[OpenItem]:
         flights, now, has = self._flights, self.wall(), self._cache.has
         led: list[OpenItem] = []
+        waits.led = led
+        to_compute: list[OpenItem] = []
         for item in items:
             other = flights.join(item.key, truncate=prepared.request.truncate)
             if other is not None:
                 waits.joined[item.index] = other
                 continue
             flights.lead([item])
-            waits.led[item.index] = item
+            led.append(item)
             # Another request may have settled it during the look-up in Redis.
             entry = None
             if has(item.key[0]):
                 entry = self.read_hit(prepared.plan, item.key, now, waits.caller.directives)
             if entry is None:
-                led.append(item)
+                to_compute.append(item)
             else:
                 settle([(item, prepared.outcome(entry, "memory", now))])
-        return led
+        return to_compute
 
     def _give_back(self, prepared: PreparedRequest, indexes: set[int]) -> None:
         """End the look-up's claims on items that other requests compute or have computed."""

@@ -17,9 +17,8 @@ from gateway.dispatch import failures
 from gateway.dispatch.work import OpenItem, Work, run, settle, settle_failed
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
-from gateway.inference.last_answers import LastAnswers
+from gateway.inference.last_answers import LastAnswers, Refresher
 from gateway.inference.prepared_request import PreparedRequest
-from gateway.inference.refreshing import Refresher
 from gateway.inference.storing import AnswerStore
 from gateway.runtime.runtime import Runtime
 from gateway.telemetry.tracing import Tracer
