@@ -157,7 +157,8 @@ class RedisTier:
                 late, self._loop.call_later, _GRACE, self._time_out, lookup
             )
             self._pending.append(lookup)
-            self._schedule()
+            if not self._scheduled:
+                self._schedule()
         else:
             self._counts.skipped += len(keys)
             self._loop.call_soon(lookup.miss)
@@ -220,9 +221,8 @@ class RedisTier:
         self._breaker.succeeded(now=now, duration=now - started - PER_KEY * commands)
 
     def _schedule(self) -> None:
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._send)
+        self._scheduled = True
+        self._loop.call_soon(self._send)
 
     def _time_out(self, lookup: PendingLookup) -> None:
         if lookup.on_done is not None:
@@ -302,7 +302,7 @@ class RedisTier:
     def _finish_read(self, batch: list[PendingLookup], values: list[bytes | None] | None) -> None:
         """End the lookups of a read that found `values`. `None` means that the read failed."""
         self._is_reading = False
-        if self._pending:
+        if self._pending and not self._scheduled:
             self._schedule()
         place = 0
         for lookup in batch:

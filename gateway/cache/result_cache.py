@@ -100,8 +100,8 @@ class ResultCache:
     ) -> PendingLookup | None:
         """Look `keys` up in memory, and missing keys in the remote tier.
 
-        Call `on_done` with the entries in a later event-loop iteration. Return what can be
-        cancelled of the look-up.
+        An entry for which `is_valid` returns false counts as missing. Call `on_done` with the
+        entries in a later event-loop iteration. Return what can be cancelled of the look-up.
         """
         memory, remote = self._memory, self._remote
         found: list[CacheHit | None]
@@ -121,7 +121,7 @@ class ResultCache:
         def fetched(entries: list[CachedResult | None]) -> None:
             try:
                 if any(entries):
-                    self._add(keys, found, missing, entries, remote.name)
+                    self._add(absent, found, missing, entries, remote.name, is_valid)
             finally:
                 on_done(found)
 
@@ -175,16 +175,18 @@ class ResultCache:
         self,
         keys: Sequence[CacheKey],
         found: list[CacheHit | None],
-        missing: Sequence[int],
+        indexes: Sequence[int],
         fetched: Sequence[CachedResult | None],
         tier: str,
+        is_valid: Validity | None,
     ) -> None:
-        """Copy the entries that `tier` returned for missing keys to `found` and to memory."""
+        """Copy the entries that `tier` returned for `keys` to memory, and valid ones to `found`."""
         now = self._clock()
-        for index, entry in zip(missing, fetched, strict=True):
+        for key, index, entry in zip(keys, indexes, fetched, strict=True):
             if entry is not None and entry.expires_at > now:
-                self._memory.put(keys[index], entry, now)
-                found[index] = CacheHit(entry=entry, tier=tier)
+                self._memory.put(key, entry, now)
+                if is_valid is None or is_valid(entry, now):
+                    found[index] = CacheHit(entry=entry, tier=tier)
 
     def _use(self, remote: RemoteTier) -> None:
         self._remote = remote

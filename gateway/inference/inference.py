@@ -113,20 +113,12 @@ class Inference:
         )
 
     def hits(
-        self,
-        prepared: PreparedRequest,
-        found: Sequence[CacheHit | None],
-        directives: CacheDirectives,
+        self, prepared: PreparedRequest, found: Sequence[CacheHit | None]
     ) -> list[ItemOutcome | None]:
-        """Return the found answers as outcomes, except answers that are too old for the caller."""
-        if not any(found):
-            return [None] * len(found)
-        now, is_valid, max_age = self.wall(), prepared.plan.is_valid, directives.max_age
+        """Return what a look-up found as outcomes."""
+        now = self.wall()
         return [
-            prepared.outcome(hit.entry, hit.tier, now)
-            if hit is not None and is_valid(hit.entry, now, max_age)
-            else None
-            for hit in found
+            None if hit is None else prepared.outcome(hit.entry, hit.tier, now) for hit in found
         ]
 
     async def infer(
@@ -306,7 +298,7 @@ class Inference:
                 claims=self._claims and prepared.is_shared(directives),
             )
             describe_lookup(span, found)
-        return self.hits(prepared, found, directives)
+        return self.hits(prepared, found)
 
     async def _find_stale(
         self, prepared: PreparedRequest, missing: Sequence[int], directives: CacheDirectives

@@ -142,7 +142,7 @@ class LastAnswers:
         missed_since = self._revision_since(prepared.plan.model, now)
         stale: StaleAnswersByIndex = {}
         for index, hit in zip(missing, found, strict=True):
-            if hit is None or not is_usable(hit.entry, now):
+            if hit is None:
                 continue
             entry = hit.entry
             since = entry.stored_at + prepared.plan.entry.cache_ttl

@@ -91,7 +91,8 @@ class Models:
 class DictCache:
     """A result cache of one tier that `peek` and `lookup` both see, or `peek` does not."""
 
-    def __init__(self) -> None:
+    def __init__(self, wall: Clock) -> None:
+        self.wall = wall
         self.has_memory = True
         self.peeks = 0
         self.released: list[CacheKey] = []
@@ -121,12 +122,17 @@ class DictCache:
         """Return the entries that are there, as if from Redis."""
         self.claims.append(claims)
         await asyncio.sleep(0)
-        return self._found(keys)
+        return self._found(keys, is_valid)
 
-    def _found(self, keys: Sequence[CacheKey]) -> list[CacheHit | None]:
+    def _found(self, keys: Sequence[CacheKey], is_valid: Validity | None) -> list[CacheHit | None]:
         entries = [self.entries.get(key) for key in keys]
         self.before_lookup()
-        return [CacheHit(entry=entry, tier="redis") if entry else None for entry in entries]
+        return [
+            CacheHit(entry=entry, tier="redis")
+            if entry and (is_valid is None or is_valid(entry, self.wall()))
+            else None
+            for entry in entries
+        ]
 
     def lookup_nowait(
         self,
@@ -138,7 +144,7 @@ class DictCache:
     ) -> None:
         """Tell of the entries that are there then, as if from Redis."""
         self.claims.append(claims)
-        asyncio.get_running_loop().call_soon(lambda: on_done(self._found(keys)))
+        asyncio.get_running_loop().call_soon(lambda: on_done(self._found(keys, is_valid)))
 
     def release_unused(self, keys: Sequence[CacheKey]) -> None:
         """Note that they were released."""
@@ -281,12 +287,12 @@ class Scene:
         lane: Literal["interactive", "bulk"] = "interactive",
     ) -> None:
         self.models = Models(INFO)
-        self.cache = DictCache()
+        self.wall = Clock(1_000.0)
+        self.cache = DictCache(self.wall)
         self.runner = runner or GatedRunner()
         self.flights = Flights()
         self._known_runtime: Runtime | None = None
         self.principals: dict[str, Principal] = {}
-        self.wall = Clock(1_000.0)
         self.tiers = ResultCache(
             CacheConfig(), make_remote=lambda _: remote or NullTier(), clock=self.wall
         )
@@ -373,7 +379,7 @@ class Scene:
             return answer or await self.inference.infer(prepared, caller)
         found: asyncio.Future[list[CacheHit | None]] = asyncio.get_running_loop().create_future()
         self.inference.lookup_nowait(prepared, found.set_result, caller.directives)
-        outcomes = self.inference.hits(prepared, await found, caller.directives)
+        outcomes = self.inference.hits(prepared, await found)
         return await self.inference.infer(prepared, caller, outcomes)
 
 
