@@ -1,7 +1,7 @@
 """Tracks one call of a backend: the items that it may answer, and the verdict on the backend."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from gateway.dispatch import failures
 from gateway.dispatch.hedging import Latencies
@@ -37,6 +37,8 @@ class BackendCall:
     started_call: StartedCall | None = None
     span: Span | None = None
     """Is around a call that is recorded."""
+    key: Hashable = None
+    """Names a call that may be joined until it is sent: the endpoint, and the kind of its items."""
     hedge_timer: asyncio.TimerHandle | None = None
     expiry_timer: asyncio.TimerHandle | None = None
     in_flight = 0

@@ -6,7 +6,7 @@ at the end of an event-loop iteration. An item for a busy backend then waits a m
 
 import asyncio
 import copy
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Self
@@ -72,7 +72,7 @@ class Dispatcher:
         self.hedging = Hedging()
         self._arrived: dict[tuple[_Kind, Criticality], list[OpenItem]] = {}
         """The items of this event-loop iteration that are routed at its end."""
-        self._joinable: dict[tuple[int, _Kind], BackendCall] = {}
+        self._joinable: dict[Hashable, BackendCall] = {}
         """Calls that were not sent yet, by the endpoint's identity."""
         self._calls: dict[BackendCall, None] = {}
         self._busy: dict[BackendId, int] = {}
@@ -208,7 +208,8 @@ class Dispatcher:
         preferred = self._fleet.preferred_region(model)
         routed: list[tuple[Endpoint, Sequence[OpenItem]]] = []
         for share in shares:
-            self._endpoints.sent(share.endpoint, len(share.items), preferred)
+            if share.endpoint.region != preferred:
+                self._endpoints.spilled(share.endpoint, len(share.items), preferred)
             own = items if len(shares) == 1 else [items[place] for place in share.items]
             routed.append((share.endpoint, own))
         return routed
@@ -220,8 +221,9 @@ class Dispatcher:
         while items:
             if call is None or call not in self._calls:  # it may have been given up
                 call = self._joinable[key] = self._new_call(endpoint, items[0].work, is_shared=True)
+                call.key = key
                 if endpoint.backend in self._busy:
-                    close = partial(self._close_and_send, key, call)
+                    close = partial(self._close_and_send, call)
                     self._loop.call_later(GATHERING_DELAY, self._guarded, call.items, close, call)
             count = call.add(items)
             self._fleet.started(endpoint, count)
@@ -229,12 +231,13 @@ class Dispatcher:
             call.began += (self._loop.time() - call.began) * count / len(call.items)
             items = items[count:]
             if items or endpoint.backend not in self._busy:
-                self._close_and_send(key, call)
+                self._close_and_send(call)
                 call = None
 
-    def _close_and_send(self, key: tuple[int, _Kind], call: BackendCall) -> None:
-        if self._joinable.get(key) is call:
-            del self._joinable[key]
+    def _close_and_send(self, call: BackendCall) -> None:
+        """Send a call that others could join, unless it was sent or given up."""
+        if self._joinable.get(call.key) is call:
+            del self._joinable[call.key]
         if call in self._calls and not call.is_sent:
             self._send(call)
 
@@ -499,9 +502,7 @@ class Dispatcher:
                 self._guarded(call.open_items(), partial(self._go_on_elsewhere, call), call)
 
     def _go_on_elsewhere(self, call: BackendCall) -> None:
-        for key, joinable in tuple(self._joinable.items()):
-            if joinable is call:
-                self._close_and_send(key, call)
+        self._close_and_send(call)
         waiting = are_open(call.waiting)
         second = self._second_candidate(call, waiting)
         if second is not None:

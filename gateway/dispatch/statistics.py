@@ -84,10 +84,9 @@ class EndpointCounts:
         if items:
             self.statistics.retries[endpoint.region] += items
 
-    def sent(self, endpoint: Endpoint, items: int, preferred: RegionName) -> None:
-        """Count items whose first try is at `endpoint`."""
-        if endpoint.region != preferred:
-            self.statistics.spilled[preferred, endpoint.region] += items
+    def spilled(self, endpoint: Endpoint, items: int, preferred: RegionName) -> None:
+        """Count items whose first try is at `endpoint`, which is not in the preferred region."""
+        self.statistics.spilled[preferred, endpoint.region] += items
 
     def _name(self, endpoint: Endpoint) -> str:
         name = self._names.get(endpoint.backend)

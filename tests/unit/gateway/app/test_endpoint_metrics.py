@@ -101,8 +101,7 @@ def test_calls_are_counted_by_how_they_ended() -> None:
 
     for error in (None, refused, cut, ValueError("a bug"), KeyboardInterrupt()):
         counts.call_ended(endpoint(0), error)
-    counts.sent(endpoint(0), 3, RegionName("eu"))
-    counts.sent(endpoint(0, "us"), 2, RegionName("eu"))
+    counts.spilled(endpoint(0, "us"), 2, RegionName("eu"))
     found = counts.statistics
 
     assert found.calls == {
