@@ -160,26 +160,25 @@ class HttpBackendClient:
 
     async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """See `BackendClient.state`."""
-        head = self._channel(endpoint).head(b"GET", STATE_PATH)
-        return await self._fetch(endpoint, head, b"", _state_decoder, time_limit)
+        return await self._ask(endpoint, STATE_PATH, None, _state_decoder, time_limit)
 
     async def reload(
         self, endpoint: Endpoint, plans: ServingPlans, *, time_limit: float
     ) -> ServingState:
         """See `BackendClient.reload`."""
-        return await self._post(endpoint, RELOAD_PATH, plans, _state_decoder, time_limit)
+        return await self._ask(endpoint, RELOAD_PATH, plans, _state_decoder, time_limit)
 
     async def assign(
         self, endpoint: Endpoint, assignment: Assignment, *, time_limit: float
     ) -> ServingState:
         """See `BackendClient.assign`."""
-        return await self._post(endpoint, ASSIGNMENT_PATH, assignment, _state_decoder, time_limit)
+        return await self._ask(endpoint, ASSIGNMENT_PATH, assignment, _state_decoder, time_limit)
 
     async def check(
         self, endpoint: Endpoint, trial: PlanTrial, *, time_limit: float
     ) -> PlanVerdict:
         """See `BackendClient.check`."""
-        return await self._post(endpoint, CHECK_PATH, trial, _verdict_decoder, time_limit)
+        return await self._ask(endpoint, CHECK_PATH, trial, _verdict_decoder, time_limit)
 
     def _begin(self, channel: _Channel, exchange: CallExchange) -> None:
         """Send a call that has its turn: over a kept connection, or else in a task."""
@@ -218,29 +217,21 @@ class HttpBackendClient:
         else:
             channel.free += 1
 
-    async def _post(
+    async def _ask(
         self,
         endpoint: Endpoint,
         path: str,
-        message: object,
+        message: msgspec.Struct | None,
         decoder: msgspec.msgpack.Decoder[T],
         time_limit: float,
     ) -> T:
-        head = self._channel(endpoint).head(b"POST", path)
-        return await self._fetch(endpoint, head, _encoder.encode(message), decoder, time_limit)
-
-    async def _fetch(
-        self,
-        endpoint: Endpoint,
-        head: bytes,
-        content: bytes,
-        decoder: msgspec.msgpack.Decoder[T],
-        time_limit: float,
-    ) -> T:
-        """Return the decoded answer to a request that is no call."""
-        fetching = self._exchange_whole(self._channel(endpoint), head, content, time_limit)
+        """Send a `message` that is no call, or `GET` without one. Return the decoded answer."""
+        channel = self._channel(endpoint)
+        head = channel.head(b"GET" if message is None else b"POST", path)
+        content = b"" if message is None else _encoder.encode(message)
+        asking = self._exchange_whole(channel, head, content, time_limit)
         try:
-            return decoder.decode(await self._tasks.run(fetching))
+            return decoder.decode(await self._tasks.run(asking))
         except UNREADABLE as error:
             raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
 
