@@ -424,8 +424,7 @@ class RequestProcessor:
                 return self._reply(state, body)
         if state.phase_weight != 1:
             state.phase_began, state.phase_weight = self._phases.clock(), 1
-        directives = state.options.directives
-        outcomes = state.outcomes = self._inference.hits(prepared, found, directives)
+        outcomes = state.outcomes = self._inference.hits(prepared, found)
         hits = [outcome for outcome in outcomes if outcome is not None]
         if len(hits) < len(outcomes):
             return None

@@ -8,9 +8,8 @@ from typing import Self
 from gateway.dispatch.assignments import ModelAssigner
 from gateway.dispatch.discovery import Discovery
 from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.plans import PlanFollower
+from gateway.dispatch.plans import ModelReloader, PlanFollower
 from gateway.dispatch.prober import Prober
-from gateway.dispatch.reloading import ModelReloader
 from gateway.routing.fleet import Fleet
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore

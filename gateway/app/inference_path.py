@@ -13,8 +13,7 @@ from gateway.dispatch.limited import LimitedRunner
 from gateway.inference.claiming import ClaimingRunner
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
-from gateway.inference.last_answers import LastAnswers
-from gateway.inference.refreshing import Refresher
+from gateway.inference.last_answers import LastAnswers, Refresher
 from gateway.inference.storing import AnswerStore
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.routing.fleet import Fleet

@@ -49,10 +49,7 @@ class ResultCache:
         self.has: Callable[[bytes], bool] = self._memory.has
         """Returns whether an entry with this address is in memory."""
         self._make_remote = make_remote
-        self._remote = make_remote(entry)
-        self.has_claimed: Callable[[Sequence[CacheKey]], bool] = self._remote.has_claimed
-        """Returns whether earlier lookups have claimed all keys for this worker. If so, the caller
-        owns the claims from now on, and must release them."""
+        self._use(make_remote(entry))
         self._clock = clock
         self._tasks = TaskScope()
 
@@ -103,8 +100,8 @@ class ResultCache:
     ) -> PendingLookup | None:
         """Look `keys` up in memory, and missing keys in the remote tier.
 
-        Call `on_done` with the entries in a later event-loop iteration. Return what can be
-        cancelled of the look-up.
+        An entry for which `is_valid` returns false counts as missing. Call `on_done` with the
+        entries in a later event-loop iteration. Return what can be cancelled of the look-up.
         """
         memory, remote = self._memory, self._remote
         found: list[CacheHit | None]
@@ -124,7 +121,7 @@ class ResultCache:
         def fetched(entries: list[CachedResult | None]) -> None:
             try:
                 if any(entries):
-                    self._add(keys, found, missing, entries, remote.name)
+                    self._add(absent, found, missing, entries, remote.name, is_valid)
             finally:
                 on_done(found)
 
@@ -140,10 +137,6 @@ class ResultCache:
         self._memory.put_all(entries, now)
         self._remote.store_all(entries, now)
 
-    def release_unused(self, keys: Sequence[CacheKey]) -> None:
-        """End claims on `keys` that lookups made and that nobody has taken over."""
-        self._remote.release_unused(keys)
-
     def claim(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None
     ) -> Coroutine[Any, Any, list[bool]]:
@@ -154,14 +147,6 @@ class ResultCache:
             return entry.expires_at > now and (is_valid is None or is_valid(entry, now))
 
         return self._remote.claim(keys, is_current)
-
-    def renew(self, keys: Sequence[CacheKey]) -> None:
-        """Extend the claims on `keys`."""
-        self._remote.renew(keys)
-
-    def release(self, keys: Sequence[CacheKey]) -> None:
-        """End the claims on `keys`."""
-        self._remote.release(keys)
 
     def statistics(self) -> CacheStatistics:
         """Return the counts of both tiers."""
@@ -190,16 +175,24 @@ class ResultCache:
         self,
         keys: Sequence[CacheKey],
         found: list[CacheHit | None],
-        missing: Sequence[int],
+        indexes: Sequence[int],
         fetched: Sequence[CachedResult | None],
         tier: str,
+        is_valid: Validity | None,
     ) -> None:
-        """Copy the entries that `tier` returned for missing keys to `found` and to memory."""
+        """Copy the entries that `tier` returned for `keys` to memory, and valid ones to `found`."""
         now = self._clock()
-        for index, entry in zip(missing, fetched, strict=True):
+        for key, index, entry in zip(keys, indexes, fetched, strict=True):
             if entry is not None and entry.expires_at > now:
-                self._memory.put(keys[index], entry, now)
-                found[index] = CacheHit(entry=entry, tier=tier)
+                self._memory.put(key, entry, now)
+                if is_valid is None or is_valid(entry, now):
+                    found[index] = CacheHit(entry=entry, tier=tier)
+
+    def _use(self, remote: RemoteTier) -> None:
+        self._remote = remote
+        # These would only pass the call on. See `RemoteTier`.
+        self.has_claimed, self.release_unused = remote.has_claimed, remote.release_unused
+        self.renew, self.release = remote.renew, remote.release
 
     async def _resize(self, target: int) -> None:
         # The loop stops if a newer configuration document sets a different capacity.
@@ -211,8 +204,8 @@ class ResultCache:
     async def _replace_remote(self, entry: CacheConfig) -> None:
         remote = self._make_remote(entry)
         await remote.__aenter__()
-        before, self._remote = self._remote, remote
-        self.has_claimed = remote.has_claimed
+        before = self._remote
+        self._use(remote)
         try:
             await asyncio.sleep(_GRACE)
         finally:

@@ -8,13 +8,12 @@ it, too, while its new pool has no backend, as a name that leads to no address.
 import logging
 import math
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from gateway.dispatch.prober import effective_interval
 from gateway.routing.endpoint_state import Health
 from gateway.routing.fleet import Fleet
 from gateway.types import BackendId, Endpoint
-from gateway.upstream.base import CallFailed
+from gateway.upstream.base import BackendClient, CallFailed
 from wire.plans import Assignment, is_assigned
 from wire.protocol import ServingState
 
@@ -32,26 +31,10 @@ _SETTLING_PROBES = 3
 _KNOWN = 1.0
 
 
-class AssignmentClient(Protocol):
-    """Tells backends what to serve."""
-
-    async def assign(
-        self, endpoint: Endpoint, assignment: Assignment, *, time_limit: float
-    ) -> ServingState:
-        """Have a backend follow an assignment, unless it has a newer one; return its state.
-
-        Raises:
-            CallFailed: it did not answer, or takes none.
-        """
-        ...
-
-
 class ModelAssigner:
     """Compares what backends are to serve with what they report, at each probe."""
 
-    def __init__(
-        self, *, fleet: Fleet, client: AssignmentClient, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, *, fleet: Fleet, client: BackendClient, clock: Callable[[], float]) -> None:
         self._fleet = fleet
         self._clock = clock
         self._client = client

@@ -1,7 +1,7 @@
 """Tracks one call of a backend: the items that it may answer, and the verdict on the backend."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 
 from gateway.dispatch import failures
 from gateway.dispatch.hedging import Latencies
@@ -37,6 +37,8 @@ class BackendCall:
     started_call: StartedCall | None = None
     span: Span | None = None
     """Is around a call that is recorded."""
+    key: Hashable = None
+    """Names a call that may be joined until it is sent: the endpoint, and the kind of its items."""
     hedge_timer: asyncio.TimerHandle | None = None
     expiry_timer: asyncio.TimerHandle | None = None
     in_flight = 0
@@ -76,25 +78,24 @@ class BackendCall:
         self.failed: list[tuple[OpenItem, ItemFailure]] = []
         """Items that failed and are not tried elsewhere yet."""
 
-    def add(self, items: Sequence[OpenItem]) -> None:
-        """Have the call answer these items, too. The call was not sent yet."""
-        size = 0
-        for item in items:
-            item.calls += 1
-            size += len(item.body)
-        self.bytes += size
-        self.items += items
-        self.waiting.update(zip(items, items, strict=True))
-        self.in_flight += len(items)
+    def add(self, items: Sequence[OpenItem]) -> int:
+        """Have the call, which was not sent yet, answer these items, too. Return their number.
 
-    def room_for(self, items: Sequence[OpenItem]) -> int:
-        """Return how many of the items may be added, from the first."""
-        size = self.bytes
-        for count, item in enumerate(items[: MAX_ITEMS - len(self.items)]):
+        A shared call takes the first items, as many as there is room for.
+        """
+        size, before = self.bytes, len(self.items)
+        for item in items:
             size += len(item.body)
-            if size > MAX_BYTES and (count or self.items):
-                return count
-        return min(len(items), MAX_ITEMS - len(self.items))
+            is_full = len(self.items) >= MAX_ITEMS or size > MAX_BYTES
+            if is_full and self.is_shared and self.items:
+                break
+            self.bytes = size
+            item.calls += 1
+            self.items.append(item)
+            self.waiting[item] = item
+        count = len(self.items) - before
+        self.in_flight += count
+        return count
 
     def message(self, now: float, *, round_trip: float, traceparent: str) -> Call:
         """Return the message to send `now`. `round_trip` shortens the time that items have left."""
@@ -189,13 +190,11 @@ class BackendCall:
         holds = item in self.waiting or item in self.duplicated
         return item.outcome is None and item.calls == holds
 
-    def duplicate(self, endpoint: Endpoint) -> list[OpenItem]:
-        """Return the open items that wait. They are tried at `endpoint` as well."""
+    def duplicate(self, items: Iterable[OpenItem], endpoint: Endpoint) -> None:
+        """Note that items that wait here are tried at `endpoint` as well."""
         self.tried = (*self.tried, endpoint.backend)
-        items = [item for item in self.waiting if item.outcome is None]
         for item in items:
             self.duplicated[item] = self.waiting.pop(item)
-        return items
 
     def end(self) -> None:
         """Wait for no item any more."""

@@ -6,7 +6,7 @@ at the end of an event-loop iteration. An item for a busy backend then waits a m
 
 import asyncio
 import copy
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Self
@@ -72,7 +72,7 @@ class Dispatcher:
         self.hedging = Hedging()
         self._arrived: dict[tuple[_Kind, Criticality], list[OpenItem]] = {}
         """The items of this event-loop iteration that are routed at its end."""
-        self._joinable: dict[tuple[int, _Kind], BackendCall] = {}
+        self._joinable: dict[Hashable, BackendCall] = {}
         """Calls that were not sent yet, by the endpoint's identity."""
         self._calls: dict[BackendCall, None] = {}
         self._busy: dict[BackendId, int] = {}
@@ -143,7 +143,7 @@ class Dispatcher:
 
     def endpoint_statistics(self) -> CallStatistics:
         """Return counts by endpoint and region since the start; they are not copied."""
-        return self._endpoints.statistics()
+        return self._endpoints.statistics
 
     def _guarded(
         self,
@@ -167,13 +167,14 @@ class Dispatcher:
     def _admitted(self, items: Sequence[OpenItem]) -> list[OpenItem]:
         """Settle what is too late or shed, and return the rest, which is open."""
         now, work = self._loop.time(), items[0].work
-        if late := [item for item in items if item.work.deadline <= now]:
+        found = [item for item in items if item.outcome is None and item.work.deadline > now]
+        if len(found) < len(items):
+            late = [item for item in items if item.work.deadline <= now]
             self._settle_failed(late, failures.EXPIRED)
-        found = are_open(items)
         retry_after = self._fleet.shed(work.model, work.criticality) if found else None
         if retry_after is None:
-            self.hedging.share = self._fleet.routing.hedge_share
             self._budget.earn(len(found))
+            self.hedging.share = self._fleet.routing.hedge_share
             self.hedging.earn(len(found))
             return found
         if found[0].work is found[-1].work:
@@ -191,8 +192,8 @@ class Dispatcher:
 
     def _send_together(self, items: Sequence[OpenItem]) -> None:
         """Send the items of one request to as few backends as possible."""
-        for endpoint, own in self._route(self._admitted(items), together=True):
-            self._send_alone(endpoint, own, own=len(items))
+        for endpoint, share in self._route(self._admitted(items), together=True):
+            self._send_alone(self._new_call(endpoint, items[0].work, own=len(items)), share)
 
     def _route(
         self, items: Sequence[OpenItem], *, together: bool
@@ -207,7 +208,8 @@ class Dispatcher:
         preferred = self._fleet.preferred_region(model)
         routed: list[tuple[Endpoint, Sequence[OpenItem]]] = []
         for share in shares:
-            self._endpoints.sent(share.endpoint, len(share.items), preferred)
+            if share.endpoint.region != preferred:
+                self._endpoints.spilled(share.endpoint, len(share.items), preferred)
             own = items if len(shares) == 1 else [items[place] for place in share.items]
             routed.append((share.endpoint, own))
         return routed
@@ -219,39 +221,38 @@ class Dispatcher:
         while items:
             if call is None or call not in self._calls:  # it may have been given up
                 call = self._joinable[key] = self._new_call(endpoint, items[0].work, is_shared=True)
+                call.key = key
                 if endpoint.backend in self._busy:
-                    close = partial(self._close_and_send, key, call)
+                    close = partial(self._close_and_send, call)
                     self._loop.call_later(GATHERING_DELAY, self._guarded, call.items, close, call)
-            count = call.room_for(items)
-            call.add(items[:count])
+            count = call.add(items)
             self._fleet.started(endpoint, count)
             # `began` is the average of the times at which the call's items were added.
             call.began += (self._loop.time() - call.began) * count / len(call.items)
             items = items[count:]
             if items or endpoint.backend not in self._busy:
-                self._close_and_send(key, call)
+                self._close_and_send(call)
                 call = None
 
-    def _close_and_send(self, key: tuple[int, _Kind], call: BackendCall) -> None:
-        if self._joinable.get(key) is call:
-            del self._joinable[key]
+    def _close_and_send(self, call: BackendCall) -> None:
+        """Send a call that others could join, unless it was sent or given up."""
+        if self._joinable.get(call.key) is call:
+            del self._joinable[call.key]
         if call in self._calls and not call.is_sent:
             self._send(call)
 
-    def _send_alone(
-        self,
-        endpoint: Endpoint,
-        items: Sequence[OpenItem],
-        *,
-        own: int = 1,
-        tried: tuple[BackendId, ...] = (),
-        is_shared: bool = False,
-    ) -> None:
+    def _send_alone(self, call: BackendCall, items: Sequence[OpenItem]) -> None:
         """Send a call of these items, which no others join."""
-        call = self._new_call(endpoint, items[0].work, own=own, tried=tried, is_shared=is_shared)
         call.add(items)
-        self._fleet.started(endpoint, len(items))
+        self._fleet.started(call.endpoint, len(items))
         self._send(call)
+
+    def _send_again(self, call: BackendCall, endpoint: Endpoint, items: Sequence[OpenItem]) -> None:
+        """Send items of `call` to another endpoint."""
+        other = self._new_call(
+            endpoint, items[0].work, own=call.own, tried=call.tried, is_shared=call.is_shared
+        )
+        self._send_alone(other, items)
 
     def _new_call(
         self,
@@ -289,7 +290,9 @@ class Dispatcher:
         call.has_full_timeout = deadline - now >= idle_timeout
         call.expiry_timer = self._loop.call_at(min(deadlines), self._expire, call)
         late = call.latencies.late
-        if self.hedging.share > 0 and now + late < deadline and _may_hedge(call.work):
+        # An item that hangs a model owner's algorithm must not hang it at a second backend.
+        may_hedge = self.hedging.share > 0 and call.work.model.info.algorithm != "custom"
+        if may_hedge and now + late < deadline:
             call.hedge_timer = self._loop.call_later(late, self._hedge, call)
         self._counters.calls += 1
         self._busy[endpoint.backend] = self._busy.get(endpoint.backend, 0) + 1
@@ -344,7 +347,10 @@ class Dispatcher:
             if isinstance(end, Report):
                 self._after_report(call, end)
             elif isinstance(end, CallFailed):
-                self._after_failed_call(call, end)
+                self._counters.failed_calls += 1
+                verdict = verdict_on(end, has_full_timeout=call.has_full_timeout)
+                self._fleet.record(call.endpoint, verdict)
+                self._after_failure(call, end)
             elif isinstance(end, asyncio.CancelledError):
                 unanswered = list(filter(call.is_only_hope_of, call.open_items()))
                 self._settle_failed(unanswered, failures.CANCELLED, call)
@@ -393,12 +399,6 @@ class Dispatcher:
         if call.waiting or call.duplicated:
             # The report ends the call: the backend sent no outcome for items that still wait.
             self._after_failure(call, CallFailed(Cause.CUT, "items were left unanswered"))
-
-    def _after_failed_call(self, call: BackendCall, error: CallFailed) -> None:
-        self._counters.failed_calls += 1
-        verdict = verdict_on(error, has_full_timeout=call.has_full_timeout)
-        self._fleet.record(call.endpoint, verdict)
-        self._after_failure(call, error)
 
     def _after_failure(self, call: BackendCall, error: CallFailed) -> None:
         """Retry the unanswered items of `call` at another backend, if that may help."""
@@ -474,30 +474,13 @@ class Dispatcher:
         if endpoint is not None and granted:
             self._count_retried(call, granted)
             items = [item for item, _ in left[:granted]]
-            tried = call.tried
             if in_halves and (middle := len(items) // 2):
                 second = self._next(
-                    call,
-                    items[middle],
-                    may_repeat=False,
-                    with_silent=with_silent,
-                    without=endpoint.backend,
+                    call, items[middle], with_silent=with_silent, without=endpoint.backend
                 )
-                self._send_again(call, second or endpoint, items[middle:], tried=tried)
+                self._send_again(call, second or endpoint, items[middle:])
                 items = items[:middle]
-            self._send_again(call, endpoint, items, tried=tried)
-
-    def _send_again(
-        self,
-        call: BackendCall,
-        endpoint: Endpoint,
-        items: Sequence[OpenItem],
-        *,
-        tried: tuple[BackendId, ...],
-    ) -> None:
-        """Send items of `call` to another endpoint."""
-        own, is_shared = call.own, call.is_shared
-        self._send_alone(endpoint, items, own=own, tried=tried, is_shared=is_shared)
+            self._send_again(call, endpoint, items)
 
     def _count_retried(self, call: BackendCall, items: int) -> None:
         self._counters.retried += items
@@ -505,12 +488,12 @@ class Dispatcher:
 
     def _hedge(self, call: BackendCall) -> None:
         """Try the items that wait at a second endpoint as well."""
-        endpoint = self._second_candidate(call)
         waiting = are_open(call.waiting)
+        endpoint = self._second_candidate(call, waiting)
         if endpoint is not None and self.hedging.spend(len(waiting)):
             self._counters.hedged += len(waiting)
             self._endpoints.hedged(call.endpoint, len(waiting))
-            self._duplicate(call, endpoint)
+            self._duplicate(call, endpoint, waiting)
 
     def _endpoint_lost(self, lost: Endpoint) -> None:
         """Try the items that wait for `lost`, which is not ready now, at a second endpoint, too."""
@@ -519,34 +502,30 @@ class Dispatcher:
                 self._guarded(call.open_items(), partial(self._go_on_elsewhere, call), call)
 
     def _go_on_elsewhere(self, call: BackendCall) -> None:
-        for key, joinable in tuple(self._joinable.items()):
-            if joinable is call:
-                self._close_and_send(key, call)
-        second = self._second_candidate(call)
-        if second is not None:
-            self._count_retried(call, len(are_open(call.waiting)))
-            self._duplicate(call, second)
-
-    def _duplicate(self, call: BackendCall, endpoint: Endpoint) -> None:
-        """Try the open items that wait at `endpoint` as well."""
-        tried = call.tried
-        self._send_again(call, endpoint, call.duplicate(endpoint), tried=tried)
-
-    def _second_candidate(self, call: BackendCall) -> Endpoint | None:
-        """Return a second candidate for the open items that wait, `None` where there is none."""
+        self._close_and_send(call)
         waiting = are_open(call.waiting)
-        if not waiting:
-            return None
+        second = self._second_candidate(call, waiting)
+        if second is not None:
+            self._count_retried(call, len(waiting))
+            self._duplicate(call, second, waiting)
+
+    def _second_candidate(self, call: BackendCall, items: Sequence[OpenItem]) -> Endpoint | None:
+        """Return a second candidate for items that wait, `None` where there is none."""
         # No second one that is silent as well: both may only be busy.
-        return self._next(call, waiting[0], may_repeat=False, with_silent=False)
+        return self._next(call, items[0], with_silent=False) if items else None
+
+    def _duplicate(self, call: BackendCall, endpoint: Endpoint, items: Sequence[OpenItem]) -> None:
+        """Try items that wait at `endpoint` as well."""
+        self._send_again(call, endpoint, items)
+        call.duplicate(items, endpoint)
 
     def _next(
         self,
         call: BackendCall,
         item: OpenItem,
         *,
-        may_repeat: bool,
         with_silent: bool,
+        may_repeat: bool = False,
         without: BackendId | None = None,
     ) -> Endpoint | None:
         fleet, tried = self._fleet, call.tried
@@ -598,14 +577,6 @@ class Dispatcher:
         twice = [item for item in items if item.calls > 1]
         others = self._calls if twice else ()
         return [other for other in others if other is not call and other.holds_any(twice)]
-
-
-def _may_hedge(work: Work) -> bool:
-    """Tell whether items may be tried twice at a time.
-
-    An item that hangs a model owner's algorithm must not hang it at a second backend.
-    """
-    return work.model.info.algorithm != "custom"
 
 
 def _failed(failure: ItemFailure) -> ItemOutcome:

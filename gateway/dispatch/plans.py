@@ -1,4 +1,4 @@
-"""Keeps backends on the operators' plans of how revisions of models are served.
+"""Keeps backends on the operators' plans of how revisions of models are served; reloads backends.
 
 The ledger has the plans. A backend keeps them in memory: one that starts, or joins, has none, and
 gets them in the probe that finds this out, before its models are known here.
@@ -10,7 +10,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Self
 
-from gateway.errors import DependencyUnavailable
+from gateway.dispatch.prober import Prober
+from gateway.errors import DependencyUnavailable, UpstreamFailed
+from gateway.routing.fleet import Fleet
 from gateway.tasks import PeriodicTask
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.base import BackendClient, CallFailed
@@ -18,8 +20,9 @@ from wire.plans import ServingPlans
 from wire.protocol import ServingState
 
 _log = logging.getLogger(__name__)
-# Seconds that a start waits for the ledger, and that a backend may take to open models.
+# Seconds that a start waits for the ledger.
 _FIRST_READ = 2.0
+# Opening a model takes seconds; digesting the files of a large one may take longer.
 _TIME_LIMIT = 300.0
 # Seconds between two looks at the ledger: other gateway regions change plans, too.
 _POLL = 2.0
@@ -94,3 +97,40 @@ class PlanFollower:
             await self.read_again()
         if self.current.version != before and self._on_change is not None:
             await self._on_change()
+
+
+class ModelReloader:
+    """Reloads backends. A second reload is harmless: what did not change stays as it is."""
+
+    def __init__(
+        self, *, fleet: Fleet, client: BackendClient, prober: Prober, plans: PlanFollower
+    ) -> None:
+        self._fleet = fleet
+        self._client = client
+        self._prober = prober
+        self._plans = plans
+
+    async def reload(self) -> None:
+        """Return when each backend serves what its repository holds and the fleet knows it.
+
+        Raises:
+            UpstreamFailed: a backend did not; the message names it. The others did.
+            DependencyUnavailable: the ledger, which has the operators' plans, cannot be reached.
+        """
+        await self._plans.read_again()
+        endpoints = tuple(self._fleet.endpoints)
+        problems = await asyncio.gather(*map(self._reload, endpoints))
+        # A probe that began before may report an older state: wait for one that begins now.
+        await self._prober.probe_all()
+        failed = [problem for problem in problems if problem is not None]
+        if failed:
+            raise UpstreamFailed("; ".join(failed))
+
+    async def _reload(self, endpoint: Endpoint) -> str | None:
+        try:
+            state = await self._client.reload(endpoint, self._plans.current, time_limit=_TIME_LIMIT)
+        except CallFailed as error:
+            return f"`{endpoint.backend}`: {error.detail}"
+        # Observed here, too: the probe that follows may be late, and what is broken must be known.
+        self._fleet.observe(endpoint, state)
+        return None

@@ -1,6 +1,7 @@
 """Probes every backend for its state at intervals, and reports it to the fleet."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from math import ceil
@@ -157,10 +158,10 @@ class Prober:
     async def probe_new(self, endpoints: Iterable[Endpoint]) -> None:
         """Probe those of `endpoints` that are new; the next `refresh` knows their states."""
         new = [endpoint for endpoint in endpoints if endpoint not in self._probe_loops]
-        found = await asyncio.gather(*map(self._probe_and_bring_up, new))
+        found = await asyncio.gather(*map(self._probe, new))
         self._new_states = {
             endpoint: state
-            for endpoint, state in zip(new, found, strict=True)
+            for endpoint, (state, _) in zip(new, found, strict=True)
             if isinstance(state, ServingState)
         }
 
@@ -219,7 +220,6 @@ class Prober:
             ended = probing.begin()
             try:
                 found, took = await self._probe(probing.endpoint)
-                found = await self._brought_up(probing.endpoint, found)
                 self._fleet.observe(probing.endpoint, found, took)
                 if probing.log_change(found):
                     self._changed()
@@ -228,26 +228,15 @@ class Prober:
             await asyncio.sleep(MIN_INTERVAL)
             interval = effective_interval(self._fleet)
             interval *= self._random.uniform(1 - JITTER, 1 + JITTER)
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval - MIN_INTERVAL):
                     await probing.wake.wait()
-            except TimeoutError:
-                continue
-
-    async def _probe_and_bring_up(self, endpoint: Endpoint) -> ServingState | ProbeFailure:
-        found, _ = await self._probe(endpoint)
-        return await self._brought_up(endpoint, found)
-
-    async def _brought_up(
-        self, endpoint: Endpoint, found: ServingState | ProbeFailure
-    ) -> ServingState | ProbeFailure:
-        """Return the state of a backend that follows the operators' plans, if it can."""
-        if isinstance(found, ProbeFailure):
-            return found
-        return await self._bring_up(endpoint, found)
 
     async def _probe(self, endpoint: Endpoint) -> tuple[ServingState | ProbeFailure, float]:
-        """Return what a probe found, and its seconds without the wait for its turn."""
+        """Return what a probe found, and its seconds without the wait for its turn.
+
+        The state is that of a backend that follows the operators' plans, if it can.
+        """
         async with self._slots:
             clock, time_limit = asyncio.get_running_loop().time, self._fleet.routing.probe_timeout
             started = clock()
@@ -256,4 +245,5 @@ class Prober:
             except CallFailed as error:
                 silence = time_limit if error.cause is Cause.TIMED_OUT else 0.0
                 return ProbeFailure(detail=error.detail, silence=silence), clock() - started
-            return found, clock() - started
+            took = clock() - started
+        return await self._bring_up(endpoint, found), took

@@ -45,23 +45,19 @@ class DispatchStatistics(msgspec.Struct, kw_only=True):
 class CallStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Gives counts since the start, by their labels."""
 
-    calls: dict[tuple[str, str, str], int]
-    failures: dict[tuple[str, str, str], int]
-    hedges: dict[str, int]
-    retries: dict[str, int]
-    spilled: dict[tuple[str, str], int]
+    calls: Counter[tuple[str, str, str]] = msgspec.field(default_factory=Counter)
+    failures: Counter[tuple[str, str, str]] = msgspec.field(default_factory=Counter)
+    hedges: Counter[str] = msgspec.field(default_factory=Counter)
+    retries: Counter[str] = msgspec.field(default_factory=Counter)
+    spilled: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
 
 
 class EndpointCounts:
-    """Holds the counts of a dispatcher."""
+    """Counts what happens at each endpoint, in `statistics`."""
 
     def __init__(self) -> None:
+        self.statistics = CallStatistics()
         self._names: dict[str, str] = {}
-        self._calls: Counter[tuple[str, str, str]] = Counter()
-        self._failures: Counter[tuple[str, str, str]] = Counter()
-        self._hedges: Counter[str] = Counter()
-        self._retries: Counter[str] = Counter()
-        self._spilled: Counter[tuple[str, str]] = Counter()
 
     def call_ended(self, endpoint: Endpoint, error: BaseException | None) -> None:
         """Count a call; `error` is what ended it, `None` where its backend reported."""
@@ -70,38 +66,27 @@ class EndpointCounts:
             outcome = "ok"
         elif isinstance(error, CallFailed):
             outcome = "refused" if error.cause is Cause.REFUSED else "failed"
-            self._failures[endpoint.region, name, error.cause.value] += 1
+            self.statistics.failures[endpoint.region, name, error.cause.value] += 1
         elif isinstance(error, Exception):
             outcome = "failed"
-            self._failures[endpoint.region, name, "unexpected"] += 1
+            self.statistics.failures[endpoint.region, name, "unexpected"] += 1
         else:
             outcome = "given_up"
-        self._calls[endpoint.region, name, outcome] += 1
+        self.statistics.calls[endpoint.region, name, outcome] += 1
 
     def hedged(self, endpoint: Endpoint, items: int) -> None:
         """Count items for which `endpoint` was late."""
         if items:
-            self._hedges[endpoint.region] += items
+            self.statistics.hedges[endpoint.region] += items
 
     def retried(self, endpoint: Endpoint, items: int) -> None:
         """Count items that are tried again after `endpoint`."""
         if items:
-            self._retries[endpoint.region] += items
+            self.statistics.retries[endpoint.region] += items
 
-    def sent(self, endpoint: Endpoint, items: int, preferred: RegionName) -> None:
-        """Count items whose first try is at `endpoint`."""
-        if endpoint.region != preferred:
-            self._spilled[preferred, endpoint.region] += items
-
-    def statistics(self) -> CallStatistics:
-        """Return the counts."""
-        return CallStatistics(
-            calls=self._calls,
-            failures=self._failures,
-            hedges=self._hedges,
-            retries=self._retries,
-            spilled=self._spilled,
-        )
+    def spilled(self, endpoint: Endpoint, items: int, preferred: RegionName) -> None:
+        """Count items whose first try is at `endpoint`, which is not in the preferred region."""
+        self.statistics.spilled[preferred, endpoint.region] += items
 
     def _name(self, endpoint: Endpoint) -> str:
         name = self._names.get(endpoint.backend)

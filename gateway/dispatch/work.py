@@ -99,20 +99,14 @@ def settle(outcomes: Iterable[tuple[OpenItem, ItemOutcome]]) -> int:
 
     Owners and then waiters hear once of all their items.
     """
-    ended: list[OpenItem] = []
-    for item, outcome in outcomes:
-        if item.outcome is None:
-            item.outcome = outcome
-            ended.append(item)
-    if ended:
-        _tell_of(ended)
-    return len(ended)
-
-
-def _tell_of(ended: Iterable[OpenItem]) -> None:
+    count = 0
     owned: dict[ItemOwner, list[OpenItem]] = {}
     waiting: dict[ItemWaiter, list[OpenItem]] = {}
-    for item in ended:
+    for item, outcome in outcomes:
+        if item.outcome is not None:
+            continue
+        item.outcome = outcome
+        count += 1
         owned.setdefault(item.work.owner, []).append(item)
         for waiter in item.waiters:
             waiting.setdefault(waiter, []).append(item)
@@ -124,6 +118,7 @@ def _tell_of(ended: Iterable[OpenItem]) -> None:
                 listener.items_ended(items)
             except Exception as bug:  # noqa: BLE001 - others wait for what was settled with it
                 log_failure(bug)
+    return count
 
 
 def settle_failed(items: Iterable[OpenItem], failure: ItemFailure) -> int:

@@ -16,7 +16,6 @@ from gateway.inference.interfaces import SharedCache
 from gateway.inference.outcomes import hit_outcome, joined_outcome
 from gateway.tasks import TaskStarter
 from gateway.telemetry.tracing import Tracer
-from gateway.types import ItemOutcome
 
 _FIRST_PAUSE = 0.002
 _SHORT_PAUSE = 0.016
@@ -151,14 +150,15 @@ class ClaimingRunner:
 
     async def _settle_answered(self, items: Sequence[OpenItem]) -> None:
         """Settle the items that others have answered by now."""
-        is_valid = items[0].work.is_valid
-        found = await self._cache.lookup(list(map(_key, items)), is_valid)
+        found = await self._cache.lookup(list(map(_key, items)), items[0].work.is_valid)
         now = self._wall()
-        answered: list[tuple[OpenItem, ItemOutcome]] = []
-        for item, hit in zip(items, found, strict=True):
-            if hit is not None and (is_valid is None or is_valid(hit.entry, now)):
-                answered.append((item, joined_outcome(hit_outcome(hit.entry, hit.tier, now))))
-        settle(answered)
+        settle(
+            [
+                (item, joined_outcome(hit_outcome(hit.entry, hit.tier, now)))
+                for item, hit in zip(items, found, strict=True)
+                if hit is not None
+            ]
+        )
 
     def _renew(self) -> None:
         """Renew the claims that have been held for long, while there are any."""

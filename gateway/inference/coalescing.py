@@ -3,7 +3,6 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from functools import cached_property
 from operator import attrgetter
 
 import msgspec
@@ -88,8 +87,8 @@ class Flights:
         return FlightStatistics(in_flight=len(self._items), led=self._led, joined=self._joined)
 
 
-class ItemWaits(msgspec.Struct, eq=False, dict=True):
-    """Waits for the open items of a request, by index: led items and joined items.
+class ItemWaits(msgspec.Struct, eq=False):
+    """Waits for the open items of a request: those that it leads, and by index those it joined.
 
     A request that `is_whole` needs all its items. `span` is around the wait, if it is recorded.
     """
@@ -98,7 +97,7 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
     is_whole: bool
     outcomes: list[ItemOutcome | None]
     """The outcomes of the request's items, which the wait completes."""
-    led: dict[int, OpenItem] = {}
+    led: Sequence[OpenItem] = ()
     joined: dict[int, OpenItem] = {}
     span: Span = NO_SPAN
     _loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
@@ -107,11 +106,6 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
     _on_end: OnEnd | None = None
     _timer: asyncio.TimerHandle | None = None
 
-    @cached_property
-    def _own(self) -> frozenset[OpenItem]:
-        """The items of `led`, which is complete before `begin`."""
-        return frozenset(self.led.values())
-
     def begin(self, on_end: OnEnd) -> None:
         """Call `on_end` once every item has ended, or a little after the caller's deadline.
 
@@ -119,7 +113,7 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
         `on_end` may be called before the method returns.
         """
         self._on_end = on_end
-        items: Collection[OpenItem] = self.led.values()
+        items: Collection[OpenItem] = self.led
         if self.joined:  # an item may be there twice
             items = dict.fromkeys((*items, *self.joined.values()))
         self._open = len(items)
@@ -141,7 +135,7 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
         if self.is_whole:
             for item in items:
                 outcome = item.outcome
-                if outcome and outcome.failure and self._ends_the_request(item):
+                if outcome and outcome.failure and not self._is_leaders_own(item):
                     # Later: what settles the item may be in no state to be cancelled.
                     self._is_failing = True
                     self._loop.call_soon(self._end, True)
@@ -159,13 +153,12 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
 
     def forget(self) -> None:
         """Wait for none of the items any more, so that the wait can begin anew."""
-        self.led, self.joined = {}, {}
-        self.__dict__.clear()
+        self.led, self.joined = (), {}
 
     def unwanted(self) -> list[OpenItem]:
         """Return the open led items, or none if another request waits for one of them, too."""
         own = Counter(self.joined.values())
-        led = [item for item in self.led.values() if item.outcome is None]
+        led = [item for item in self.led if item.outcome is None]
         return led if all(item.followers <= own[item] for item in led) else []
 
     def _end(self, has_failed: bool) -> None:  # noqa: FBT001
@@ -181,8 +174,8 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
             self.span.set("sluicegate.items.joined", len(self.joined))
             self.span.end()
         otherwise = GIVEN_UP if has_failed else LATE
-        for index, item in self.led.items():
-            outcomes[index] = item.outcome or otherwise
+        for item in self.led:
+            outcomes[item.index] = item.outcome or otherwise
         again = self._end_joined(otherwise, has_failed=has_failed) if self.joined else ()
         on_end(has_failed, again)
 
@@ -194,7 +187,7 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
         again: list[int] = []
         may_try = not has_failed and self._loop.time() < self.caller.deadline
         for index, item in self.joined.items():
-            is_leaders = self._is_leaders_own(item) and item not in self._own
+            is_leaders = self._is_leaders_own(item)
             if is_leaders and may_try:
                 again.append(index)
             else:
@@ -203,14 +196,11 @@ class ItemWaits(msgspec.Struct, eq=False, dict=True):
                 self.outcomes[index] = joined_outcome(outcome) if outcome else otherwise
         return again
 
-    def _ends_the_request(self, item: OpenItem) -> bool:
-        """Return whether an item has failed in a way that fails the whole request."""
-        return not self._is_leaders_own(item) or item in self._own
-
     def _is_leaders_own(self, item: OpenItem) -> bool:
-        """Return whether the leader failed for reasons that do not apply to its followers."""
+        """Return whether another leader failed for reasons that do not apply to its followers."""
         outcome = item.outcome
-        if outcome is None or outcome.failure is None:
+        is_led_here = bool(self.led) and item.work is self.led[0].work
+        if outcome is None or outcome.failure is None or is_led_here:
             return False
         code = outcome.failure.code
         if code == _LIMITED:  # the same limits hold for other requests of the same caller

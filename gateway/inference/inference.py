@@ -113,20 +113,12 @@ class Inference:
         )
 
     def hits(
-        self,
-        prepared: PreparedRequest,
-        found: Sequence[CacheHit | None],
-        directives: CacheDirectives,
+        self, prepared: PreparedRequest, found: Sequence[CacheHit | None]
     ) -> list[ItemOutcome | None]:
-        """Return the found answers as outcomes, except answers that are too old for the caller."""
-        if not any(found):
-            return [None] * len(found)
-        now, is_valid, max_age = self.wall(), prepared.plan.is_valid, directives.max_age
+        """Return what a look-up found as outcomes."""
+        now = self.wall()
         return [
-            prepared.outcome(hit.entry, hit.tier, now)
-            if hit is not None and is_valid(hit.entry, now, max_age)
-            else None
-            for hit in found
+            None if hit is None else prepared.outcome(hit.entry, hit.tier, now) for hit in found
         ]
 
     async def infer(
@@ -201,7 +193,7 @@ class Inference:
         try:
             led = self._join_or_lead(waits, prepared, missing)
         except Exception:  # as above
-            settle([(item, LOST) for item in waits.led.values()])
+            settle([(item, LOST) for item in waits.led])
             self._give_back(prepared, set(missing))
             raise
         try:
@@ -251,7 +243,7 @@ class Inference:
         # Nobody computes the items of most requests yet: a few steps then lead all of them.
         has_some = len(items) < len(keys) or any(map(self._cache.has, map(address_of, keys)))
         if not has_some and self._flights.lead(items):
-            waits.led = dict(zip(missing, items, strict=True))
+            waits.led = items
         else:
             items = self._join_or_lead_each(waits, prepared, items)
         if caller.traceparent and items:
@@ -268,22 +260,24 @@ class Inference:
     ) -> list[OpenItem]:
         flights, now, has = self._flights, self.wall(), self._cache.has
         led: list[OpenItem] = []
+        waits.led = led
+        to_compute: list[OpenItem] = []
         for item in items:
             other = flights.join(item.key, truncate=prepared.request.truncate)
             if other is not None:
                 waits.joined[item.index] = other
                 continue
             flights.lead([item])
-            waits.led[item.index] = item
+            led.append(item)
             # Another request may have settled it during the look-up in Redis.
             entry = None
             if has(item.key[0]):
                 entry = self.read_hit(prepared.plan, item.key, now, waits.caller.directives)
             if entry is None:
-                led.append(item)
+                to_compute.append(item)
             else:
                 settle([(item, prepared.outcome(entry, "memory", now))])
-        return led
+        return to_compute
 
     def _give_back(self, prepared: PreparedRequest, indexes: set[int]) -> None:
         """End the look-up's claims on items that other requests compute or have computed."""
@@ -305,7 +299,7 @@ class Inference:
                 claims=self._claims and prepared.is_shared(directives),
             )
             describe_lookup(span, found)
-        return self.hits(prepared, found, directives)
+        return self.hits(prepared, found)
 
     async def _find_stale(
         self, prepared: PreparedRequest, missing: Sequence[int], directives: CacheDirectives

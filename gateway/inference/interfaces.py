@@ -14,9 +14,9 @@ class _Lookup(Protocol):
     async def lookup(
         self, keys: Sequence[CacheKey], is_valid: Validity | None = None, *, claims: bool = False
     ) -> list[CacheHit | None]:
-        """Return what memory, then Redis, have of `keys`. May be cancelled at any time.
+        """Return what memory, then Redis, have of `keys` that is valid. May be cancelled.
 
-        Entries in memory that are not valid are looked up in Redis too, whose own may not be valid.
+        Entries in memory that are not valid are looked up in Redis, too.
         With `claims`, it may claim what it does not find: see `SharedCache.has_claimed`.
         """
         ...

@@ -1,4 +1,4 @@
-"""Serves stale answers: of an earlier revision, or past their lifetime (RFC 5861).
+"""Serves and refreshes stale answers: of an earlier revision, or past their lifetime (RFC 5861).
 
 A model that opted in (`stale_while_revalidate`, `stale_if_error`) has each answer kept twice: under
 its key, and under one without a revision, where the last answer lies whoever gave it. The second
@@ -6,6 +6,7 @@ outlives the first, and is looked for only where the first is not found. So nobo
 revision was before, a worker that has just begun included.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,11 +15,12 @@ import msgspec
 from msgspec.structs import replace
 
 from gateway.cache.entry import CachedResult
+from gateway.cache.key import CacheKey
+from gateway.dispatch.work import ItemOwner, OpenItem, WorkRunner
 from gateway.inference.interfaces import ResultStore
 from gateway.inference.outcomes import hit_outcome
 from gateway.inference.prepared_request import PreparedRequest
-from gateway.inference.refreshing import Refresher
-from gateway.types import CacheDirectives, ItemOutcome, ServedModel, Stale
+from gateway.types import CacheDirectives, Criticality, ItemOutcome, ServedModel, Stale
 
 # With these a region, or all of them, did not answer; 500 is a fault that must not stay hidden.
 _UNANSWERED = frozenset({502, 503, 504})
@@ -46,6 +48,63 @@ class _StaleAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 StaleAnswersByIndex = dict[int, _StaleAnswer]
 """By the item's index."""
+
+
+class Refresher:
+    """Refreshes stale answers in the background: each item once, few at a time, at nobody's cost.
+
+    Refreshes are sheddable `bulk` work, so full backends refuse them first. Requests do not join
+    refreshes, so no request waits behind bulk work.
+    """
+
+    def __init__(
+        self, *, runner: WorkRunner, owner: ItemOwner, is_computed: Callable[[CacheKey], bool]
+    ) -> None:
+        self._runner = runner
+        self._owner = owner
+        self._is_computed = is_computed
+        self._keys: set[CacheKey] = set()
+        self.begun = 0
+        self.skipped = 0
+        """The number of items not refreshed because too many refreshes were under way."""
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def refresh(self, prepared: PreparedRequest, indexes: Sequence[int]) -> None:
+        """Start to refresh the items that nobody computes, up to the allowed number."""
+        document = prepared.plan.runtime.document
+        deadline = asyncio.get_running_loop().time() + document.deadline.default
+        work = prepared.work(
+            self._owner,
+            deadline=deadline,
+            is_shared=True,
+            criticality=Criticality.SHEDDABLE,
+            lane="bulk",
+        )
+        begun: list[OpenItem] = []
+        for index in indexes:
+            key = prepared.keys[index]
+            if key in self._keys or self._is_computed(key):
+                continue
+            if len(self._keys) >= document.cache.refreshes:
+                self.skipped += 1
+                continue
+            self._keys.add(key)
+            item = OpenItem(work, index, prepared.request.items[index], key)
+            item.waiters.append(self)
+            begun.append(item)
+        if begun:
+            self.begun += len(begun)
+            try:
+                self._runner.start(begun)
+            except Exception:  # whatever it was, the places must not stay taken
+                self.items_ended(begun)
+                raise
+
+    def items_ended(self, items: Sequence[OpenItem]) -> None:
+        """Let the items be refreshed anew from here on. See `ItemWaiter`."""
+        self._keys.difference_update([item.key for item in items])
 
 
 class LastAnswers:
@@ -83,7 +142,7 @@ class LastAnswers:
         missed_since = self._revision_since(prepared.plan.model, now)
         stale: StaleAnswersByIndex = {}
         for index, hit in zip(missing, found, strict=True):
-            if hit is None or not is_usable(hit.entry, now):
+            if hit is None:
                 continue
             entry = hit.entry
             since = entry.stored_at + prepared.plan.entry.cache_ttl

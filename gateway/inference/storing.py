@@ -58,23 +58,15 @@ class AnswerStore:
             if not isinstance(work, PlannedWork) or not work.is_stored:
                 continue
             try:
-                kept += _kept(work, item, now)
+                entry, last = _entry(work, item.outcome, now), work.plan.unrevised
+                if entry is not None:
+                    kept.append((item.key, entry))
+                if entry is not None and last is not None:
+                    kept += [(key, _last(work.plan, entry)) for key in last.keys([item.body])]
             except Exception as bug:  # noqa: BLE001 - the items may be of many requests
                 log_failure(bug)
         if kept:
             self._cache.store_all(kept)
-
-
-def _kept(work: PlannedWork, item: OpenItem, now: float) -> Sequence[tuple[CacheKey, CachedResult]]:
-    """Return what is stored of an item, with the keys."""
-    entry = _entry(work, item.outcome, now)
-    if entry is None:
-        return ()
-    unrevised = work.plan.unrevised
-    if unrevised is None:
-        return ((item.key, entry),)
-    (key,) = unrevised.keys([item.body])
-    return (item.key, entry), (key, _last(work.plan, entry))
 
 
 def _entry(work: PlannedWork, outcome: ItemOutcome | None, now: float) -> CachedResult | None:

@@ -1,12 +1,13 @@
 """Declares the client of backends, the transport it sends with, and the errors of both."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
 
 from gateway.types import Endpoint
-from wire.plans import PlanTrial, ServingPlans
+from wire.plans import Assignment, PlanTrial, ServingPlans
 from wire.protocol import Call, Done, Failed, PlanVerdict, Report, ServingState
 
 Receive = Callable[[Sequence[Done | Failed]], None]
@@ -103,6 +104,12 @@ class BackendClient(Protocol):
         """
         ...
 
+    async def assign(
+        self, endpoint: Endpoint, assignment: Assignment, *, time_limit: float
+    ) -> ServingState:
+        """Have the backend follow an assignment, unless it has a newer one; return its state."""
+        ...
+
     async def check(
         self, endpoint: Endpoint, trial: PlanTrial, *, time_limit: float
     ) -> PlanVerdict:
@@ -154,34 +161,11 @@ def explain_early_loss(*, is_tls: bool) -> str:
     return f"the connection was lost before anything came: {hint}"
 
 
-class TransportResponse(Protocol):
-    """A status, and a body to be read as it arrives."""
+class Response(Protocol):
+    """A response that has begun, or will begin, over the connection that sent the request."""
 
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        ...
-
-    @property
-    def is_read(self) -> bool:
-        """Whether it is known that nothing is left of the body."""
-        ...
-
-    async def read(self) -> bytes:
-        """Return what has arrived of the body, nothing at its end.
-
-        Raises:
-            TransportError: the body ended too early.
-        """
-        ...
-
-    def close(self) -> None:
-        """Read no more, and give the connection back."""
-        ...
-
-
-class SentRequest(Protocol):
-    """A request that was sent over a kept connection, and what has arrived of its response."""
+    on_change: Callable[[], object] | None
+    """Is called when something has arrived, or nothing more will; see `wait_for_change`."""
 
     @property
     def status(self) -> int:
@@ -189,8 +173,8 @@ class SentRequest(Protocol):
         ...
 
     @property
-    def is_read(self) -> bool:
-        """Whether it is known that nothing is left of the body."""
+    def is_complete(self) -> bool:
+        """Whether all of the body has arrived."""
         ...
 
     @property
@@ -207,26 +191,42 @@ class SentRequest(Protocol):
         ...
 
 
+async def wait_for_change(response: Response) -> None:
+    """Return when something more of a response has arrived.
+
+    Raises:
+        TransportError: nothing more will arrive.
+    """
+    if response.error is not None:
+        raise response.error
+    changed = asyncio.Event()
+    response.on_change = changed.set
+    try:
+        await changed.wait()
+    finally:
+        response.on_change = None
+
+
 class Transport(Protocol):
-    """Sends HTTP/1.1 requests. Belongs to one event loop; whoever calls bounds calls and bodies."""
+    """Sends HTTP/1.1 requests. Belongs to one event loop; whoever calls bounds calls and bodies.
+
+    `head` begins with the request line and lacks the length of `body`, which ends it.
+    """
 
     async def send(
         self, origin: Origin, head: bytes, body: bytes, *, connect_timeout: float | None = None
-    ) -> TransportResponse:
-        """Send a request, and return its response, to be closed, once the head is here.
+    ) -> Response:
+        """Send a request, and return its response, to be closed, once it has begun.
 
-        `head` begins with the request line and lacks the length of `body`, which ends it. A new
-        connection may take `connect_timeout` seconds.
+        A new connection may take `connect_timeout` seconds.
 
         Raises:
             TransportError: no response came.
         """
         ...
 
-    def send_nowait(
-        self, origin: Origin, head: bytes, body: bytes, on_change: Callable[[], object]
-    ) -> SentRequest | None:
-        """Send a request if that needs no waiting, and call `on_change` when something arrives.
+    def send_nowait(self, origin: Origin, head: bytes, body: bytes) -> Response | None:
+        """Send a request if that needs no waiting. Return its response, which begins later.
 
         `None`: there is no kept connection that is free, or the body is large.
         """

@@ -1,7 +1,7 @@
 """Exchanges a call and its answer with a backend, and tells the caller of the end once.
 
-A call over a kept connection goes on by callbacks: a task for each call, which waits for the
-answer, would cost more than the rest of the call does.
+An answer is delivered by callbacks: a task for each call, which waits for the answer, would cost
+more than the rest of the call does.
 """
 
 import asyncio
@@ -10,21 +10,23 @@ from http import HTTPStatus
 
 import msgspec
 
+from gateway.errors import Overloaded
 from gateway.tasks import log_failure
 from gateway.upstream.base import (
     CallFailed,
     Cause,
     OnEnd,
     Receive,
-    SentRequest,
+    Response,
     TransportError,
+    wait_for_change,
 )
 from wire.protocol import UNREADABLE, Call, Done, Failed, Frame, FrameReader, Refusal, Report
 
 MAX_REFUSAL_BYTES = 64 * 1024
 # Comparing with a member of an enumeration takes longer.
 _OK = HTTPStatus.OK.value
-# Seconds of waiting for a slot after which the remaining time of items is computed anew.
+# Seconds of waiting for a turn after which the remaining time of items is computed anew.
 _NOTICEABLE_WAIT = 0.01
 
 _refusal_decoder = msgspec.msgpack.Decoder(Refusal)
@@ -33,7 +35,8 @@ _refusal_decoder = msgspec.msgpack.Decoder(Refusal)
 class CallExchange:
     """Delivers the answer of one call, and tells the caller once how the call ended.
 
-    Either `follow` delivers what arrives over a kept connection, or a task calls `feed` and `end`.
+    A call first waits for its turn. `begin` returns what to send, and `follow` takes the response.
+    `on_over` is called at the end, before the caller is told.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class CallExchange:
         idle_timeout: float,
         receive: Receive,
         on_end: OnEnd,
+        on_over: "Callable[[CallExchange], object]",
     ) -> None:
         self._call = call
         self._missing = set(range(len(call.items)))
@@ -53,61 +57,64 @@ class CallExchange:
         self._idle_timeout = idle_timeout
         self._receive = receive
         self._on_end: OnEnd | None = on_end
+        self._on_over = on_over
         self._frames = FrameReader()
         self._report: Report | None = None
         self._refusal = b""
-        self._sent: SentRequest | None = None
-        self._stop: Callable[[], object] | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._response: Response | None = None
+        self._is_over = False
+        self.has_begun = False
+        self._silent_at = min(deadline, self._created + idle_timeout)
+        """When the call ends unless something is heard before."""
+        self._timer = self._loop.call_at(self._silent_at, self._time_out)
 
-    def message(self, sender: int) -> Call:
-        """Return the call as `sender` sends it now.
+    def begin(self, sender: int) -> Call:
+        """Return the call as `sender` sends it now that it has its turn.
 
-        The time that the call waited for a slot is taken from what remains to its items.
+        The time that the call waited is taken from what remains to its items, and was no silence of
+        the backend.
         """
+        self.has_begun = True
         now, items = self._loop.time(), self._call.items
+        self._silent_at = min(self._deadline, now + self._idle_timeout)
         if (waited := now - self._created) > _NOTICEABLE_WAIT:
             items = [
                 msgspec.structs.replace(item, remaining=item.remaining - waited) for item in items
             ]
         return msgspec.structs.replace(self._call, items=items, sender=sender, sent=now)
 
-    def silent_at(self) -> float:
-        """Return the loop time at which the call ends unless something is heard from now on."""
-        return min(self._deadline, self._loop.time() + self._idle_timeout)
+    def connect(self, task: "asyncio.Task[None]") -> None:
+        """Cancel `task`, which connects and sends, if the call ends before `follow`."""
+        self._connecting = task
 
-    def follow(self, sent: SentRequest, on_over: Callable[["CallExchange"], object]) -> None:
-        """Deliver what arrives in answer to the request that was just `sent`."""
-        self._sent, self._on_over = sent, on_over
-        self._silent_at = self.silent_at()
-        self._timer = self._loop.call_at(self._silent_at, self._time_out)
-
-    def on_cancel(self, stop: Callable[[], object]) -> None:
-        """Call `stop` if the caller leaves."""
-        self._stop = stop
+    def follow(self, response: Response) -> None:
+        """Deliver the response to the call, what has arrived of it at once."""
+        self._connecting, self._response = None, response
+        response.on_change = self._note_change
+        if response.status:
+            self._note_change()
 
     def cancel(self) -> None:
         """Receive nothing more, and tell the caller nothing."""
         self._on_end = None
-        if self._stop is not None:
-            self._stop()
-        self._close(asyncio.CancelledError())
+        self.close(asyncio.CancelledError())
 
-    def close(self) -> None:
-        """Receive nothing more; the caller is told that the call was cancelled."""
-        self._close(asyncio.CancelledError())
+    def close(self, error: BaseException | None) -> None:
+        """Receive nothing more, and tell the caller of the end.
 
-    def note_change(self) -> None:
-        """Deliver what has arrived since the last time, or how the connection was lost."""
-        sent = self._sent
-        if sent is None:
+        Without an `error`, the answer has ended where it should.
+        """
+        if self._is_over:
             return
-        try:
-            self._deliver(sent)
-        except CallFailed as error:
-            self._close(error)
-        except Exception as bug:  # noqa: BLE001 - whatever it is, the caller may not go on waiting
-            log_failure(bug)
-            self._close(bug)
+        self._is_over = True
+        self._timer.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+        if self._response is not None:
+            self._response.close()
+        self._on_over(self)
+        self._tell(error)
 
     def feed(self, chunk: bytes) -> None:
         """Deliver the frames that end in the next `chunk` of the answer.
@@ -132,45 +139,49 @@ class CallExchange:
                 self._missing.difference_update([outcome.index for outcome in outcomes])
                 self._receive(outcomes)
             if not self._missing and self._report is not None:
-                self.end(self._report)  # the caller need not wait for the end of the bytes
+                self._tell(self._report)  # the caller need not wait for the end of the bytes
 
-    def end(self, how: Report | BaseException | None = None) -> None:
-        """Tell the caller of the end. Without `how`, the answer has ended where it should."""
+    def _tell(self, how: Report | BaseException | None) -> None:
         on_end, self._on_end = self._on_end, None
         if on_end is not None:
-            cut = CallFailed(Cause.CUT, "the backend's answer ended too early")
-            on_end(how or self._report or cut)
+            end = how or self._report
+            on_end(end or CallFailed(Cause.CUT, "the backend's answer ended too early"))
 
-    def _deliver(self, sent: SentRequest) -> None:
-        status = sent.status
-        is_refused = status != _OK
-        if status and (chunk := sent.take()):
-            if is_refused:
-                self._refusal += chunk
-                check_size(len(self._refusal), MAX_REFUSAL_BYTES)
-            else:
-                self.feed(chunk)
-            self._silent_at = self.silent_at()
-        if sent.is_read:
-            self._close(refused(status, self._refusal) if is_refused else None)
-        elif sent.error is not None:
-            raise explain_failure(sent.error, has_begun=status != 0)
+    def _note_change(self) -> None:
+        """Deliver what has arrived since the last time, or how the connection was lost."""
+        response = self._response
+        if response is None or self._is_over:
+            return
+        try:
+            self._deliver(response)
+        except CallFailed as error:
+            self.close(error)
+        except Exception as bug:  # noqa: BLE001 - whatever it is, the caller may not go on waiting
+            log_failure(bug)
+            self.close(bug)
+
+    def _deliver(self, response: Response) -> None:
+        status, chunk = response.status, response.take()
+        if chunk and status == _OK:
+            self.feed(chunk)
+        elif chunk:
+            self._refusal += chunk
+            check_size(len(self._refusal), MAX_REFUSAL_BYTES)
+        if response.is_complete:
+            self.close(None if status == _OK else refused(status, self._refusal))
+        elif response.error is not None:
+            raise explain_failure(response.error, has_begun=status != 0)
+        elif chunk:
+            self._silent_at = min(self._deadline, self._loop.time() + self._idle_timeout)
 
     def _time_out(self) -> None:
         if self._loop.time() < self._silent_at:  # something was heard meanwhile
             self._timer = self._loop.call_at(self._silent_at, self._time_out)
+        elif self.has_begun:
+            self.close(CallFailed(Cause.TIMED_OUT, "the backend did not answer in time"))
         else:
-            self._close(CallFailed(Cause.TIMED_OUT, "the backend did not answer in time"))
-
-    def _close(self, error: BaseException | None) -> None:
-        """Give the connection back, and tell the caller of the end."""
-        if self._sent is None:
-            return
-        sent, self._sent = self._sent, None
-        self._timer.cancel()
-        sent.close()
-        self._on_over(self)
-        self.end(error)
+            detail = "the backend has the maximum number of calls in flight"
+            self.close(CallFailed(Cause.REFUSED, detail, status=503, code=Overloaded.code))
 
 
 def explain_failure(error: TransportError, *, has_begun: bool) -> CallFailed:
@@ -184,6 +195,22 @@ def check_size(size: int, limit: int) -> None:
     """Raise `CallFailed` where an answer has more than `limit` bytes."""
     if size > limit:
         raise CallFailed(Cause.CUT, f"the backend's answer is over {limit} bytes")
+
+
+async def read_body(response: Response, limit: int) -> bytes:
+    """Return the whole body of a response.
+
+    Raises:
+        TransportError: it ended too early.
+        CallFailed: it is longer than `limit` bytes.
+    """
+    body = bytearray()
+    while True:
+        body += response.take()
+        check_size(len(body), limit)
+        if response.is_complete:
+            return bytes(body)
+        await wait_for_change(response)
 
 
 def refused(status: int, body: bytes) -> CallFailed:

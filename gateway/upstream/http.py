@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from http import HTTPStatus
@@ -11,7 +10,6 @@ from typing import Literal, Self, TypeVar
 import msgspec
 
 from gateway.config.document import RoutingConfig
-from gateway.errors import Overloaded
 from gateway.sockets.certificate_files import LOOK_INTERVAL, follow_files
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 from gateway.tasks import TaskScope
@@ -21,18 +19,12 @@ from gateway.upstream.base import (
     Cause,
     OnEnd,
     Receive,
+    Response,
     Transport,
     TransportError,
-    TransportResponse,
     locate,
 )
-from gateway.upstream.exchange import (
-    MAX_REFUSAL_BYTES,
-    CallExchange,
-    check_size,
-    explain_failure,
-    refused,
-)
+from gateway.upstream.exchange import CallExchange, explain_failure, read_body, refused
 from gateway.upstream.tls import ClientTls
 from gateway.upstream.transport import BackendTransport
 from wire.plans import ASSIGNMENT_PATH, Assignment, PlanTrial, ServingPlans
@@ -53,50 +45,13 @@ T = TypeVar("T")
 
 MAX_STATE_BYTES = 4 * 1024 * 1024
 
-_call_encoder = msgspec.msgpack.Encoder()
+_encoder = msgspec.msgpack.Encoder()
 _state_decoder = msgspec.msgpack.Decoder(ServingState)
 _verdict_decoder = msgspec.msgpack.Decoder(PlanVerdict)
 
 
-class _Slots:
-    """Bounds concurrent calls. A slot that is free is taken at once, others in turn."""
-
-    def __init__(self, limit: int) -> None:
-        self._free = limit
-        self._waiters: deque[asyncio.Future[None]] = deque()
-
-    def take(self) -> bool:
-        """Take a slot if one is free; `release` gives it back."""
-        if not self._free:
-            return False
-        self._free -= 1
-        return True
-
-    async def wait(self) -> None:
-        """Take a slot once one is free."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if not waiter.cancelled():  # a slot came at the same moment
-                self.release()
-            elif waiter in self._waiters:
-                self._waiters.remove(waiter)
-            raise
-
-    def release(self) -> None:
-        """Give a slot to who waits for the longest time, or free it."""
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-        self._free += 1
-
-
 class _Channel:
-    """Holds what calls to one backend share: request heads, and a bound on concurrent calls."""
+    """Holds what calls to one backend share: their head, and a bound on concurrent calls."""
 
     def __init__(self, endpoint: Endpoint, limit: int, token: bytes) -> None:
         self.address = (endpoint.url, endpoint.server_name)
@@ -105,12 +60,16 @@ class _Channel:
         common = b" HTTP/1.1\r\nhost: %b\r\ncontent-type: %b\r\n" % (host, MEDIA_TYPE.encode())
         if token:
             common += b"%b: %b\r\n" % (TOKEN_HEADER.encode(), token)
-        self.call_head = b"POST %b%b%b" % (path, CALL_PATH.encode(), common)
-        self.state_head = b"GET %b%b%b" % (path, STATE_PATH.encode(), common)
-        self.reload_head = b"POST %b%b%b" % (path, RELOAD_PATH.encode(), common)
-        self.check_head = b"POST %b%b%b" % (path, CHECK_PATH.encode(), common)
-        self.assignment_head = b"POST %b%b%b" % (path, ASSIGNMENT_PATH.encode(), common)
-        self.slots = _Slots(limit)
+        self._path, self._common = path, common
+        self.call_head = self.head(b"POST", CALL_PATH)
+        self.free = limit
+        """How many calls may begin at once."""
+        self.waiting: dict[CallExchange, None] = {}
+        """The calls that wait for their turn, in order."""
+
+    def head(self, method: bytes, path: str) -> bytes:
+        """Return the head of requests of `path`."""
+        return b"%b %b%b%b" % (method, self._path, path.encode(), self._common)
 
 
 class HttpBackendClient:
@@ -148,9 +107,10 @@ class HttpBackendClient:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        # Calls that wait come first: none of them may begin now.
+        for exchange in sorted(self._exchanges, key=lambda each: each.has_begun):
+            exchange.close(asyncio.CancelledError())
         await self._tasks.__aexit__(None, None, None)
-        for exchange in tuple(self._exchanges):
-            exchange.close()
         for transport in self._transports.values():
             await transport.aclose()
 
@@ -179,133 +139,120 @@ class HttpBackendClient:
         """See `BackendClient.start_call`."""
         channel = self._channel(endpoint)
         exchange = CallExchange(
-            call, deadline=deadline, idle_timeout=idle_timeout, receive=receive, on_end=on_end
+            call,
+            deadline=deadline,
+            idle_timeout=idle_timeout,
+            receive=receive,
+            on_end=on_end,
+            on_over=partial(self._call_over, channel),
         )
-        if not self._send_now(channel, exchange):
-            task = self._tasks.create_task(self._run_call(channel, exchange))
-            exchange.on_cancel(task.cancel)
+        self._exchanges.add(exchange)
+        if not channel.free:
+            channel.waiting[exchange] = None
+            return exchange
+        channel.free -= 1
+        try:
+            self._begin(channel, exchange)
+        except BaseException:  # whatever it is, another call may have its turn
+            exchange.cancel()
+            raise
         return exchange
 
     async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
         """See `BackendClient.state`."""
-        channel = self._channel(endpoint)
-        fetching = self._fetch(channel, time_limit, channel.state_head, b"", _state_decoder)
-        return await self._tasks.run(fetching)
+        return await self._ask(endpoint, STATE_PATH, None, _state_decoder, time_limit)
 
     async def reload(
         self, endpoint: Endpoint, plans: ServingPlans, *, time_limit: float
     ) -> ServingState:
         """See `BackendClient.reload`."""
-        channel, body = self._channel(endpoint), _call_encoder.encode(plans)
-        fetching = self._fetch(channel, time_limit, channel.reload_head, body, _state_decoder)
-        return await self._tasks.run(fetching)
+        return await self._ask(endpoint, RELOAD_PATH, plans, _state_decoder, time_limit)
 
     async def assign(
         self, endpoint: Endpoint, assignment: Assignment, *, time_limit: float
     ) -> ServingState:
-        """Have a backend serve other models; see `AssignmentClient`."""
-        channel, body = self._channel(endpoint), _call_encoder.encode(assignment)
-        head = channel.assignment_head
-        return await self._tasks.run(self._fetch(channel, time_limit, head, body, _state_decoder))
+        """See `BackendClient.assign`."""
+        return await self._ask(endpoint, ASSIGNMENT_PATH, assignment, _state_decoder, time_limit)
 
     async def check(
         self, endpoint: Endpoint, trial: PlanTrial, *, time_limit: float
     ) -> PlanVerdict:
         """See `BackendClient.check`."""
-        channel, body = self._channel(endpoint), _call_encoder.encode(trial)
-        fetching = self._fetch(channel, time_limit, channel.check_head, body, _verdict_decoder)
-        return await self._tasks.run(fetching)
+        return await self._ask(endpoint, CHECK_PATH, trial, _verdict_decoder, time_limit)
 
-    def _send_now(self, channel: _Channel, exchange: CallExchange) -> bool:
-        """Send a call over a kept connection; `False` where none, or no slot, is free."""
-        if not channel.slots.take():
-            return False
+    def _begin(self, channel: _Channel, exchange: CallExchange) -> None:
+        """Send a call that has its turn: over a kept connection, or else in a task."""
+        body = _encoder.encode(exchange.begin(self._sender))
+        response = self._transport.send_nowait(channel.origin, channel.call_head, body)
+        if response is not None:
+            exchange.follow(response)
+        else:
+            sending = self._send_call(channel, body, exchange)
+            exchange.connect(self._tasks.create_task(sending))
+
+    async def _send_call(self, channel: _Channel, body: bytes, exchange: CallExchange) -> None:
         try:
-            body = self._encode(exchange)
-            sent = self._transport.send_nowait(
-                channel.origin, channel.call_head, body, exchange.note_change
-            )
-        except BaseException:  # whatever it is, the slot is free again
-            channel.slots.release()
-            raise
-        if sent is None:
-            channel.slots.release()
-            return False
-        self._exchanges.add(exchange)
-        exchange.follow(sent, partial(self._exchange_over, channel))
-        return True
-
-    def _encode(self, exchange: CallExchange) -> bytes:
-        return _call_encoder.encode(exchange.message(self._sender))
-
-    def _exchange_over(self, channel: _Channel, exchange: CallExchange) -> None:
-        channel.slots.release()
-        self._exchanges.discard(exchange)
-
-    async def _run_call(self, channel: _Channel, exchange: CallExchange) -> None:
-        try:
-            await self._stream_reply(channel, exchange)
-            exchange.end()
-        except CallFailed as error:
-            exchange.end(error)
+            response = await self._send(channel, channel.call_head, body)
+        except TransportError as error:
+            exchange.close(explain_failure(error, has_begun=False))
         except BaseException as error:
             # Whatever ends this task, the caller may not go on waiting for it.
-            exchange.end(error)
+            exchange.close(error)
             raise
+        else:
+            exchange.follow(response)
 
-    async def _stream_reply(self, channel: _Channel, exchange: CallExchange) -> None:
-        """Send the call, and deliver the frames of its answer until it ends."""
-        response: TransportResponse | None = None
-        has_slot = False
-        try:
-            async with asyncio.timeout_at(exchange.silent_at()) as scope:
-                if not channel.slots.take():
-                    await channel.slots.wait()
-                    # From here anew: waiting for a free slot is not silence of the backend.
-                    scope.reschedule(exchange.silent_at())
-                has_slot = True
-                body = self._encode(exchange)
-                response = await self._send(channel, channel.call_head, body)
-                await _deliver(response, exchange, scope)
-        except TimeoutError as error:
-            if not has_slot:
-                detail = "the backend has the maximum number of calls in flight"
-                refused = CallFailed(Cause.REFUSED, detail, status=503, code=Overloaded.code)
-                raise refused from error
-            raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
-        except TransportError as error:
-            raise explain_failure(error, has_begun=response is not None) from error
-        finally:
-            if has_slot:
-                channel.slots.release()
-            if response is not None:
-                response.close()
+    def _call_over(self, channel: _Channel, exchange: CallExchange) -> None:
+        """Give the turn of a call that is over to the one that waits for the longest time."""
+        self._exchanges.discard(exchange)
+        if not exchange.has_begun:
+            del channel.waiting[exchange]
+        elif channel.waiting:
+            following = next(iter(channel.waiting))
+            del channel.waiting[following]
+            try:
+                self._begin(channel, following)
+            except Exception as error:  # noqa: BLE001 - it ends that call, not the one before
+                following.close(error)
+        else:
+            channel.free += 1
 
-    async def _fetch(
+    async def _ask(
         self,
-        channel: _Channel,
-        time_limit: float,
-        head: bytes,
-        content: bytes,
+        endpoint: Endpoint,
+        path: str,
+        message: msgspec.Struct | None,
         decoder: msgspec.msgpack.Decoder[T],
+        time_limit: float,
     ) -> T:
-        response: TransportResponse | None = None
+        """Send a `message` that is no call, or `GET` without one. Return the decoded answer."""
+        channel = self._channel(endpoint)
+        head = channel.head(b"GET" if message is None else b"POST", path)
+        content = b"" if message is None else _encoder.encode(message)
+        asking = self._exchange_whole(channel, head, content, time_limit)
+        try:
+            return decoder.decode(await self._tasks.run(asking))
+        except UNREADABLE as error:
+            raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
+
+    async def _exchange_whole(
+        self, channel: _Channel, head: bytes, content: bytes, time_limit: float
+    ) -> bytes:
+        response: Response | None = None
         try:
             async with asyncio.timeout(time_limit):
                 response = await self._send(channel, head, content)
-                body = await _body(response, MAX_STATE_BYTES)
-            if response.status != HTTPStatus.OK:
-                raise refused(response.status, body)
-            return decoder.decode(body)
+                body = await read_body(response, MAX_STATE_BYTES)
         except TimeoutError as error:
             raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
         except TransportError as error:
             raise explain_failure(error, has_begun=response is not None) from error
-        except UNREADABLE as error:
-            raise CallFailed(Cause.CUT, "the backend's answer cannot be read") from error
         finally:
             if response is not None:
                 response.close()
+        if response.status != HTTPStatus.OK:
+            raise refused(response.status, body)
+        return body
 
     def _transport_of(self, client: Literal["native", "httpx"]) -> Transport:
         if client not in self._transports:
@@ -319,7 +266,7 @@ class HttpBackendClient:
                 self._transports[client] = HttpxTransport(tls=tls, tcp_keepalive=tcp_keepalive)
         return self._transports[client]
 
-    async def _send(self, channel: _Channel, head: bytes, body: bytes) -> TransportResponse:
+    async def _send(self, channel: _Channel, head: bytes, body: bytes) -> Response:
         return await self._transport.send(
             channel.origin, head, body, connect_timeout=self._routing.connect_timeout
         )
@@ -334,24 +281,3 @@ class HttpBackendClient:
             except ValueError as error:
                 raise CallFailed(Cause.UNREACHABLE, "the backend's URL is not one") from error
         return channel
-
-
-async def _deliver(
-    response: TransportResponse, exchange: CallExchange, scope: asyncio.Timeout
-) -> None:
-    """Deliver the frames of a response as they arrive."""
-    if response.status != HTTPStatus.OK:
-        raise refused(response.status, await _body(response, MAX_REFUSAL_BYTES))
-    while chunk := await response.read():
-        exchange.feed(chunk)
-        if response.is_read:
-            return
-        scope.reschedule(exchange.silent_at())
-
-
-async def _body(response: TransportResponse, limit: int) -> bytes:
-    body = bytearray()
-    while chunk := await response.read():
-        body += chunk
-        check_size(len(body), limit)
-    return bytes(body)

@@ -5,6 +5,7 @@ a kept connection for the response to the next request, and an answer must never
 costs several times what `transport.BackendTransport` does, and is for proxies and debugging.
 """
 
+import asyncio
 import contextlib
 import ssl
 from collections.abc import Callable, Mapping
@@ -35,8 +36,7 @@ class HttpxTransport:
     ) -> None:
         self._tls = tls or ClientTls()
         self._tcp_keepalive = tcp_keepalive
-        self._closing = TaskScope()
-        self._open: set[HttpxResponse] = set()
+        self._tasks = TaskScope()
 
     async def send(
         self, origin: Origin, head: bytes, body: bytes, *, connect_timeout: float | None = None
@@ -59,30 +59,20 @@ class HttpxTransport:
             response = await client.send(request, stream=True)
         except BaseException as error:
             # Also when cancelled: the connection may be open.
-            self._closing.start(client.aclose())
+            self._tasks.start(client.aclose())
             if isinstance(error, _FAILURES):
                 raise TransportError(_reason(error, is_tls=origin.scheme == "https")) from error
             raise
-        opened = HttpxResponse(self, client, response)
-        self._open.add(opened)
+        opened = HttpxResponse(response, client)
+        opened.begin(self._tasks)
         return opened
 
-    def send_nowait(
-        self, origin: Origin, head: bytes, body: bytes, on_change: Callable[[], object]
-    ) -> None:
+    def send_nowait(self, origin: Origin, head: bytes, body: bytes) -> None:
         """See `Transport.send_nowait`: it keeps no connections."""
 
     async def aclose(self) -> None:
         """Close every connection."""
-        for response in tuple(self._open):
-            response.close()
-        await self._closing.__aexit__(None, None, None)
-
-    def finished(self, response: "HttpxResponse") -> None:
-        """Close the connection of a response that was read, or given up."""
-        if response in self._open:
-            self._open.discard(response)
-            self._closing.start(response.aclose())
+        await self._tasks.__aexit__(None, None, None)
 
     async def _trace(self, event: str, details: Mapping[str, Any]) -> None:
         if event == "connection.connect_tcp.complete":
@@ -90,38 +80,55 @@ class HttpxTransport:
 
 
 class HttpxResponse:
-    """`TransportResponse` over httpx."""
+    """`Response` over httpx. The next piece is received once the one before was taken."""
 
-    def __init__(
-        self, transport: HttpxTransport, client: httpx.AsyncClient, response: httpx.Response
-    ) -> None:
+    def __init__(self, response: httpx.Response, client: httpx.AsyncClient) -> None:
         self.status = response.status_code
-        self._transport = transport
-        self._client = client
+        self.is_complete = False
+        self.error: TransportError | None = None
+        self.on_change: Callable[[], object] | None = None
         self._response = response
-        self._chunks = response.aiter_raw()
-        self.is_read = False
-        """Never known before `read` returned nothing."""
+        self._client = client
+        self._chunk = b""
+        self._is_taken = asyncio.Event()
+        self._receiving: asyncio.Task[None] | None = None
 
-    async def read(self) -> bytes:
-        """See `TransportResponse.read`."""
-        try:
-            async for chunk in self._chunks:
-                if chunk:
-                    return chunk
-        except _FAILURES as error:
-            raise TransportError(f"the connection was lost: {type(error).__name__}") from error
-        return b""
+    def begin(self, tasks: TaskScope) -> None:
+        """Receive the body in a task."""
+        self._receiving = tasks.create_task(self._receive())
+
+    def take(self) -> bytes:
+        """See `Response.take`."""
+        chunk, self._chunk = self._chunk, b""
+        self._is_taken.set()
+        return chunk
 
     def close(self) -> None:
-        """Read no more."""
-        self._transport.finished(self)
+        """See `Response.close`."""
+        self.on_change = None
+        if self._receiving is not None:
+            self._receiving.cancel()
 
-    async def aclose(self) -> None:
-        """Close the connection."""
-        with contextlib.suppress(*_FAILURES):
-            await self._response.aclose()
-        await self._client.aclose()
+    async def _receive(self) -> None:
+        """Receive the body, then close the connection."""
+        try:
+            async for chunk in self._response.aiter_raw():
+                self._chunk = chunk
+                self._is_taken.clear()
+                self._note_change()
+                await self._is_taken.wait()
+            self.is_complete = True
+        except _FAILURES as error:
+            self.error = TransportError(f"the connection was lost: {type(error).__name__}")
+        finally:
+            with contextlib.suppress(*_FAILURES):
+                await self._response.aclose()
+            await self._client.aclose()
+        self._note_change()
+
+    def _note_change(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
 
 
 def _request(origin: Origin, head: bytes, body: bytes) -> httpx.Request:

@@ -2,16 +2,14 @@
 
 import asyncio
 import ssl
-from collections import deque
 from collections.abc import Callable
-from functools import partial
 
 import httptools
 from typing_extensions import override
 
 from gateway.sockets.tcp_keepalive import discard_at_close
-from gateway.upstream.base import TransportError, explain_early_loss
-from gateway.upstream.tls import explain
+from gateway.upstream.base import Origin, TransportError, explain_early_loss, wait_for_change
+from gateway.upstream.tls import ClientTls, explain
 
 # Larger bodies are sent in pieces, so that none of them holds the loop for long.
 PIECE_BYTES = 256 * 1024
@@ -22,53 +20,61 @@ _FIRST_FINAL_STATUS = 200
 
 
 class HttpClientProtocol(asyncio.Protocol):
-    """A connection, made with `context` if over TLS, and the request in progress on it.
+    """A connection to `origin`, made with `context` if over TLS, and the request in progress on it.
 
-    Implements `SentRequest` and `TransportResponse` until its user closes the response.
+    Implements `Response` until its user closes the response. `on_close` then takes it back.
     """
 
-    def __init__(self, context: ssl.SSLContext | None) -> None:
-        self.context = context
-        self._loop = asyncio.get_running_loop()
+    def __init__(
+        self,
+        origin: Origin,
+        context: ssl.SSLContext | None,
+        on_close: "Callable[[HttpClientProtocol], object]",
+    ) -> None:
+        self.origin = origin
+        self._context = context
+        self._on_close = on_close
         self._parser = httptools.HttpResponseParser(self)
         self._header_bytes = 0
         self._is_framed = self._has_heard = False
-        self._chunks: deque[bytes] = deque()
+        self._chunks: list[bytes] = []
         self._buffered = 0
         self.status = 0
         """Of the response in progress, once its head is here."""
-        self._is_complete = self._is_sent = True
+        self.is_complete = self._is_sent = True
         self._keeps_alive = True
         self._is_paused = self._is_blocked = False
         self.error: TransportError | None = None
         """Why the connection is of no use any more."""
         self.on_change: Callable[[], object] | None = None
-        """Is called when something has arrived, and when the connection is lost."""
-        self.on_close: Callable[[HttpClientProtocol], object] | None = None
-        """Takes the connection back when the response is closed."""
 
-    @property
-    def is_reusable(self) -> bool:
-        """Whether another request may be sent."""
-        whole = self._is_sent and self._is_complete and not self._chunks
-        return whole and self._keeps_alive and self.error is None
-
-    @property
-    def is_read(self) -> bool:
-        """Whether the whole body was read."""
-        return self._is_complete and not self._chunks
+    def is_reusable(self, tls: ClientTls) -> bool:
+        """Return whether another request may be sent: not if certificates were renewed since."""
+        return (
+            self._is_sent
+            and self.is_complete
+            and self._keeps_alive
+            and not self._chunks
+            and self.error is None
+            and (self._context is None or self._context is tls.context)
+        )
 
     async def send(self, head: bytes, body: bytes) -> None:
         """Send a request, or as much of it as is taken before the response begins."""
         if len(body) <= PIECE_BYTES:
             self.send_whole(head, body)
-            return
+        else:
+            await self._send_pieces(head, body)
+        while not self.status:
+            await wait_for_change(self)
+
+    async def _send_pieces(self, head: bytes, body: bytes) -> None:
         self.send_whole(head, b"", length=len(body))
         self._is_sent = False
         for at in range(0, len(body), PIECE_BYTES):
             self._transport.write(body[at : at + PIECE_BYTES])
             while self._is_blocked and not self.status:
-                await self._wait()
+                await wait_for_change(self)
             if self.status:  # it was refused, and nobody reads the rest
                 return
         self._is_sent = True
@@ -76,28 +82,13 @@ class HttpClientProtocol(asyncio.Protocol):
     def send_whole(self, head: bytes, body: bytes, *, length: int | None = None) -> None:
         """Send a request whose body is not too large for one write; `length` is its length."""
         self._header_bytes = self.status = 0
-        self._is_complete = False
+        self.is_complete = False
         length = len(body) if length is None else length
         self._transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (head, length, body))
 
-    async def receive_head(self) -> None:
-        """Wait until the response has begun."""
-        while not self.status:
-            await self._wait()
-
-    async def read(self) -> bytes:
-        """Return what has arrived of the body, nothing at its end."""
-        while not self._chunks:
-            if self._is_complete:
-                return b""
-            await self._wait()
-        return self.take()
-
     def take(self) -> bytes:
         """Return what has arrived of the body since the last time."""
-        if not self._chunks:
-            return b""
-        whole = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        whole = b"".join(self._chunks)
         self._chunks.clear()
         self._buffered = 0
         if self._is_paused:
@@ -106,11 +97,9 @@ class HttpClientProtocol(asyncio.Protocol):
         return whole
 
     def close(self) -> None:
-        """Read no more of the response, and give the connection back. See `SentRequest.close`."""
-        on_close, self.on_close = self.on_close, None
-        if on_close is not None:
-            self.on_change = None
-            on_close(self)
+        """Read no more of the response, and give the connection back."""
+        self.on_change = None
+        self._on_close(self)
 
     def abort(self, *, discard: bool = False) -> None:
         """Close at once; `discard` what did not arrive yet."""
@@ -126,7 +115,7 @@ class HttpClientProtocol(asyncio.Protocol):
     @override
     def data_received(self, data: bytes) -> None:
         self._has_heard = True
-        if self._is_complete:
+        if self.is_complete:
             self._fail(TransportError("bytes came that no request asked for"))
             return
         try:
@@ -139,7 +128,7 @@ class HttpClientProtocol(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is None and self.status and not self._is_framed:
             # A body without a length ends with its connection, unless that was reset.
-            self._is_complete = True
+            self.is_complete = True
         if self.error is None:
             self.error = TransportError(self._why_lost(exc))
         self._note_change()
@@ -149,7 +138,7 @@ class HttpClientProtocol(asyncio.Protocol):
             return explain(exc)
         if self._has_heard:
             return "the connection was lost"
-        return explain_early_loss(is_tls=self.context is not None)
+        return explain_early_loss(is_tls=self._context is not None)
 
     @override
     def pause_writing(self) -> None:
@@ -162,7 +151,7 @@ class HttpClientProtocol(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """Notice a second answer to one request: what follows could be mistaken for another's."""
-        if self._is_complete:
+        if self.is_complete:
             self.error = TransportError("bytes came that no request asked for")
         self._is_framed = False
 
@@ -176,7 +165,7 @@ class HttpClientProtocol(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Let the response begin, unless it says that it comes later."""
-        if self._is_complete:
+        if self.is_complete:
             return
         status = self._parser.get_status_code()
         if status >= _FIRST_FINAL_STATUS:
@@ -185,7 +174,7 @@ class HttpClientProtocol(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """Keep a piece of the body until it is read."""
-        if self._is_complete:
+        if self.is_complete:
             return
         self._chunks.append(body)
         self._buffered += len(body)
@@ -196,27 +185,12 @@ class HttpClientProtocol(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """End the exchange."""
         if self.status:
-            self._is_complete = True
+            self.is_complete = True
 
     def _fail(self, error: TransportError) -> None:
         self.error = self.error or error
         self._transport.abort()
 
-    async def _wait(self) -> None:
-        if self.error is not None:
-            raise self.error
-        waiter = self._loop.create_future()
-        self.on_change = partial(_resolve, waiter)
-        try:
-            await waiter
-        finally:
-            self.on_change = None
-
     def _note_change(self) -> None:
         if self.on_change is not None:
             self.on_change()
-
-
-def _resolve(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)

@@ -43,7 +43,7 @@ class ClientTls:
         Raises:
             ConfigurationError: it was never read, and the files cannot be used.
         """
-        return self._context or self._take(self._signature_now())
+        return self._context or self._read(signature_of(self._files))
 
     def renew(self) -> bool:
         """Read the files if they are others than those read last; return whether they are.
@@ -51,20 +51,13 @@ class ClientTls:
         Raises:
             ConfigurationError: they cannot be used; nothing has changed.
         """
-        signature = self._signature_now()
+        signature = signature_of(self._files)
         if signature == self._signature:  # nothing is read where there are no files
             return False
-        self._take(signature)
+        self._read(signature)
         return True
 
-    def _signature_now(self) -> Signature:
-        return signature_of(self._files)
-
-    def _take(self, signature: Signature) -> ssl.SSLContext:
-        self._context, self._signature = self._read(), signature
-        return self._context
-
-    def _read(self) -> ssl.SSLContext:
+    def _read(self, signature: Signature) -> ssl.SSLContext:
         ca, certificate, key = self._ca, self._certificate, self._key
         if key is not None and certificate is None:
             detail = "a key needs its certificate: set `SLUICEGATE_UPSTREAM_CERTIFICATE`, too"
@@ -75,6 +68,7 @@ class ClientTls:
             raise ConfigurationError("it holds no certificates in PEM", file=str(ca)) from error
         if certificate is not None:
             load_certificate(context, certificate, key)
+        self._context, self._signature = context, signature
         return context
 
 

@@ -6,8 +6,6 @@ and response objects, which cost more than the call.
 
 import asyncio
 import ssl
-from collections.abc import Callable
-from functools import partial
 
 from gateway.errors import ConfigurationError
 from gateway.sockets.connecting import Connector
@@ -47,27 +45,21 @@ class BackendTransport:
     ) -> HttpClientProtocol:
         """See `Transport.send`."""
         connection = self._reusable(origin) or await self._connect(origin, connect_timeout)
-        self._lend(origin, connection)
+        self._busy.add(connection)
         try:
             await connection.send(head, body)
-            await connection.receive_head()
         except BaseException:
             # Also when cancelled: half an exchange is on the connection.
             self._drop(connection)
             raise
         return connection
 
-    def send_nowait(
-        self, origin: Origin, head: bytes, body: bytes, on_change: Callable[[], object]
-    ) -> HttpClientProtocol | None:
+    def send_nowait(self, origin: Origin, head: bytes, body: bytes) -> HttpClientProtocol | None:
         """See `Transport.send_nowait`."""
-        if len(body) > PIECE_BYTES:
-            return None
-        connection = self._reusable(origin)
+        connection = self._reusable(origin) if len(body) <= PIECE_BYTES else None
         if connection is None:
             return None
-        self._lend(origin, connection)
-        connection.on_change = on_change
+        self._busy.add(connection)
         try:
             connection.send_whole(head, body)
         except BaseException:  # half an exchange may be on the connection
@@ -85,22 +77,19 @@ class BackendTransport:
             connection.abort()
         self._busy.clear()
 
-    def _lend(self, origin: Origin, connection: HttpClientProtocol) -> None:
-        """Give a connection to who sends a request and closes its response."""
-        self._busy.add(connection)
-        connection.on_close = partial(self._take_back, origin)
-
-    def _take_back(self, origin: Origin, connection: HttpClientProtocol) -> None:
+    def _take_back(self, connection: HttpClientProtocol) -> None:
         """Take back a connection whose response was read, or given up."""
+        if connection not in self._busy:
+            return
         if not connection.status:
             self._drop(connection)
             return
         self._busy.discard(connection)
-        if not self._is_usable(connection):
+        if not connection.is_reusable(self._tls):
             connection.abort()
             return
         loop = asyncio.get_running_loop()
-        self._idle.setdefault(origin, []).append((loop.time(), connection))
+        self._idle.setdefault(connection.origin, []).append((loop.time(), connection))
         if self._sweeper is None:
             self._sweeper = loop.call_later(self._keepalive, self._sweep)
 
@@ -110,7 +99,7 @@ class BackendTransport:
         while idle:
             # The one used last: those that are not needed grow old and are closed.
             since, connection = idle.pop()
-            if since > oldest and self._is_usable(connection):
+            if since > oldest and connection.is_reusable(self._tls):
                 return connection
             connection.abort()
         return None
@@ -121,7 +110,7 @@ class BackendTransport:
             context = self._tls.context if scheme == "https" else None
             async with asyncio.timeout(connect_timeout):
                 transport, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: HttpClientProtocol(context),
+                    lambda: HttpClientProtocol(origin, context, self._take_back),
                     sock=await self._connector.connect(host, port, connect_timeout=connect_timeout),
                     ssl=context,
                     server_hostname=server_name if context is not None else None,
@@ -137,15 +126,10 @@ class BackendTransport:
             raise TransportError(f"no connection: {type(error).__name__}") from error
         return connection
 
-    def _is_usable(self, connection: HttpClientProtocol) -> bool:
-        """Tell whether a connection may be used again: not if certificates were renewed since."""
-        context = connection.context
-        return connection.is_reusable and (context is None or context is self._tls.context)
-
     def _drop(self, connection: HttpClientProtocol) -> None:
         """Close a connection on which half an exchange is."""
         self._busy.discard(connection)
-        connection.on_change = connection.on_close = None
+        connection.on_change = None
         connection.abort(discard=True)
 
     def _sweep(self) -> None:

@@ -18,7 +18,7 @@ from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed, Cause, OnEnd, Receive
 from loadtests.simulate.world import World
-from wire.plans import PlanTrial, ServingPlans
+from wire.plans import Assignment, PlanTrial, ServingPlans
 from wire.protocol import (
     Call,
     CallItem,
@@ -199,6 +199,12 @@ class SimulatedClient:
         self, endpoint: Endpoint, plans: ServingPlans, *, time_limit: float
     ) -> ServingState:
         """See `BackendClient.reload`."""
+        raise NotImplementedError
+
+    async def assign(
+        self, endpoint: Endpoint, assignment: Assignment, *, time_limit: float
+    ) -> ServingState:
+        """See `BackendClient.assign`."""
         raise NotImplementedError
 
     async def check(

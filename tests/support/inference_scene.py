@@ -17,9 +17,8 @@ from gateway.dispatch import failures
 from gateway.dispatch.work import OpenItem, Work, run, settle, settle_failed
 from gateway.inference.coalescing import Flights
 from gateway.inference.inference import Inference
-from gateway.inference.last_answers import LastAnswers
+from gateway.inference.last_answers import LastAnswers, Refresher
 from gateway.inference.prepared_request import PreparedRequest
-from gateway.inference.refreshing import Refresher
 from gateway.inference.storing import AnswerStore
 from gateway.runtime.runtime import Runtime
 from gateway.telemetry.tracing import Tracer
@@ -92,7 +91,8 @@ class Models:
 class DictCache:
     """A result cache of one tier that `peek` and `lookup` both see, or `peek` does not."""
 
-    def __init__(self) -> None:
+    def __init__(self, wall: Clock) -> None:
+        self.wall = wall
         self.has_memory = True
         self.peeks = 0
         self.released: list[CacheKey] = []
@@ -122,12 +122,17 @@ class DictCache:
         """Return the entries that are there, as if from Redis."""
         self.claims.append(claims)
         await asyncio.sleep(0)
-        return self._found(keys)
+        return self._found(keys, is_valid)
 
-    def _found(self, keys: Sequence[CacheKey]) -> list[CacheHit | None]:
+    def _found(self, keys: Sequence[CacheKey], is_valid: Validity | None) -> list[CacheHit | None]:
         entries = [self.entries.get(key) for key in keys]
         self.before_lookup()
-        return [CacheHit(entry=entry, tier="redis") if entry else None for entry in entries]
+        return [
+            CacheHit(entry=entry, tier="redis")
+            if entry and (is_valid is None or is_valid(entry, self.wall()))
+            else None
+            for entry in entries
+        ]
 
     def lookup_nowait(
         self,
@@ -139,7 +144,7 @@ class DictCache:
     ) -> None:
         """Tell of the entries that are there then, as if from Redis."""
         self.claims.append(claims)
-        asyncio.get_running_loop().call_soon(lambda: on_done(self._found(keys)))
+        asyncio.get_running_loop().call_soon(lambda: on_done(self._found(keys, is_valid)))
 
     def release_unused(self, keys: Sequence[CacheKey]) -> None:
         """Note that they were released."""
@@ -282,12 +287,12 @@ class Scene:
         lane: Literal["interactive", "bulk"] = "interactive",
     ) -> None:
         self.models = Models(INFO)
-        self.cache = DictCache()
+        self.wall = Clock(1_000.0)
+        self.cache = DictCache(self.wall)
         self.runner = runner or GatedRunner()
         self.flights = Flights()
         self._known_runtime: Runtime | None = None
         self.principals: dict[str, Principal] = {}
-        self.wall = Clock(1_000.0)
         self.tiers = ResultCache(
             CacheConfig(), make_remote=lambda _: remote or NullTier(), clock=self.wall
         )
@@ -374,7 +379,7 @@ class Scene:
             return answer or await self.inference.infer(prepared, caller)
         found: asyncio.Future[list[CacheHit | None]] = asyncio.get_running_loop().create_future()
         self.inference.lookup_nowait(prepared, found.set_result, caller.directives)
-        outcomes = self.inference.hits(prepared, await found, caller.directives)
+        outcomes = self.inference.hits(prepared, await found)
         return await self.inference.infer(prepared, caller, outcomes)
 
 

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from gateway.upstream.base import Transport, TransportResponse, locate
+from gateway.upstream.base import Transport, locate
+from gateway.upstream.exchange import read_body
 
 Streams = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -48,19 +49,14 @@ def replying_with(*answers: bytes) -> Streams:
     return behave
 
 
+# No response of these tests is longer.
+_MOST_BYTES = 1024 * 1024
 HEAD = b"POST / HTTP/1.1\r\nhost: b\r\n"
 
 
 async def ask(transport: Transport, url: str, body: bytes = b"x") -> tuple[int, bytes]:
     response = await transport.send(locate(url).origin, HEAD, body)
     try:
-        return response.status, await read(response)
+        return response.status, await read_body(response, _MOST_BYTES)
     finally:
         response.close()
-
-
-async def read(response: TransportResponse) -> bytes:
-    body = bytearray()
-    while chunk := await response.read():
-        body += chunk
-    return bytes(body)

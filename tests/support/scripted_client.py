@@ -11,7 +11,7 @@ import msgspec
 from gateway.types import Endpoint
 from gateway.upstream.base import CallFailed, Cause, OnEnd, Receive
 from testing.stub_backend import echo
-from wire.plans import PlanTrial, ServingPlans
+from wire.plans import Assignment, PlanTrial, ServingPlans
 from wire.protocol import Call, Done, Failed, PlanVerdict, Report, ServingState
 
 
@@ -106,6 +106,13 @@ class ScriptedClient:
         version = max(state.plans, plans.version)
         self.states[endpoint.backend] = msgspec.structs.replace(state, plans=version)
         return self.states[endpoint.backend]
+
+    async def assign(
+        self, endpoint: Endpoint, assignment: Assignment, *, time_limit: float
+    ) -> ServingState:
+        """See `BackendClient.assign`."""
+        state = await self.state(endpoint, time_limit=time_limit)
+        return msgspec.structs.replace(state, assignment=assignment)
 
     async def check(
         self, endpoint: Endpoint, trial: PlanTrial, *, time_limit: float

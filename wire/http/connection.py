@@ -285,7 +285,8 @@ class Connection(asyncio.Protocol):
             self.loop.call_soon(self._go_on)
         elif self.answering is None:
             self.resume_reading()
-            self._end_if_done()
+            if self.is_ending or self._refusal is not None:
+                self._end_if_done()
 
     def refuse(self, refusal: Refusal) -> None:
         """Read no more, and end with this refusal once everything before it is answered."""

@@ -101,9 +101,8 @@ def test_calls_are_counted_by_how_they_ended() -> None:
 
     for error in (None, refused, cut, ValueError("a bug"), KeyboardInterrupt()):
         counts.call_ended(endpoint(0), error)
-    counts.sent(endpoint(0), 3, RegionName("eu"))
-    counts.sent(endpoint(0, "us"), 2, RegionName("eu"))
-    found = counts.statistics()
+    counts.spilled(endpoint(0, "us"), 2, RegionName("eu"))
+    found = counts.statistics
 
     assert found.calls == {
         ("eu", "eu-0", "ok"): 1,
@@ -121,7 +120,7 @@ def test_endpoints_beyond_a_bound_are_counted_as_one() -> None:
     for number in range(5000):
         counts.call_ended(endpoint(number), None)
 
-    calls = counts.statistics().calls
+    calls = counts.statistics.calls
     assert len(calls) == 4097
     assert calls["eu", OTHERS, "ok"] == 904
 

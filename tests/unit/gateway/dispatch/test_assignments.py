@@ -17,6 +17,7 @@ from gateway.upstream.base import CallFailed, Cause
 from testing.stub_backend import stub_model
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
+from tests.support.scripted_client import ScriptedClient
 from wire.plans import Assignment
 from wire.protocol import ServingState
 
@@ -32,22 +33,24 @@ def serving(*models: str, follows: Assignment | None = None) -> ServingState:
     return msgspec.structs.replace(found, assignment=follows or Assignment())
 
 
-class Recorder:
+class Recorder(ScriptedClient):
     """Takes assignments; fails where it is told to."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.given: list[tuple[str, Assignment]] = []
         self.fails = False
-        self.state = serving()
+        self.serves = serving()
 
+    @override
     async def assign(
         self, endpoint: Endpoint, assignment: Assignment, *, time_limit: float
     ) -> ServingState:
-        """See `AssignmentClient`."""
+        """See `BackendClient.assign`."""
         self.given.append((endpoint.backend, assignment))
         if self.fails:
             raise CallFailed(Cause.REFUSED, "there is nothing at this path")
-        return msgspec.structs.replace(self.state, assignment=assignment)
+        return msgspec.structs.replace(self.serves, assignment=assignment)
 
 
 class CountingFleet(Fleet):
@@ -79,7 +82,7 @@ class Scene:
         self.assigner.configure(endpoints, 2.0, unresolved=unresolved)
 
     async def probe(self, place: Endpoint, found: ServingState) -> ServingState:
-        self.client.state = found
+        self.client.serves = found
         found = await self.assigner.bring_up(place, found)
         self.fleet.observe(place, found)
         return found

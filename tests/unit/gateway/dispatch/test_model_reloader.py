@@ -7,9 +7,8 @@ import pytest
 from typing_extensions import override
 
 from gateway.config.document import RoutingConfig
-from gateway.dispatch.plans import PlanFollower
+from gateway.dispatch.plans import ModelReloader, PlanFollower
 from gateway.dispatch.prober import Prober
-from gateway.dispatch.reloading import ModelReloader
 from gateway.routing.fleet import Fleet
 from gateway.types import Endpoint
 from tests.support.clock import Clock

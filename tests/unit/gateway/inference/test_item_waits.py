@@ -33,9 +33,10 @@ def _work() -> Work:
     return Started(work(1), deadline=1e9, settle=lambda _: None).items[0].work
 
 
-def counted() -> "CountedItem":
-    """Return an open item that nobody computes."""
-    return CountedItem(_work(), 0, b"a", cache_key("a"))
+def counted(number: int) -> "list[CountedItem]":
+    """Return open items of one request that nobody computes."""
+    work = _work()
+    return [CountedItem(work, index, b"a", cache_key("a")) for index in range(number)]
 
 
 class Ended:
@@ -67,8 +68,8 @@ async def test_a_request_whose_items_all_fail_compares_none_with_all_others(
 ) -> None:
     caller = Caller(principal=Principal(tenant=TenantId("t"), key=KeyId("k")), deadline=1e9)
     waits = ItemWaits(caller, is_whole=True, outcomes=[None] * 500)
-    for index in range(500):
-        item = waits.led[index] = counted()
+    waits.led = counted(500)
+    for item in waits.led:
         item.outcome = _REFUSED
 
     ended = Ended()
@@ -83,8 +84,8 @@ async def test_joined_items_that_fail_for_their_leaders_are_not_compared_with_al
 ) -> None:
     caller = Caller(principal=Principal(tenant=TenantId("t"), key=KeyId("k")), deadline=1e9)
     waits = ItemWaits(caller, is_whole=True, outcomes=[None] * 1000)
-    waits.led = {index: counted() for index in range(500)}
-    waits.joined = {500 + index: counted() for index in range(500)}
+    waits.led = counted(500)
+    waits.joined = {500 + index: item for index, item in enumerate(counted(500))}
     ended = Ended()
     waits.begin(ended)
     before = CountedItem.compared
@@ -106,7 +107,8 @@ async def test_an_item_that_fails_for_its_own_request_is_not_tried_again(
 ) -> None:
     caller = Caller(principal=Principal(tenant=TenantId("t"), key=KeyId("k")), deadline=1e9)
     waits = ItemWaits(caller, is_whole=False, outcomes=[None, None])
-    item = waits.led[0] = waits.joined[1] = OpenItem(_work(), 0, b"a", cache_key("a"))
+    item = waits.joined[1] = OpenItem(_work(), 0, b"a", cache_key("a"))
+    waits.led = [item]
     item.outcome = _LIMITED
     ended = Ended()
     waits.begin(ended)

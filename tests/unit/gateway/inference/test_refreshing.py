@@ -10,9 +10,9 @@ from typing_extensions import override
 
 from gateway.config.document import Document
 from gateway.dispatch.work import OpenItem, settle
+from gateway.inference.last_answers import Refresher
 from gateway.inference.outcomes import GIVEN_UP
 from gateway.inference.prepared_request import PreparedRequest
-from gateway.inference.refreshing import Refresher
 from gateway.runtime.runtime import Runtime
 from gateway.types import InferenceRequest, KeyId, ModelName, Principal, TenantId
 from testing.waiting import until

@@ -282,3 +282,21 @@ async def test_waiting_for_one_of_few_places_is_no_silence_of_the_backend() -> N
 
     assert (crowded.value.cause, crowded.value.code) == (Cause.REFUSED, "overloaded")
     assert crowded.value.retryable
+
+
+async def test_calls_that_wait_have_their_turns_in_order() -> None:
+    gate = asyncio.Event()
+    async with StubBackend(behaviour=answer_when(gate)) as stub, HttpBackendClient() as client:
+        target = endpoint_of(stub)
+        client.configure([target], RoutingConfig(max_calls_per_backend=1))
+        names = [f"{number:012}" for number in range(4)]
+        calls = [
+            asyncio.create_task(send(client, target, call=call_of(revision=name))) for name in names
+        ]
+        await stub.wait_for(lambda: len(stub.calls) == 1)
+        calls[1].cancel()
+        await asyncio.wait(calls[1:2])
+        gate.set()
+        await asyncio.gather(calls[0], *calls[2:])
+
+    assert [call.revision for call in stub.calls] == [names[0], *names[2:]]

@@ -8,7 +8,8 @@ from random import Random
 
 import pytest
 
-from gateway.upstream.base import Transport, TransportError, locate
+from gateway.upstream.base import Transport, TransportError, locate, wait_for_change
+from gateway.upstream.exchange import read_body
 from gateway.upstream.httpx_transport import HttpxTransport
 from gateway.upstream.transport import BackendTransport
 from tests.support.raw_server import HEAD, RawServer, Streams, ask
@@ -148,10 +149,12 @@ async def test_a_body_without_a_length_that_is_reset_is_no_whole_body(make: Make
     async with RawServer(reset).open() as server:
         transport = make()
         response = await transport.send(locate(server.url).origin, HEAD, b"")
-        assert await response.read() == b"half of"
+        while not (half := response.take()):
+            await wait_for_change(response)
+        assert half == b"half of"
         read.set()
         with pytest.raises(TransportError):
-            await response.read()
+            await read_body(response, 64)
         response.close()
         await transport.aclose()
 
@@ -168,7 +171,7 @@ async def test_nothing_is_kept_by_a_transport_that_was_closed(make: Make) -> Non
     async with RawServer(answer).open() as server:
         transport = make()
         response = await transport.send(locate(server.url).origin, HEAD, b"")
-        assert await response.read() == b"ok"
+        assert await read_body(response, 64) == b"ok"
         await transport.aclose()
         response.close()
         await asyncio.wait_for(gone.wait(), 60.0)
