@@ -4,19 +4,12 @@ from collections.abc import Awaitable, Callable
 
 from backends.errors import BadCall, CallTooLarge
 from wire.http.messages import Headers, Receive, Scope, Send
-from wire.http.peers import CLIENT_EXTENSION, Client
 
 Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class ClientGone(Exception):
     """Reports that the client closed the connection before its body arrived."""
-
-
-def client_of(scope: Scope) -> Client:
-    """Return the client of a request."""
-    client: Client = scope["extensions"][CLIENT_EXTENSION]
-    return client
 
 
 def find_header(scope: Scope, name: bytes) -> bytes | None:

@@ -38,6 +38,7 @@ T = TypeVar("T", ServingPlans, PlanTrial, Assignment)
 
 _JSON = b"application/json"
 _OK, _UNAVAILABLE = 200, 503
+_OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/metrics"})
 _MOST_PLANS_BYTES = 4 * 1024 * 1024
 
 
@@ -89,41 +90,34 @@ class Routes:
             await _refuse(send, 405, "method_not_allowed", f"use {method}", allow)
             return
         try:
+            if scope["path"] not in _OPEN_PATHS:
+                self._authenticator.check(scope)
             await handler(scope, receive, send)
         except (CallRefused, Overloaded) as error:
             await send_refusal(send, error)
+        except StartProblem as error:  # the repository cannot be read
+            await send_refusal(send, NotReady(str(error)))
         except ClientGone:
             return
 
     async def state(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`GET /v1/state`, for gateways."""
-        self._authenticator.check(scope)
         await respond(send, _OK, msgspec.msgpack.encode(self._core.state()), MEDIA_TYPE.encode())
 
     async def reload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`POST /v1/models/reload`: the state, once the repository was read and is served."""
-        self._authenticator.check(scope)
         body = await read_body(scope, receive, max_bytes=_MOST_PLANS_BYTES)
-        plans = _decode(body, ServingPlans) if body else None
-        try:
-            await self._reload(plans)
-        except StartProblem as error:
-            raise NotReady(str(error)) from None
+        await self._reload(_decode(body, ServingPlans) if body else None)
         await self.state(scope, receive, send)
 
     async def check(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`POST /v1/models/check`: what a plan would serve, and what it would break."""
-        self._authenticator.check(scope)
         trial = _decode(await read_body(scope, receive, max_bytes=_MOST_PLANS_BYTES), PlanTrial)
-        try:
-            verdict = await self._check(trial)
-        except StartProblem as error:
-            raise NotReady(str(error)) from None
+        verdict = await self._check(trial)
         await respond(send, _OK, msgspec.msgpack.encode(verdict), MEDIA_TYPE.encode())
 
     async def assign(self, scope: Scope, receive: Receive, send: Send) -> None:
         """`POST /v1/models/assignment`: the state; models follow once they are loaded."""
-        self._authenticator.check(scope)
         body = await read_body(scope, receive, max_bytes=_MOST_PLANS_BYTES)
         self._assign(_decode(body, Assignment))
         await self.state(scope, receive, send)
