@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 import msgspec
 from msgspec.structs import replace
 
-from backends.api.asgi import find_header, read_body, respond
+from backends.api.asgi import find_header, read_body
 from backends.api.direct_calls import CONTENT, CallReply, DirectCall, ProgressTimer
 from backends.api.transit_estimates import TransitEstimates
 from backends.errors import (
@@ -26,10 +26,9 @@ from backends.serving.queries import ITEMS_AT_ONCE
 from backends.telemetry.spans import Tracing
 from wire.http.connection import HAS_CERTIFICATE
 from wire.http.exchange import BUFFERED_HTTP, Exchange
-from wire.http.messages import Message, Receive, Scope, Send
+from wire.http.messages import Receive, Scope
 from wire.protocol import (
     CALL_PATH,
-    MEDIA_TYPE,
     TOKEN_HEADER,
     UNREADABLE,
     WIRE_VERSION,
@@ -38,20 +37,13 @@ from wire.protocol import (
     Refusal,
 )
 
-_MEDIA = MEDIA_TYPE.encode()
 _TOKEN = TOKEN_HEADER.encode()
 _MAX_ITEMS = 65_536
-_OK = 200
 # Of a scope: what answers its call, where `begin` has read that.
 _OPENED = "sluicegate.opened"
 # After so many seconds without an outcome a report says that batches run: a gateway treats longer
 # silence as a backend that hangs.
 _PROGRESS = 1.0
-_START: Message = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [(b"content-type", _MEDIA)],
-}
 
 
 class CallAuthenticator:
@@ -97,7 +89,7 @@ class CallHandler:
         self._decoders = Decoders()
         self._transit = TransitEstimates()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive) -> None:
         """Admit the call of an authenticated caller, and send each outcome when it is there.
 
         Raises:
@@ -145,7 +137,7 @@ class CallHandler:
                 return False
             work.admit()
         except (CallRefused, Overloaded) as error:
-            exchange.send_now(error.status, CONTENT, _encode_refusal(error))
+            exchange.send_now(error.status, CONTENT, encode_refusal(error))
         else:
             reply = CallReply(exchange, self._core, work, self._timer)
             DirectCall(reply, answerer, algorithm).begin()
@@ -229,12 +221,8 @@ async def _answer_all(answerer: ItemAnswerer, reply: CallReply) -> None:
             reply.send(outcomes, is_last=not remaining)
 
 
-async def send_refusal(send: Send, error: BackendError) -> None:
-    """Send a call's refusal as a whole."""
-    await respond(send, error.status, _encode_refusal(error), _MEDIA)
-
-
-def _encode_refusal(error: BackendError) -> bytes:
+def encode_refusal(error: BackendError) -> bytes:
+    """Return the body that refuses a call as a whole."""
     refusal = Refusal(
         code=error.code,
         detail=str(error),

@@ -10,7 +10,7 @@ from typing import Final
 
 from backends.api.calls import CallHandler
 from backends.api.repeated_heads import RepeatedHeads
-from backends.api.routes import Routes
+from backends.api.routes import JSON_LINE, Routes
 from backends.api.tls import ServerTls
 from backends.errors import StartProblem
 from wire.http.accepting import BACKLOG
@@ -31,7 +31,6 @@ _TIMEOUTS: Final = ConnectionTimeouts(
 )
 _GRACE: Final = 1.0
 """Seconds in which requests that are no calls may end at the stop."""
-_JSON: Final = b"content-type: application/json\r\n"
 _REFUSALS: Final = {
     408: ("too_slow", "the head of the request did not arrive in time"),
     431: ("headers_too_large", "a head or a trailer has no end"),
@@ -66,7 +65,7 @@ class BackendServer:
         status = 431 if isinstance(refusal, FramingTooLarge) else refusal.status
         code, detail = _REFUSALS.get(status, ("bad_call", refusal.detail))
         body = json.dumps({"code": code, "detail": detail}).encode()
-        return answer_head(status, _JSON, len(body), default_lines, is_last=True) + body
+        return answer_head(status, JSON_LINE, len(body), default_lines, is_last=True) + body
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until `stop`, then end the connections."""

@@ -81,7 +81,8 @@ class AsgiExchange:
 
     async def run(self) -> "AsgiExchange":
         """Answer it to its end."""
-        await self._application(self.scope, self._inbox.get, self._send)
+        send: Any = None  # answers go to the exchange
+        await self._application(self.scope, self._inbox.get, send)
         return self
 
     def leave(self) -> None:
@@ -91,16 +92,13 @@ class AsgiExchange:
         if self.on_disconnect is not None:
             self.on_disconnect()
 
-    async def _send(self, message: Message) -> None:
-        self.sent.append(message)
-
     @property
     def has_begun(self) -> bool:
         return bool(self.sent)
 
     def send_now(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a whole answer; see `Exchange`."""
-        self.sent += ({"status": status}, {"body": body})
+        self.sent += ({"status": status, "lines": lines}, {"body": body})
 
     def send_part(self, headers: Headers, body: bytes, *, has_more: bool) -> None:
         """Send a part of an answer; see `Exchange`."""

@@ -186,7 +186,7 @@ class Exchange:
             return
         says_so = self._begin(has_close=False)
         head = answer_head(status, lines, len(body), self._line.default_lines, is_last=says_so)
-        self._line.writer.write_now(head + body)
+        self._line.writer.write_now(head if self._is_head else head + body)
         self._end()
 
     def send_part(self, headers: Headers, body: bytes, *, has_more: bool) -> None:
