@@ -326,12 +326,12 @@ async def leave(
     """Report "not ready" but serve for `shutdown_delay`; then refuse connections and drain."""
     if server.has_started:
         core.leaving = True
-        server.make_answers_last()
+        server.state.close_connections()
         await asyncio.sleep(settings.shutdown_delay if stop.is_graceful else 0.0)
         refuse_new_connections(listener)
         await wait_until_empty([listener])
-        server.stop_accepting(listener)
-        await server.end_idle_connections()
+        server.http.stop_accepting(listener)
+        await server.http.end_idle_connections()
     await drain(core, settings.drain)
 
 

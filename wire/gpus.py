@@ -137,14 +137,15 @@ def open_devices(library: Any) -> list[tuple[Gpu, ctypes.c_void_p]]:
         card = ctypes.c_void_p()
         if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(card)):
             continue
-        is_mig = _is_divided(library, card)
+        pending = ctypes.byref(ctypes.c_uint())
+        is_mig = bool(_mode(library.nvmlDeviceGetMigMode, card, pending))
         capability = _compute_capability(library, card)
         for handle in _parts(library, card) if is_mig else (card,):
             uuid = text_of(library.nvmlDeviceGetUUID, handle)
             name = text_of(library.nvmlDeviceGetName, handle)
             memory = Memory()
             if not library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)):
-                alone = _is_exclusive(library, handle)
+                alone = _mode(library.nvmlDeviceGetComputeMode, handle) == _EXCLUSIVE_PROCESS
                 gpu = Gpu(index, uuid, name, memory.total, capability, is_mig, alone)
                 found.append((gpu, handle))
     return found
@@ -246,16 +247,10 @@ def _compute_capability(library: Any, card: ctypes.c_void_p) -> tuple[int, int]:
     return major.value, minor.value
 
 
-def _is_divided(library: Any, card: ctypes.c_void_p) -> bool:
-    mode, pending = ctypes.c_uint(), ctypes.c_uint()
-    failed = library.nvmlDeviceGetMigMode(card, ctypes.byref(mode), ctypes.byref(pending))
-    return not failed and bool(mode.value)
-
-
-def _is_exclusive(library: Any, device: ctypes.c_void_p) -> bool:
+def _mode(function: Any, device: ctypes.c_void_p, *more: object) -> int:
+    """Return the mode that a function of the library writes, or 0 if it fails."""
     mode = ctypes.c_uint()
-    failed = library.nvmlDeviceGetComputeMode(device, ctypes.byref(mode))
-    return not failed and mode.value == _EXCLUSIVE_PROCESS
+    return 0 if function(device, ctypes.byref(mode), *more) else mode.value
 
 
 def _parts(library: Any, card: ctypes.c_void_p) -> Iterator[ctypes.c_void_p]:

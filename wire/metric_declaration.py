@@ -24,7 +24,6 @@ class Aggregation(StrEnum):
     SUM = "livesum"
     LEAST = "livemin"
     MOST = "livemax"
-    NEWEST = "livemostrecent"
 
 
 class MetricDeclaration(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,22 +1,11 @@
-"""Reads requests and sends responses by ASGI."""
-
-from collections.abc import Awaitable, Callable
+"""Reads requests by ASGI."""
 
 from backends.errors import BadCall, CallTooLarge
-from wire.http.messages import Headers, Receive, Scope, Send
-from wire.http.peers import CLIENT_EXTENSION, Client
-
-Handler = Callable[[Scope, Receive, Send], Awaitable[None]]
+from wire.http.messages import Headers, Receive, Scope
 
 
 class ClientGone(Exception):
     """Reports that the client closed the connection before its body arrived."""
-
-
-def client_of(scope: Scope) -> Client:
-    """Return the client of a request."""
-    client: Client = scope["extensions"][CLIENT_EXTENSION]
-    return client
 
 
 def find_header(scope: Scope, name: bytes) -> bytes | None:
@@ -55,18 +44,3 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytes:
             raise CallTooLarge(f"the body is over {max_bytes} bytes; send fewer items")
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-async def respond(
-    send: Send, status: int, body: bytes, content_type: bytes, headers: Headers = ()
-) -> None:
-    """Send a whole response."""
-    length = str(len(body)).encode()
-    await send(
-        {
-            "type": "http.response.start",
-            "status": status,
-            "headers": [(b"content-type", content_type), (b"content-length", length), *headers],
-        }
-    )
-    await send({"type": "http.response.body", "body": body})

@@ -1,10 +1,10 @@
-"""Answers a call inside the HTTP protocol where its items are one query each.
+"""Sends the outcomes of calls, and answers a call whose items are one query each.
 
-There is no ASGI, no task and no coroutine: outcomes are written when they are ready.
+Such a call needs no task and no coroutine: outcomes are written when they are ready.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from backends.algorithms.base import QueryAlgorithm
@@ -12,64 +12,92 @@ from backends.serving.call_work import CallWork
 from backends.serving.core import ServingCore
 from backends.serving.items import ItemAnswerer
 from backends.serving.queries import ITEMS_AT_ONCE, QueryCall
-from wire.http.connection import Connection
-from wire.http.messages import CLOSE, STATUS_LINE, answer_head
+from wire.http.exchange import Exchange
 from wire.protocol import MEDIA_TYPE, Frame, encode_frame
 
-_CONTENT: Final = b"content-type: %b\r\n" % MEDIA_TYPE.encode()
-_CHUNKED: Final = STATUS_LINE[200] + _CONTENT + b"transfer-encoding: chunked\r\n"
-_LAST_CHUNK: Final = b"0\r\n\r\n"
+CONTENT: Final = b"content-type: %b\r\n" % MEDIA_TYPE.encode()
+_HEADERS: Final = ((b"content-type", MEDIA_TYPE.encode()),)
 # So long outcomes of one request wait for the others: it cannot be answered without them.
 _LONGEST_HOLD: Final = 0.05
 
 
 class ProgressTimer:
-    """Has calls in progress report once in `interval`, by one timer for all of them."""
+    """Has calls in progress `report` once in `interval`, by one timer for all of them."""
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
-        self._calls: set[DirectCall] = set()
+        self._reports: set[Callable[[], None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, call: "DirectCall") -> None:
+    def add(self, report: Callable[[], None]) -> None:
         """Have a call report from now on."""
-        self._calls.add(call)
+        self._reports.add(report)
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._interval, self._on_timer)
 
-    def remove(self, call: "DirectCall") -> None:
+    def remove(self, report: Callable[[], None]) -> None:
         """Have a call report no more."""
-        self._calls.discard(call)
+        self._reports.discard(report)
 
     def _on_timer(self) -> None:
-        calls, self._calls, self._timer = self._calls, set(), None
-        for call in calls:
-            call.report_progress()
-            self.add(call)
+        reports, self._reports, self._timer = self._reports, set(), None
+        for report in reports:
+            report()
+            self.add(report)
 
 
-class DirectCall:
-    """Answers a call. It is the request under way of its connection."""
+class CallReply:
+    """Sends the outcomes of a call, and reports while it has none and progress is made.
+
+    The call is in flight until `close`, which releases its work.
+    """
 
     def __init__(
-        self,
-        connection: Connection,
-        core: ServingCore,
-        answerer: ItemAnswerer,
-        algorithm: QueryAlgorithm,
-        *,
-        work: CallWork,
-        progress: ProgressTimer,
+        self, exchange: Exchange, core: ServingCore, work: CallWork, progress: ProgressTimer
     ) -> None:
-        self.is_complete = False
-        self._connection = connection
+        self.exchange = exchange
         self._core = core
         self._work = work
         self._progress = progress
-        self._has_begun = False
-        self._is_last = False
-        """Whether the connection ends with the answer."""
+        core.calls.begin()
+        progress.add(self.report)
+
+    def close(self) -> None:
+        """End the call."""
+        self._progress.remove(self.report)
+        self._work.close()
+        self._core.calls.end()
+
+    def send(self, outcomes: Sequence[Frame], *, is_last: bool) -> None:
+        """Send outcomes, and a report after them."""
+        exchange = self.exchange
+        body = b"".join([*map(encode_frame, outcomes), self._core.report_frame()])
+        if is_last and not exchange.has_begun:
+            exchange.send_now(200, CONTENT, body)
+        else:
+            exchange.send_part(_HEADERS, body, has_more=not is_last)
+
+    def report(self) -> None:
+        """Send a report if the call waits and does not hang."""
+        if self._work.has_progressed():
+            self.exchange.send_part(_HEADERS, self._core.report_frame(), has_more=True)
+
+
+class DirectCall:
+    """Answers a call. `on_end` is called when it is answered, or the client has left."""
+
+    def __init__(
+        self,
+        reply: CallReply,
+        answerer: ItemAnswerer,
+        algorithm: QueryAlgorithm,
+        *,
+        on_end: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._reply = reply
+        self._on_end = on_end
+        self._is_over = False
         self._flushing: asyncio.Handle | None = None
         call = answerer.call
         # More items than that begin as others are sent.
@@ -78,16 +106,19 @@ class DirectCall:
 
     def begin(self) -> None:
         """Begin to answer."""
-        self._connection.answering = self
-        self._connection.client.on_leave = self._close
-        self._core.calls.begin()
-        self._progress.add(self)
+        self._reply.exchange.on_disconnect = self.close
         self._query.begin()
 
-    def report_progress(self) -> None:
-        """Send a report if the call waits and does not hang."""
-        if self._work.has_progressed():
-            self._write(self._core.report_frame(), is_last=False)
+    def close(self) -> None:
+        """Release what the call holds; what is not answered is cancelled. May be repeated."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._reply.exchange.on_disconnect = None
+        self._stop_flushing()
+        self._query.close()
+        self._reply.close()
+        self._on_end()
 
     def _on_ready(self) -> None:
         """Send the last outcomes at once; others with those of this event-loop iteration.
@@ -116,49 +147,13 @@ class DirectCall:
 
     def _flush(self) -> None:
         self._stop_flushing()
-        if self.is_complete or self._connection.client.is_disconnected:
+        if self._is_over:
             return
         outcomes = self._query.take()
-        is_last = self._query.is_over
+        if self._query.is_over:
+            self.close()
+            self._reply.send(outcomes, is_last=True)
+            return
         if outcomes:
-            self._write(_encode(outcomes) + self._core.report_frame(), is_last=is_last)
-        if is_last:
-            self._close()
-            self.is_complete = True
-            self._connection.end_answer(is_last=self._is_last)
-        else:
-            self._query.begin()
-
-    def _write(self, body: bytes, *, is_last: bool) -> None:
-        write = self._connection.writer.write_now
-        head = b""
-        if not self._has_begun:
-            self._is_last = self._connection.is_last
-            if is_last:
-                write(answer_head(200, _CONTENT, len(body), is_last=self._is_last) + body)
-                return
-            self._has_begun = True
-            head = b"%b%b\r\n" % (_CHUNKED, CLOSE if self._is_last else b"")
-        end = _LAST_CHUNK if is_last else b""
-        write(b"%b%x\r\n%b\r\n%b" % (head, len(body), body, end))
-
-    def _close(self) -> None:
-        """Release what the call holds; what is not answered is cancelled."""
-        self._connection.client.on_leave = None
-        self._stop_flushing()
-        self._query.close()
-        self._progress.remove(self)
-        self._work.close()
-        self._core.calls.end()
-
-
-def answer_at_once(connection: Connection, status: int, body: bytes) -> None:
-    """Send a whole response to a request that nothing else answers."""
-    is_last = connection.is_last
-    head = answer_head(status, _CONTENT, len(body), is_last=is_last)
-    connection.writer.write_now(head + body)
-    connection.end_answer(is_last=is_last)
-
-
-def _encode(outcomes: Sequence[Frame]) -> bytes:
-    return b"".join(map(encode_frame, outcomes)) if len(outcomes) > 1 else encode_frame(outcomes[0])
+            self._reply.send(outcomes, is_last=False)
+        self._query.begin()

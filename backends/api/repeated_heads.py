@@ -12,7 +12,6 @@ from backends.api.calls import CallHandler
 from wire.http.connection import Connection, Front
 from wire.http.exchange import Exchange
 from wire.http.messages import Headers, Scope
-from wire.http.peers import CLIENT_EXTENSION
 
 _LENGTH: Final = b"\r\ncontent-length: "
 _END: Final = b"\r\n\r\n"
@@ -43,11 +42,10 @@ class RepeatedHeads(Front):
         body = _whole_body(data, len(head))
         if body is None:
             return data
-        scope: Scope | None = self._scope
-        if self._is_call:
-            scope = self._calls.begin(body, self._connection, self._scope)
-        if scope is not None:
-            self._connection.begin_whole({**scope}, body)
+        scope = {**self._scope}
+        exchange = self._connection.begin_whole(scope, body)
+        if not (self._is_call and self._calls.begin(body, exchange, scope)):
+            self._connection.run(exchange)
         return b""
 
     @override
@@ -66,7 +64,6 @@ class RepeatedHeads(Front):
         self._scope = {
             **scope,
             "headers": [header for header in headers if header[0] != b"content-length"],
-            "extensions": {CLIENT_EXTENSION: self._connection.client},
         }
         self._is_call = self._calls.is_authenticated_call(self._scope)
 

@@ -1,14 +1,16 @@
 """Routes requests to the handler of calls, and answers state, health, metrics and reloads."""
 
 import json
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from prometheus_client.core import Metric
 
-from backends.api.asgi import ClientGone, Handler, read_body, respond
-from backends.api.calls import CallAuthenticator, CallHandler, send_refusal
+from backends.api.asgi import ClientGone, read_body
+from backends.api.calls import CallAuthenticator, CallHandler, encode_refusal
+from backends.api.direct_calls import CONTENT
 from backends.errors import (
     BadCall,
     CallRefused,
@@ -22,23 +24,34 @@ from backends.telemetry.metrics import CONTENT_TYPE, BackendMetrics
 from backends.telemetry.nvml import GpuReader
 from backends.telemetry.process import ProcessFigures
 from backends.telemetry.spans import Tracing
-from wire.http.messages import Headers, Receive, Scope, Send
+from wire.http.exchange import BUFFERED_HTTP, Exchange
+from wire.http.messages import Receive, Scope, Send
 from wire.plans import ASSIGNMENT_PATH, Assignment, PlanTrial, ServingPlans
 from wire.protocol import (
     CALL_PATH,
     CHECK_PATH,
-    MEDIA_TYPE,
     RELOAD_PATH,
     STATE_PATH,
     UNREADABLE,
     PlanVerdict,
+    ServingState,
 )
 
 T = TypeVar("T", ServingPlans, PlanTrial, Assignment)
+Handler = Callable[[Scope, Receive], Awaitable["Answer | None"]]
 
-_JSON = b"application/json"
+JSON_LINE = b"content-type: application/json\r\n"
 _OK, _UNAVAILABLE = 200, 503
+_OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/metrics"})
 _MOST_PLANS_BYTES = 4 * 1024 * 1024
+
+
+class Answer(NamedTuple):
+    """Holds a whole response; `lines` are header lines, each ended by CRLF."""
+
+    status: int
+    lines: bytes
+    body: bytes
 
 
 class Routes:
@@ -79,62 +92,57 @@ class Routes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        exchange: Exchange = scope["extensions"][BUFFERED_HTTP]
+        with suppress(ClientGone):
+            if (answer := await self._answer(scope, receive)) is not None:
+                exchange.send_now(*answer)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> Answer | None:
         found = self._handlers.get(scope["path"])
         if found is None:
-            await _refuse(send, 404, "not_found", "there is nothing at this path")
-            return
+            return _json(404, {"code": "not_found", "detail": "there is nothing at this path"})
         method, handler = found
         if scope["method"] != method:
-            allow = [(b"allow", method.encode())]
-            await _refuse(send, 405, "method_not_allowed", f"use {method}", allow)
-            return
+            problem = {"code": "method_not_allowed", "detail": f"use {method}"}
+            return _json(405, problem, b"allow: %b\r\n" % method.encode())
         try:
-            await handler(scope, receive, send)
+            if scope["path"] not in _OPEN_PATHS:
+                self._authenticator.check(scope)
+            return await handler(scope, receive)
         except (CallRefused, Overloaded) as error:
-            await send_refusal(send, error)
-        except ClientGone:
-            return
+            return Answer(error.status, CONTENT, encode_refusal(error))
+        except StartProblem as error:  # the repository cannot be read
+            refused = NotReady(str(error))
+            return Answer(refused.status, CONTENT, encode_refusal(refused))
 
-    async def state(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def state(self, scope: Scope, receive: Receive) -> Answer:
         """`GET /v1/state`, for gateways."""
-        self._authenticator.check(scope)
-        await respond(send, _OK, msgspec.msgpack.encode(self._core.state()), MEDIA_TYPE.encode())
+        return _message(self._core.state())
 
-    async def reload(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def reload(self, scope: Scope, receive: Receive) -> Answer:
         """`POST /v1/models/reload`: the state, once the repository was read and is served."""
-        self._authenticator.check(scope)
         body = await read_body(scope, receive, max_bytes=_MOST_PLANS_BYTES)
-        plans = _decode(body, ServingPlans) if body else None
-        try:
-            await self._reload(plans)
-        except StartProblem as error:
-            raise NotReady(str(error)) from None
-        await self.state(scope, receive, send)
+        await self._reload(_decode(body, ServingPlans) if body else None)
+        return _message(self._core.state())
 
-    async def check(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def check(self, scope: Scope, receive: Receive) -> Answer:
         """`POST /v1/models/check`: what a plan would serve, and what it would break."""
-        self._authenticator.check(scope)
         trial = _decode(await read_body(scope, receive, max_bytes=_MOST_PLANS_BYTES), PlanTrial)
-        try:
-            verdict = await self._check(trial)
-        except StartProblem as error:
-            raise NotReady(str(error)) from None
-        await respond(send, _OK, msgspec.msgpack.encode(verdict), MEDIA_TYPE.encode())
+        return _message(await self._check(trial))
 
-    async def assign(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def assign(self, scope: Scope, receive: Receive) -> Answer:
         """`POST /v1/models/assignment`: the state; models follow once they are loaded."""
-        self._authenticator.check(scope)
         body = await read_body(scope, receive, max_bytes=_MOST_PLANS_BYTES)
         self._assign(_decode(body, Assignment))
-        await self.state(scope, receive, send)
+        return _message(self._core.state())
 
-    async def live(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def live(self, scope: Scope, receive: Receive) -> Answer:
         """`GET /health/live`: 503 when only a restart helps."""
         failures = self._core.failures()
-        body = json.dumps({"live": not failures, "failures": failures}).encode()
-        await respond(send, _UNAVAILABLE if failures else _OK, body, _JSON)
+        shown = {"live": not failures, "failures": failures}
+        return _json(_UNAVAILABLE if failures else _OK, shown)
 
-    async def ready(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def ready(self, scope: Scope, receive: Receive) -> Answer:
         """`GET /health/ready`: whether the backend answers calls.
 
         Authenticated callers also get its name, its hardware, and what is missing.
@@ -153,16 +161,16 @@ class Routes:
                 "models": [model.name for model in state.models],
                 "missing": state.missing,
             }
-        body = json.dumps(shown).encode()
-        await respond(send, _OK if state.ready else _UNAVAILABLE, body, _JSON)
+        return _json(_OK if state.ready else _UNAVAILABLE, shown)
 
     async def read_metrics(self) -> Iterable[Metric]:
         """Return what `metrics` shows."""
         return list(self._metrics.collect())
 
-    async def metrics(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def metrics(self, scope: Scope, receive: Receive) -> Answer:
         """`GET /metrics`, for Prometheus."""
-        await respond(send, _OK, self._metrics.render(), CONTENT_TYPE.encode())
+        lines = b"content-type: %b\r\n" % CONTENT_TYPE.encode()
+        return Answer(_OK, lines, self._metrics.render())
 
 
 def _decode(body: bytes, kind: type[T]) -> T:
@@ -172,6 +180,9 @@ def _decode(body: bytes, kind: type[T]) -> T:
         raise BadCall(f"the body is no {kind.__name__}: {error}") from None
 
 
-async def _refuse(send: Send, status: int, code: str, detail: str, headers: Headers = ()) -> None:
-    body = json.dumps({"code": code, "detail": detail}).encode()
-    await respond(send, status, body, _JSON, headers)
+def _message(content: ServingState | PlanVerdict) -> Answer:
+    return Answer(_OK, CONTENT, msgspec.msgpack.encode(content))
+
+
+def _json(status: int, shown: Mapping[str, object], lines: bytes = b"") -> Answer:
+    return Answer(status, JSON_LINE + lines, json.dumps(shown).encode())

@@ -10,13 +10,14 @@ from typing import Final
 
 from backends.api.calls import CallHandler
 from backends.api.repeated_heads import RepeatedHeads
-from backends.api.routes import Routes
+from backends.api.routes import JSON_LINE, Routes
 from backends.api.tls import ServerTls
 from backends.errors import StartProblem
+from wire.http.accepting import BACKLOG
 from wire.http.connection import Connection, Front, ServerState
-from wire.http.messages import STATUS_LINE
+from wire.http.messages import answer_head
 from wire.http.refusals import FramingTooLarge, Refusal
-from wire.http.server import BACKLOG, HttpServer
+from wire.http.server import HttpServer
 from wire.http.timeouts import ConnectionTimeouts
 from wire.http.writing import WriteCoalescer
 
@@ -49,9 +50,9 @@ class BackendServer:
     ) -> None:
         self.coalescer = WriteCoalescer()
         self.state = ServerState(application, self, timeouts)
+        self.http = HttpServer(self.state, edge=tls, has_date=False)
         self.has_started = False
         self._calls: CallHandler = application.calls
-        self._server = HttpServer(self.state, edge=tls, has_date=False)
         self._stopping = asyncio.Event()
         self._waits_at_stop = True
 
@@ -64,39 +65,24 @@ class BackendServer:
         status = 431 if isinstance(refusal, FramingTooLarge) else refusal.status
         code, detail = _REFUSALS.get(status, ("bad_call", refusal.detail))
         body = json.dumps({"code": code, "detail": detail}).encode()
-        return (
-            b"%b%bcontent-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n"
-            b"\r\n%b" % (STATUS_LINE[status], default_lines, len(body), body)
-        )
+        return answer_head(status, JSON_LINE, len(body), default_lines, is_last=True) + body
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until `stop`, then end the connections."""
-        await self._server.listen(listener)
+        await self.http.listen(listener)
         self.has_started = True
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(self._server.watch())
+            watching = tasks.create_task(self.http.watch())
             await self._stopping.wait()
-            self.stop_accepting(listener)
+            self.http.stop_accepting(listener)
             if self._waits_at_stop:
-                await self._server.shut_down(_GRACE)
+                await self.http.shut_down(_GRACE)
             watching.cancel()
 
     def stop(self, *, at_once: bool = False) -> None:
         """Have `serve` end; it waits for nothing if it should end `at_once`."""
         self._waits_at_stop = not at_once
         self._stopping.set()
-
-    def make_answers_last(self) -> None:
-        """Have every answer from now on be the last one of its connection."""
-        self.state.close_connections()
-
-    def stop_accepting(self, listener: socket.socket) -> None:
-        """Accept nothing any more."""
-        self._server.stop_accepting(listener)
-
-    async def end_idle_connections(self) -> None:
-        """End connections that are idle or become so within a second."""
-        await self._server.end_idle_connections()
 
 
 @contextmanager

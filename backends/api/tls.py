@@ -5,11 +5,11 @@ A client without a certificate passes the handshake, so that health and metrics 
 """
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from pathlib import Path
 
-import msgspec
 from typing_extensions import override
 
 from backends.errors import StartProblem
@@ -19,27 +19,6 @@ from wire.http.accepting import Edge
 _log = logging.getLogger(__name__)
 # Seconds between two checks of the files.
 CHECK_INTERVAL = 5.0
-
-
-class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Names PEM files: the chain, its key (where that is another file), the CAs of clients."""
-
-    certificate: Path
-    key: Path | None = None
-    client_ca: Path | None = None
-
-    def signature(self) -> tuple[tuple[int, int, int], ...]:
-        """Return a value that changes when any of the files is replaced.
-
-        Raises:
-            StartProblem: one of them is not there.
-        """
-        files = (self.certificate, self.key, self.client_ca)
-        try:
-            found = [path.stat() for path in files if path is not None]
-        except OSError as error:
-            raise StartProblem(_missing(self, error)) from None
-        return tuple((each.st_mtime_ns, each.st_ino, each.st_size) for each in found)
 
 
 def server_tls(settings: BackendSettings) -> "ServerTls | None":
@@ -55,36 +34,31 @@ def server_tls(settings: BackendSettings) -> "ServerTls | None":
                 "served, so a key or a client CA has no effect"
             )
         return None
-    files = TlsFiles(
-        certificate=settings.tls_certificate,
-        key=settings.tls_key,
-        client_ca=settings.tls_client_ca,
+    return ServerTls(
+        settings.tls_certificate, key=settings.tls_key, client_ca=settings.tls_client_ca
     )
-    return ServerTls(files)
 
 
 class ServerTls(Edge):
-    """TLS of a server: handshakes use the files as last read."""
+    """TLS of a server, of PEM files: handshakes use the files as last read.
 
-    def __init__(self, files: TlsFiles) -> None:
-        self._files = files
-        self._signature = files.signature()
-        self._context = _read(files)
+    The files are the certificate's chain, its key (where that is another file), and the CAs of
+    clients.
+
+    Raises:
+        StartProblem: they cannot be used.
+    """
+
+    def __init__(
+        self, certificate: Path, *, key: Path | None = None, client_ca: Path | None = None
+    ) -> None:
+        self._certificate, self._key, self._client_ca = certificate, key, client_ca
+        self._renew()
 
     @property
     @override
     def context(self) -> ssl.SSLContext:
         return self._context
-
-    def renew(self) -> None:
-        """Use the files as they are now for new connections.
-
-        Raises:
-            StartProblem: they cannot be used; nothing has changed.
-        """
-        signature = self._files.signature()
-        self._context = _read(self._files)
-        self._signature = signature
 
     async def follow(
         self, reload_requested: asyncio.Event, *, interval: float = CHECK_INTERVAL
@@ -92,13 +66,15 @@ class ServerTls(Edge):
         """Renew when `reload_requested` is set, and whenever a file changed; until cancelled."""
         trouble = ""
         while True:
-            was_requested = await _is_set_within(reload_requested, interval)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(reload_requested.wait(), interval)
+            was_requested = reload_requested.is_set()
             reload_requested.clear()
             try:
-                found = await asyncio.to_thread(self._files.signature)
+                found = await asyncio.to_thread(self._read_signature)
                 if found == self._signature and not was_requested:
                     continue
-                await asyncio.to_thread(self.renew)
+                await asyncio.to_thread(self._renew)
             except StartProblem as error:
                 # Half of a rotation looks like this: the next check finds the other half.
                 if str(error) != trouble:
@@ -108,39 +84,40 @@ class ServerTls(Edge):
                 trouble = ""
                 _log.info("the certificates were read again")
 
+    def _renew(self) -> None:
+        """Use the files as they are now for new connections; if they cannot be used, no others."""
+        signature = self._read_signature()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        path = self._certificate
+        try:
+            # A password would be asked for at the terminal.
+            context.load_cert_chain(path, self._key, password=lambda: "")
+            if self._client_ca is not None:
+                path = self._client_ca
+                context.load_verify_locations(path)
+                context.verify_mode = ssl.CERT_OPTIONAL
+        except ssl.SSLError as error:
+            raise StartProblem(self._unusable(path, error)) from None
+        except OSError as error:
+            raise StartProblem(self._missing(error)) from None
+        self._context, self._signature = context, signature
 
-def _read(files: TlsFiles) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    path = files.certificate
-    try:
-        # A password would be asked for at the terminal.
-        context.load_cert_chain(path, files.key, password=lambda: "")
-        if files.client_ca is not None:
-            path = files.client_ca
-            context.load_verify_locations(path)
-            context.verify_mode = ssl.CERT_OPTIONAL
-    except ssl.SSLError as error:
-        raise StartProblem(_unusable(path, files.key, error)) from None
-    except OSError as error:
-        raise StartProblem(_missing(files, error)) from None
-    return context
+    def _read_signature(self) -> tuple[tuple[int, int, int], ...]:
+        """Return a value that changes when any of the files is replaced."""
+        files = (self._certificate, self._key, self._client_ca)
+        try:
+            found = [path.stat() for path in files if path is not None]
+        except OSError as error:
+            raise StartProblem(self._missing(error)) from None
+        return tuple((each.st_mtime_ns, each.st_ino, each.st_size) for each in found)
 
+    def _missing(self, error: OSError) -> str:
+        named = error.filename or f"{self._certificate}` or `{self._key}"
+        return f"`{named}` cannot be read: {error.strerror}"
 
-def _missing(files: TlsFiles, error: OSError) -> str:
-    named = error.filename or f"{files.certificate}` or `{files.key}"
-    return f"`{named}` cannot be read: {error.strerror}"
-
-
-def _unusable(path: Path, key: Path | None, error: ssl.SSLError) -> str:
-    if error.reason == "KEY_VALUES_MISMATCH":
-        return f"`{path}` and `{key or path}` do not belong together: the key is another's"
-    return f"`{path}` holds no PEM that can be used, or its key is missing or has a password"
-
-
-async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
+    def _unusable(self, path: Path, error: ssl.SSLError) -> str:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return (
+                f"`{path}` and `{self._key or path}` do not belong together: the key is another's"
+            )
+        return f"`{path}` holds no PEM that can be used, or its key is missing or has a password"

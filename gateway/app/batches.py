@@ -14,7 +14,6 @@ from gateway.batches.answering import LineAnswerer
 from gateway.batches.run import BatchBounds, BatchRun
 from gateway.batches.runner import BatchRunner, FileRetention
 from gateway.batches.webhooks import DeliveryRunner, read_webhooks
-from gateway.batches.window import CongestionWindow
 from gateway.errors import DependencyUnavailable, NotFound
 from gateway.ledger.batch_types import RequestBatch
 from gateway.ledger.ledger import Ledger
@@ -102,11 +101,8 @@ def _starter(
             # Imported late, so that the process stays small if there are no batch jobs.
             from gateway.app.batch_lines import open_line_runner  # noqa: PLC0415
 
-            clock, most = asyncio.get_running_loop().time, settings.batch_in_flight
             answerer = LineAnswerer(
-                runner=await open_line_runner(stack, settings),
-                most=most,
-                window=partial(CongestionWindow, most, clock=clock),
+                runner=await open_line_runner(stack, settings), most=settings.batch_in_flight
             )
         return BatchRun(
             batch,

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -15,7 +15,6 @@ from gateway.batches.lines import (
     failure_line,
     item_id,
 )
-from gateway.batches.window import CongestionWindow
 from gateway.errors import UpstreamFailed
 from gateway.ledger.batch_types import RequestBatch
 from gateway.workers.backoff import StoppableBackoff, pause
@@ -28,6 +27,8 @@ _MOST_ATTEMPTS = {500: 3, 502: 4}
 """How often each failure may come that may never end."""
 _LONGEST_WAIT = 30.0
 _FAILED_DEPENDENCY = 424
+_GROWTH = 1.0
+_CUT = 0.5
 
 
 class _WithCode(msgspec.Struct, frozen=True):
@@ -35,10 +36,6 @@ class _WithCode(msgspec.Struct, frozen=True):
 
 
 _decode_code = msgspec.json.Decoder(_WithCode).decode
-
-
-def _has_event() -> bool:
-    return True
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +49,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str]
     body: bytes
     passing: frozenset[int] = frozenset()
-    publish: Callable[[], bool] = _has_event
+    publish: Callable[[], bool] = lambda: True
 
 
 class LineRunner(Protocol):
@@ -77,6 +74,57 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     is_expired: bool = False
 
 
+class CongestionWindow:
+    """Admits up to `most` items at a time, less while items are refused for lack of capacity.
+
+    Additive increase, multiplicative decrease, at most one decrease a second (Chiu and Jain, 1989).
+    """
+
+    def __init__(self, most: int, *, clock: Callable[[], float]) -> None:
+        self._most = most
+        self._clock = clock
+        self._limit = float(most)
+        self._in_flight = 0
+        self._cut_at = 0.0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def limit(self) -> int:
+        """How many items may be in flight now."""
+        return max(1, int(self._limit))
+
+    async def enter(self) -> None:
+        """Wait until one more item may be in flight."""
+        while self._in_flight >= self.limit:
+            turn = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._admit()  # another one may go in its place
+                raise
+        self._in_flight += 1
+
+    def leave(self, *, refused: bool) -> None:
+        """Note that an item has ended, refused for lack of capacity or not."""
+        self._in_flight -= 1
+        if not refused:
+            self._limit = min(self._most, self._limit + _GROWTH / self._limit)
+        elif self._clock() >= self._cut_at:
+            self._limit = max(1.0, self._limit * _CUT)
+            self._cut_at = self._clock() + 1.0
+        self._admit()
+
+    def _admit(self) -> None:
+        for _ in range(self.limit - self._in_flight):
+            while self._waiting and self._waiting[0].done():
+                del self._waiting[0]
+            if not self._waiting:
+                return
+            self._waiting.popleft().set_result(None)
+
+
 class LineAnswerer:
     """Answers lines through `runner`, up to `most` at a time.
 
@@ -88,12 +136,13 @@ class LineAnswerer:
         *,
         runner: LineRunner,
         most: int,
-        window: Callable[[], CongestionWindow],
         wall: Callable[[], float] = time.time,  # noqa: TID251 - stored times outlive a process
     ) -> None:
         self._runner = runner
         self._places = asyncio.Semaphore(most)
-        self._windows = defaultdict[str, CongestionWindow](window)
+        self._windows = defaultdict[str, CongestionWindow](
+            lambda: CongestionWindow(most, clock=time.monotonic)
+        )
         self._wall = wall
 
     async def answer(

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from gateway.errors import ConfigurationError
 from gateway.http.edge import ListenerEdge
 from gateway.http.unsent_answers import UnsentAnswers
 from gateway.rpc.frames import BadFrames, ClientFrames, ServerFrames, goaway
@@ -26,7 +25,6 @@ from wire.http.slow_readers import ReadingPeer, ReadProgress
 from wire.http.timeouts import ConnectionTimeouts, confirmed_by_peer
 from wire.listening import refuse_new_connections, wait_until_empty
 
-_BACKLOG: Final = 2048
 _CHECK_INTERVAL: Final = 1.0
 _POLL_INTERVAL: Final = 0.02
 _LINGER: Final = 1.0
@@ -80,7 +78,7 @@ class CallFront:
     @contextlib.asynccontextmanager
     async def listening(self, listener: socket.socket) -> AsyncIterator[None]:
         """Accept connections of `listener` while this is entered, or until `stop_accepting`."""
-        self._acceptor.start(listener, _BACKLOG)
+        self._acceptor.start(listener)
         watchers = [
             asyncio.create_task(self._enforce_timeouts()),
             asyncio.create_task(self.edge.follow()),
@@ -352,25 +350,3 @@ class _Server(asyncio.Protocol):
         self._is_closed = True
         if self._transport is not None:
             self._transport.abort()
-
-
-def open_rpc_socket(host: str, port: int, *, shared: bool) -> socket.socket:
-    """Return a socket bound to an address, which other workers share where `shared`.
-
-    Raises:
-        ConfigurationError: it cannot be bound.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        if shared:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        found.bind((host, port))
-    except OSError as error:
-        found.close()
-        raise ConfigurationError(
-            f"gRPC cannot listen on {host}:{port} ({error.strerror}); choose another"
-            " `SLUICEGATE_GRPC_PORT`"
-        ) from error
-    return found

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from bisect import bisect_right
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 from itertools import accumulate
 from typing import Any, Final
 
@@ -17,9 +17,8 @@ from gateway.api.http import Headers
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError, NotCached, Overloaded, RequestTimeout
 from gateway.http.request_head import header_fields_too_large
-from gateway.http.unsent_answers import UnsentAnswers
+from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
 from gateway.rpc.call_metadata import key_headers, key_in, request_headers, trailing_metadata
-from gateway.rpc.held_answers import HeldAnswers
 from gateway.rpc.in_process import ApplicationRequest, InProcessCalls, Reply, error_in
 from gateway.rpc.infer_route import SERVICE
 from gateway.rpc.messages import Message, MessageTable, decode_message
@@ -63,6 +62,44 @@ _LATE: Final = "The message did not arrive in time; send it faster, or a smaller
 _TOO_MANY_STREAMS: Final = "Too many streams are open; share one, or call `ModelInfer`."
 _Context = Any  # grpc.aio.ServicerContext, without types
 _Handler = Any  # grpc.RpcMethodHandler
+
+
+class HeldAnswers:
+    """The bytes that the answers of one call hold under the caller's key."""
+
+    def __init__(
+        self, unsent: UnsentAnswers, key: Hashable, *, is_over: Callable[[], bool]
+    ) -> None:
+        self._unsent = unsent
+        self._key = key
+        self._is_over = is_over
+        self._bytes = 0
+
+    async def hold(self, size: int, deadline: float) -> int:
+        """Wait for room for an answer; return the bytes that are held for it.
+
+        Raises:
+            Overloaded: there is no room until `deadline`.
+        """
+        if size <= LARGE_BYTES:
+            return 0
+        # grpcio copies the bytes that it sends.
+        held = await self._unsent.hold(self._key, 2 * size, deadline)
+        self._bytes += held
+        if self._is_over():
+            self.release(self._bytes)
+        return held
+
+    def release(self, held: int) -> None:
+        """Release the bytes of an answer that was sent; a call that has ended holds none."""
+        held = min(held, self._bytes)
+        if held:
+            self._bytes -= held
+            self._unsent.release(self._key, held)
+
+    def end(self) -> None:
+        """Release all bytes."""
+        self.release(self._bytes)
 
 
 class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types

@@ -18,8 +18,7 @@ from gateway.dialects.oip.errors import OIP_ERRORS
 from gateway.dialects.oip.models import find_model
 from gateway.dialects.oip.tensors import InputTensor, RequestedOutput
 from gateway.errors import InvalidRequest, TaskNotSupported
-from gateway.rpc.message_bounds import check_fields
-from gateway.rpc.messages import PACKAGE, Message, MessageTable, decode_message
+from gateway.rpc.messages import PACKAGE, Message, MessageTable, check_fields, decode_message
 from gateway.types import Answer, InferenceRequest, RequestId, Usage
 from wire.protocol import Task
 

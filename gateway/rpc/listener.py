@@ -16,10 +16,11 @@ from litestar.types import ASGIApp
 from gateway.api.incoming_request import IncomingBodies
 from gateway.api.inference_requests import InferenceRequests
 from gateway.auth.key_ring import KeyRing
+from gateway.errors import ConfigurationError
 from gateway.http.draining import Draining, Stop
 from gateway.http.edge import ListenerEdge
 from gateway.http.unsent_answers import UnsentAnswers
-from gateway.rpc.front import CallFront, open_rpc_socket, private_address
+from gateway.rpc.front import CallFront, private_address
 from gateway.rpc.handler import RpcHandler
 from gateway.rpc.in_process import InProcessCalls
 from gateway.rpc.messages import MessageTable
@@ -117,9 +118,27 @@ async def rpc_listener(
 
 
 def _open_socket(settings: Settings) -> socket.socket:
-    # The workers of a supervisor share the port; a worker alone must not share another's.
-    is_shared = settings.listen_fd is not None
-    return open_rpc_socket(settings.host, settings.grpc_port, shared=is_shared)
+    """Return a socket bound to the listener's address.
+
+    Raises:
+        ConfigurationError: it cannot be bound.
+    """
+    host, port = settings.host, settings.grpc_port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        # The workers of a supervisor share the port; a worker alone must not share another's.
+        if settings.listen_fd is not None:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        raise ConfigurationError(
+            f"gRPC cannot listen on {host}:{port} ({error.strerror}); choose another"
+            " `SLUICEGATE_GRPC_PORT`"
+        ) from error
+    return found
 
 
 def _timeouts(settings: Settings) -> ConnectionTimeouts:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backends.api.tls import ServerTls, TlsFiles
+from backends.api.tls import ServerTls
 from gateway.config.document import RoutingConfig
 from gateway.types import Endpoint
 from gateway.upstream import http
@@ -43,7 +43,7 @@ PATIENCE = 60.0
 
 
 def server_tls(certificate: Path, *, client_ca: Path | None = None) -> ServerTls:
-    return ServerTls(TlsFiles(certificate=certificate, client_ca=client_ca))
+    return ServerTls(certificate, client_ca=client_ca)
 
 
 def client_tls(ca: Path, *, certificate: Path | None = None) -> ClientTls:

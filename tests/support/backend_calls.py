@@ -17,8 +17,8 @@ from backends.qualification.qualify import qualify, qualify_unmeasured
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING, Tracing
-from wire.http.messages import Message
-from wire.http.peers import CLIENT_EXTENSION, Client
+from wire.http.exchange import BUFFERED_HTTP
+from wire.http.messages import Headers, Message
 from wire.protocol import (
     CALL_PATH,
     RELOAD_PATH,
@@ -67,28 +67,44 @@ class AsgiExchange:
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._inbox.put_nowait({"type": "http.request", "body": body, "more_body": False})
         self.sent: list[Message] = []
-        self._client = Client()
+        self.is_disconnected = False
+        self.on_disconnect: Callable[[], object] | None = None
         self.scope = {
             "type": "http",
             "method": method,
             "path": path,
             "headers": [(k.encode(), v.encode()) for k, v in (headers or {}).items()],
-            "extensions": {CLIENT_EXTENSION: self._client},
+            "extensions": {BUFFERED_HTTP: self},
+            "state": {},
         }
         self._application = application
 
     async def run(self) -> "AsgiExchange":
         """Answer it to its end."""
-        await self._application(self.scope, self._inbox.get, self._send)
+        send: Any = None  # answers go to the exchange
+        await self._application(self.scope, self._inbox.get, send)
         return self
 
     def leave(self) -> None:
         """Close the connection, as a client does that waits no longer."""
         self._inbox.put_nowait({"type": "http.disconnect"})
-        self._client.leave()
+        self.is_disconnected = True
+        if self.on_disconnect is not None:
+            self.on_disconnect()
 
-    async def _send(self, message: Message) -> None:
-        self.sent.append(message)
+    @property
+    def has_begun(self) -> bool:
+        return bool(self.sent)
+
+    def send_now(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send a whole answer; see `Exchange`."""
+        self.sent += ({"status": status, "lines": lines}, {"body": body})
+
+    def send_part(self, headers: Headers, body: bytes, *, has_more: bool) -> None:
+        """Send a part of an answer; see `Exchange`."""
+        if not self.sent:
+            self.sent.append({"status": 200})
+        self.sent.append({"body": body, "more_body": has_more})
 
     @property
     def status(self) -> int:

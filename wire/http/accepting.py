@@ -17,6 +17,7 @@ from wire.http.refusals import Refusal
 from wire.http.timeouts import ConnectionTimeouts
 
 _log = logging.getLogger(__name__)
+BACKLOG: Final = 2048
 _ACCEPTED_AT_ONCE: Final = 64
 _PAUSE: Final = 0.1
 """Seconds without accepting where no file descriptors are free."""
@@ -88,10 +89,10 @@ class Acceptor:
         """The number of handshakes under way."""
         return len(self._handshakes)
 
-    def start(self, listener: socket.socket, backlog: int) -> None:
+    def start(self, listener: socket.socket) -> None:
         """Listen, and accept connections until `stop`."""
         listener.setblocking(False)
-        listener.listen(backlog)
+        listener.listen(BACKLOG)
         self._listener = listener
         self._resume()
 
@@ -113,13 +114,14 @@ class Acceptor:
     def take(self, connection: socket.socket, address: str) -> None:
         """Begin the handshake of a connection that was accepted from `address`."""
         connection.setblocking(False)
-        refusal = self._refusal()
-        if refusal is not None:
+        refusal = None
+        if self._count_open() + len(self._handshakes) >= self._timeouts.connections:
             if self._refused >= _MAX_REFUSED:
                 self._edge.refused("connections")
                 connection.close()
                 return
             self._refused += 1
+            refusal = too_many_connections()
         task = self._loop.create_task(self._establish(connection, address, refusal))
         self._handshakes.add(task)
         task.add_done_callback(_log_fault)
@@ -141,11 +143,6 @@ class Acceptor:
                 return
             self.take(connection, str(address[0]))
 
-    def _refusal(self) -> Refusal | None:
-        if self._count_open() + len(self._handshakes) < self._timeouts.connections:
-            return None
-        return too_many_connections()
-
     async def _establish(
         self, connection: socket.socket, address: str, refusal: Refusal | None
     ) -> None:
@@ -154,14 +151,20 @@ class Acceptor:
         try:
             async with asyncio.timeout_at(deadline):
                 peer = await self._edge.peer_of(connection, address)
-            if refusal is not None or peer.refusal is not None:
-                await self._refuse(connection, peer, refusal, deadline)
-            else:
-                await self._open(connection, peer, deadline)
-        except NotEstablished as error:
-            self._failed(error.cause, str(error))
-        except OSError as error:  # `SSLError` and `TimeoutError` are such
-            self._failed("broken" if self._edge.context is None else "tls", _explain(error))
+            if refusal is not None:
+                self._edge.refused("connections")
+            elif peer.refusal is not None:
+                self._edge.refused("address")
+                if self._refused >= _MAX_REFUSED:
+                    return
+                self._refused += 1
+                refusal = peer.refusal
+            if refusal is not None:
+                peer.close()
+                peer.refusal = refusal
+            await self._open(connection, peer, deadline)
+        except (NotEstablished, OSError) as error:  # `SSLError` and `TimeoutError` are such
+            self._failed(error)
         finally:
             if refusal is not None:
                 self._refused -= 1
@@ -170,26 +173,6 @@ class Acceptor:
                 peer.close()
             # Not in a callback, so that a connection of this loop iteration can take its place.
             self._handshakes.discard(task)
-
-    async def _refuse(
-        self,
-        connection: socket.socket,
-        peer: Peer,
-        refusal: Refusal | None,
-        deadline: float,
-    ) -> None:
-        """Tell a client why its connection is refused, unless many are told."""
-        self._edge.refused("address" if refusal is None else "connections")
-        peer.close()
-        peer.refusal = refusal or peer.refusal
-        if refusal is not None:  # it is counted
-            await self._open(connection, peer, deadline)
-        elif self._refused < _MAX_REFUSED:
-            self._refused += 1
-            try:
-                await self._open(connection, peer, deadline)
-            finally:
-                self._refused -= 1
 
     async def _open(self, connection: socket.socket, peer: Peer, deadline: float) -> None:
         """Hand the connection to a protocol, over TLS where that is served."""
@@ -203,8 +186,12 @@ class Acceptor:
             ssl_shutdown_timeout=None if context is None else _SHUTDOWN_TIMEOUT,
         )
 
-    def _failed(self, cause: str, text: str) -> None:
+    def _failed(self, error: NotEstablished | OSError) -> None:
         """Count a handshake that failed, and log each cause once a minute."""
+        if isinstance(error, NotEstablished):
+            cause, text = error.cause, str(error)
+        else:
+            cause, text = "broken" if self._edge.context is None else "tls", _explain(error)
         self._edge.refused(cause)
         now = time.monotonic()
         if now - self._logged.get(text, -_LOG_INTERVAL) >= _LOG_INTERVAL:

@@ -11,11 +11,11 @@ from typing import Any, Final, Protocol
 
 from typing_extensions import override
 
-from wire.http.exchange import BUFFERED_HTTP, Exchange
+from wire.http.exchange import Exchange
 from wire.http.messages import App, Headers, Scope
-from wire.http.peers import CLIENT_EXTENSION, Client, Peer, too_many_connections
+from wire.http.peers import Peer, too_many_connections
 from wire.http.refusals import Refusal
-from wire.http.request_parser import RequestHead, RequestParser
+from wire.http.request_parser import CHUNK_BYTES, RequestHead, RequestParser
 from wire.http.slow_readers import ReadingPeer, ReadProgress
 from wire.http.timeouts import ConnectionTimeouts, StallWatch, confirmed_by_peer, has_unread
 from wire.http.writing import AnswerWriter, WriteCoalescer
@@ -118,9 +118,10 @@ class Connection(asyncio.Protocol):
         self.state = state
         self.peer = peer or Peer()
         self.loop = asyncio.get_running_loop()
-        self.client = Client()
         self.answering: object | None = None
         """The request under way: an `Exchange`, or the front's own object."""
+        self.on_leave: Callable[[], object] | None = None
+        """Is called if the client disconnects before the request under way is answered."""
         self.gives_up_at = math.inf
         """When the connection is aborted, whatever is under way."""
         self.answers = 0
@@ -148,8 +149,7 @@ class Connection(asyncio.Protocol):
         self._take: Callable[[bytes], bytes] = _take_nothing
         self._progress: ReadProgress | None = None
         self._waiting_since = self.loop.time()
-        self._answers_seen = 0
-        self._answers_parsed = 0
+        self._answers_seen = self._answers_parsed = 0
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -165,7 +165,7 @@ class Connection(asyncio.Protocol):
             self._reject(too_many_connections())
             return
         # Without TLS there is no certificate; an unverified one ended the handshake.
-        self.client.is_certified = bool(transport.get_extra_info("peercert"))
+        self._has_certificate = bool(transport.get_extra_info("peercert"))
         self._server_address = _address(transport.get_extra_info("sockname"))
         address = self.peer.address
         self._address = (address, 0) if address else _address(transport.get_extra_info("peername"))
@@ -179,14 +179,13 @@ class Connection(asyncio.Protocol):
         self.state.connections.discard(self)
         self.state.rejected.discard(self)
         self.peer.close()
-        self.client.leave()
-        if isinstance(self.answering, Exchange):
-            self.answering.disconnect()
+        if self.on_leave is not None:
+            self.on_leave()
         self.writer.lose()
         # These refer to the connection, which would be left to the garbage collector.
         self._parser.close()
         self._front, self._take = None, _take_nothing
-        self.answering = self._receiving = None
+        self.answering = self.on_leave = self._receiving = None
         self._queue.clear()
         self._held = b""
 
@@ -260,17 +259,25 @@ class Connection(asyncio.Protocol):
             self._is_reading = True
             self.writer.transport.resume_reading()
 
-    def begin_whole(self, scope: Scope, body: bytes) -> None:
-        """Have the application answer a request that a front has read."""
+    def begin_whole(self, scope: Scope, body: bytes) -> Exchange:
+        """Return the request under way, which a front has read; `run` it, or answer it at once."""
         exchange = Exchange(self, scope, body=body)
-        scope["extensions"] = {BUFFERED_HTTP: exchange, CLIENT_EXTENSION: self.client}
-        self._start(exchange)
+        self.answering, self.on_leave = exchange, exchange.disconnect
+        return exchange
+
+    def run(self, exchange: Exchange) -> None:
+        """Have the application answer the request under way."""
+        self._waiting_since = self.loop.time()
+        tasks = self.state.tasks
+        task = self.loop.create_task(exchange.run(self.state.app))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     def end_answer(self, *, is_last: bool) -> None:
         """Note that the request under way is answered, and begin with what is behind it."""
         if self._receiving is not None and self._receiving is self.answering:
             self._parser.discarded_bytes = 0
-        self.answering = None
+        self.answering = self.on_leave = None
         self.gives_up_at = math.inf
         self.answers += 1
         if self.peer.is_proxy:
@@ -383,7 +390,7 @@ class Connection(asyncio.Protocol):
             "scheme": self._scheme,
             "root_path": "",
             "headers": head.headers,
-            "state": {HAS_CERTIFICATE: True} if self.client.is_certified else {},
+            "state": {HAS_CERTIFICATE: True} if self._has_certificate else {},
             "method": head.method,
             "path": head.path,
             "raw_path": head.raw_path,
@@ -395,7 +402,6 @@ class Connection(asyncio.Protocol):
             keeps_alive=head.keeps_alive,
             expects_continue=head.expects_continue,
         )
-        scope["extensions"] = {BUFFERED_HTTP: exchange, CLIENT_EXTENSION: self.client}
         if self.answering is None:
             self._start(exchange)
         else:
@@ -422,12 +428,8 @@ class Connection(asyncio.Protocol):
             self.resume_reading()
 
     def _start(self, exchange: Exchange) -> None:
-        self.answering = exchange
-        self._waiting_since = self.loop.time()
-        tasks = self.state.tasks
-        task = self.loop.create_task(exchange.run(self.state.app))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        self.answering, self.on_leave = exchange, exchange.disconnect
+        self.run(exchange)
 
     def _parse_first(self, data: bytes) -> None:
         """Parse `data`, which begins a request while none is under way."""
@@ -447,9 +449,8 @@ class Connection(asyncio.Protocol):
                 if self._is_blocked:
                     self.hold(bytes(rest))
                     return
-                size = parser.chunk_bytes
-                parser.feed(rest[:size])
-                rest = rest[size:]
+                parser.feed(rest[:CHUNK_BYTES])
+                rest = rest[CHUNK_BYTES:]
         except Refusal as refusal:
             self.refuse(refusal)
         if (parser.discarded_bytes or 0) > _MAX_DISCARDED_BYTES:
@@ -486,7 +487,7 @@ class Connection(asyncio.Protocol):
         if exchange is None or exchange.is_complete:
             return
         if exchange is self.answering:
-            self.answering = None
+            self.answering = self.on_leave = None
             if exchange.has_begun:
                 self.writer.close()
         else:

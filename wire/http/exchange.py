@@ -3,10 +3,19 @@
 import asyncio
 import logging
 import re
-from collections.abc import Hashable
-from typing import Final, Protocol
+from collections.abc import Callable, Hashable
+from typing import Any, Final, Protocol
 
-from wire.http.messages import CLOSE, STATUS_LINE, App, Message, Scope, answer_head, header_lines
+from wire.http.messages import (
+    CLOSE,
+    STATUS_LINE,
+    App,
+    Headers,
+    Message,
+    Scope,
+    answer_head,
+    header_lines,
+)
 from wire.http.writing import LARGE_BYTES, AnswerWriter
 
 BUFFERED_HTTP: Final = "sluicegate.buffered_http"
@@ -57,6 +66,23 @@ class Line(Protocol):
 class Exchange:
     """One request and its answer."""
 
+    is_complete = False
+    """Whether the answer is written."""
+    is_disconnected = False
+    """Whether nobody waits for the answer any more."""
+    on_disconnect: Callable[[], object] | None = None
+    """Is called when nobody waits any more: the application may set it."""
+    has_begun = False
+    """Whether a part of the answer is written."""
+    _body_size = 0
+    _end_is_told = False
+    _news: asyncio.Event | None = None
+    _is_last = False
+    _is_chunked = False
+    _is_unframed = False
+    """Whether the answer ends with the connection."""
+    _left_bytes = 0
+
     def __init__(
         self,
         line: Line,
@@ -67,32 +93,18 @@ class Exchange:
         body: bytes | None = None,
     ) -> None:
         self.scope: Scope | None = scope
-        """Dropped when the application has it: the scope refers to the exchange, and such a cycle
-        would be left to the garbage collector."""
+        """Dropped when the application has it: the scope then refers to the exchange, and such a
+        cycle would be left to the garbage collector."""
         self.keeps_alive = keeps_alive
         self.expects_continue = expects_continue
         """Whether the client waits with its body for `100 Continue`."""
         self.has_body = body is not None
         """Whether the body has arrived to its end."""
-        self.is_complete = False
-        """Whether the answer is written."""
-        self.is_disconnected = False
-        """Whether nobody waits for the answer any more."""
-        self.has_begun = False
-        """Whether a part of the answer is written."""
         self._line = line
         self._is_head = scope["method"] == "HEAD"
         self._is_old = scope.get("http_version") == "1.0"
         """Whether the client does not know chunks."""
         self._body_parts = [body] if body else []
-        self._body_size = 0
-        self._end_is_told = False
-        self._news: asyncio.Event | None = None
-        self._is_last = False
-        self._is_chunked = False
-        self._is_unframed = False
-        """Whether the answer ends with the connection."""
-        self._left_bytes = 0
 
     def add_body(self, data: bytes) -> None:
         """Take a part of the body."""
@@ -112,11 +124,15 @@ class Exchange:
     def disconnect(self) -> None:
         """Note that nobody waits for the answer."""
         self.is_disconnected = True
+        if self.on_disconnect is not None:
+            self.on_disconnect()
         self._wake()
 
     async def run(self, app: App) -> None:
         """Have the application answer."""
+        scope: Any
         scope, self.scope = self.scope, None
+        scope["extensions"] = {BUFFERED_HTTP: self}
         try:
             await app(scope, self.receive, self.send_message)
         except BaseException as error:  # whatever it was, it must not end the server
@@ -163,6 +179,26 @@ class Exchange:
             if writer.is_closing():
                 return
         self._end()
+
+    def send_now(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send a whole answer at once, whether the peer reads or not; see `send`."""
+        if self._is_over:
+            return
+        says_so = self._begin(has_close=False)
+        head = answer_head(status, lines, len(body), self._line.default_lines, is_last=says_so)
+        self._line.writer.write_now(head if self._is_head else head + body)
+        self._end()
+
+    def send_part(self, headers: Headers, body: bytes, *, has_more: bool) -> None:
+        """Send a part of an answer of unknown length, whether the peer reads or not.
+
+        `headers` are those of the answer.
+        """
+        if self._is_over:
+            return
+        if not self.has_begun:
+            self._send_head(200, list(headers))
+        self._send_body(body, has_more=has_more)
 
     async def receive(self) -> Message:
         """Return the next message of ASGI about the request."""

@@ -1,14 +1,9 @@
 """Holds who is at the other end of a connection."""
 
-import asyncio
 from collections.abc import Callable
-from typing import Final
 
 from wire.http.messages import Headers
 from wire.http.refusals import Refusal
-
-CLIENT_EXTENSION: Final = "sluicegate.client"
-"""The ASGI extension that has the `Client` of a request."""
 
 
 def too_many_connections() -> Refusal:
@@ -49,30 +44,3 @@ class Peer:
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             on_close()
-
-
-class Client:
-    """Tells the code that answers a request when the client disconnects.
-
-    `is_certified` says that the client presented a verified certificate.
-    """
-
-    def __init__(self, *, is_certified: bool = False) -> None:
-        self.is_certified = is_certified
-        self.is_disconnected = False
-        self.on_leave: Callable[[], object] | None = None
-        """Ends the answer that is under way."""
-
-    def __enter__(self) -> None:
-        """Cancel the current task when the client leaves, until `__exit__`."""
-        task = asyncio.current_task()
-        self.on_leave = task.cancel if task is not None else None
-
-    def __exit__(self, *_: object) -> None:
-        self.on_leave = None
-
-    def leave(self) -> None:
-        """Note that it disconnected."""
-        self.is_disconnected = True
-        if self.on_leave is not None:
-            self.on_leave()

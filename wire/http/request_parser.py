@@ -19,9 +19,8 @@ from wire.http.request_head import (
 )
 
 _log = logging.getLogger(__name__)
-# Input is parsed in chunks, so that the bounds are checked often enough.
-_CHUNK_BYTES: Final = 4 * 1024
-_BODY_CHUNK_BYTES: Final = 16 * 1024
+CHUNK_BYTES: Final = 4 * 1024
+"""How much may be fed at once, so that the bounds are checked often enough."""
 # The bound on chunk extensions, trailers and chunk lengths; and the allowance for each byte of a
 # body, since chunks may be as small as one byte.
 _MAX_FRAMING_BYTES: Final = 16 * 1024
@@ -82,23 +81,14 @@ class RequestParser:
         """Bytes of the body in the last chunk."""
         self._overhead_bytes = 0
         """Bytes of the current head, or of the framing of the current body: a lower bound."""
-        self._has_large_chunk = False
-        """Whether a chunk of body size was parsed, behind which any number of heads may follow."""
-
-    @property
-    def chunk_bytes(self) -> int:
-        """How much may be fed at once."""
-        return _BODY_CHUNK_BYTES if self.is_in_body else _CHUNK_BYTES
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Parse a chunk of at most `chunk_bytes`.
+        """Parse a chunk of at most `CHUNK_BYTES`.
 
         Raises:
             Refusal: it is not HTTP, or beyond a bound.
         """
         events, self._kept_bytes = self._events, 0
-        if len(data) > _CHUNK_BYTES:
-            self._has_large_chunk = True
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
@@ -156,7 +146,7 @@ class RequestParser:
         parser, target = self._parser, self._target
         version = parser.get_http_version()
         check_head(version, target, self.headers)
-        if self._has_large_chunk or self._overhead_bytes + 2 * _CHUNK_BYTES > MAX_HEAD_BYTES:
+        if self._overhead_bytes + 2 * CHUNK_BYTES > MAX_HEAD_BYTES:
             check_size(target, self.headers)
         try:
             url = httptools.parse_url(target)

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from email.utils import formatdate
 from typing import Final
 
-from wire.http.accepting import Acceptor, Edge
+from wire.http.accepting import BACKLOG, Acceptor, Edge
 from wire.http.connection import Connection, ServerState
 from wire.http.messages import Headers, header_lines
 from wire.http.peers import Peer
 
-BACKLOG: Final = 2048
 _log = logging.getLogger(__name__)
 _CHECK_INTERVAL: Final = 1.0
 _POLL_INTERVAL: Final = 0.05
@@ -57,7 +56,7 @@ class HttpServer:
     async def listen(self, listener: socket.socket) -> None:
         """Accept connections of a bound socket until `stop_accepting`."""
         if self.acceptor is not None:
-            self.acceptor.start(listener, BACKLOG)
+            self.acceptor.start(listener)
             return
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(self.connect, sock=listener, backlog=BACKLOG)

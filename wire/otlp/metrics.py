@@ -19,7 +19,6 @@ from opentelemetry.sdk.metrics.export import (
     HistogramDataPoint,
     Metric,
     MetricExporter,
-    MetricExportResult,
     MetricsData,
     NumberDataPoint,
     ResourceMetrics,
@@ -55,20 +54,17 @@ class MetricPusher:
         *,
         interval: float,
         resource: Resource,
-        close_within: float = CLOSE_WITHIN,
         counted_since: int | None = None,
     ) -> None:
         self._exporter = exporter
         self._interval = interval
         self._resource = resource
-        self.close_within = close_within
+        self.close_within = CLOSE_WITHIN
         self._started = time.time_ns() if counted_since is None else counted_since
         self._newest: MetricsData | None = None
         self._is_closing = False
         self._wakes = threading.Event()
         self._thread = threading.Thread(target=self._export_all, name="metrics", daemon=True)
-        self.exported = self.failed = 0
-        """The number of pushes that the collector accepted, and that failed."""
 
     async def run(
         self, read: Callable[[], Awaitable[Iterable[Family]]], stop: asyncio.Event
@@ -98,22 +94,13 @@ class MetricPusher:
             self._wakes.wait()
             self._wakes.clear()
             made, self._newest = self._newest, None
-            if made is not None:
-                self._export(made)
-            if self._is_closing:
-                self._wakes.set()
+            if made is None:
+                continue
+            try:
+                self._exporter.export(made)
+            except Exception:  # noqa: BLE001 - after any error, the next export may succeed
+                _log.exception("cannot export metrics")
         self._exporter.shutdown()
-
-    def _export(self, made: MetricsData) -> None:
-        try:
-            result = self._exporter.export(made)
-        except Exception:  # noqa: BLE001 - after any error, the next export may succeed
-            _log.exception("cannot export metrics")
-            result = MetricExportResult.FAILURE
-        if result is MetricExportResult.SUCCESS:
-            self.exported += 1
-        else:
-            self.failed += 1
 
 
 def open_pusher(

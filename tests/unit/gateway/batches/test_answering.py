@@ -2,16 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 from typing_extensions import override
 
-from gateway.batches.answering import LineAnswerer, Reply, Result
+from gateway.batches.answering import CongestionWindow, LineAnswerer, Reply, Result
 from gateway.batches.lines import Line, item_id
-from gateway.batches.window import CongestionWindow
 from gateway.ledger.batch_types import RequestBatch
 from tests.unit.gateway.batches.test_lines import BATCH
 
@@ -43,8 +41,7 @@ class Script:
 
 
 def answerer(script: Script, *, now: float = 0.0) -> LineAnswerer:
-    window = partial(CongestionWindow, 4, clock=asyncio.get_running_loop().time)
-    return LineAnswerer(runner=script, most=4, window=window, wall=lambda: now)
+    return LineAnswerer(runner=script, most=4, wall=lambda: now)
 
 
 def status_of(result: Result | None) -> Any:
@@ -262,8 +259,7 @@ async def test_a_line_that_waits_for_a_place_is_not_asked_after_a_halt() -> None
             return reply
 
     script, halt, may_end = Slow(200), asyncio.Event(), asyncio.Event()
-    window = partial(CongestionWindow, 4, clock=asyncio.get_running_loop().time)
-    answering = LineAnswerer(runner=script, most=1, window=window, wall=lambda: 0.0)
+    answering = LineAnswerer(runner=script, most=1, wall=lambda: 0.0)
     answers = [
         asyncio.create_task(answering.answer(BATCH, LINE, halt, asyncio.Semaphore()))
         for _ in range(2)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -12,7 +11,6 @@ from typing_extensions import override
 
 from gateway.batches.answering import LineAnswerer, Reply
 from gateway.batches.run import BatchBounds, BatchRun
-from gateway.batches.window import CongestionWindow
 from gateway.ledger.batch_types import RequestBatch
 from gateway.ledger.ledger import Ledger
 from gateway.storage.base import Write
@@ -78,18 +76,12 @@ class RunScene:
         with self.storage.writing(file_object(batch.input_file)) as write:
             write(b"".join(lines))
         self.ledger.batches.claim("me", seconds=30.0, running=[], most=1)
-        clock = asyncio.get_running_loop().time
         run = BatchRun(
             batch,
             holder="me",
             batches=self.ledger.batches,
             storage=self.storage,
-            answerer=LineAnswerer(
-                runner=runner,
-                most=2,
-                window=partial(CongestionWindow, 2, clock=clock),
-                wall=lambda: batch.created,
-            ),
+            answerer=LineAnswerer(runner=runner, most=2, wall=lambda: batch.created),
             bounds=BatchBounds(
                 max_lines=100,
                 max_line_bytes=1 << 20,

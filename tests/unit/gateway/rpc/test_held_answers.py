@@ -12,7 +12,7 @@ from typing_extensions import override
 from gateway.api.http import Headers
 from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
 from gateway.rpc import handler, listener
-from gateway.rpc.held_answers import HeldAnswers
+from gateway.rpc.handler import HeldAnswers
 from gateway.rpc.in_process import InProcessCalls, Reply
 from gateway.rpc.infer_route import SERVICE
 from testing.waiting import until

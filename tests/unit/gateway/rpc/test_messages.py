@@ -12,8 +12,7 @@ from typing_extensions import override
 from gateway import rpc
 from gateway.errors import InvalidRequest, PayloadTooLarge
 from gateway.rpc.infer_route import rpc_dialect
-from gateway.rpc.message_bounds import check_fields
-from gateway.rpc.messages import MessageTable, decode_message
+from gateway.rpc.messages import MessageTable, check_fields, decode_message
 from gateway.rpc.metadata_methods import METADATA_METHODS
 from tests.support.rpc import infer, message, serialized
 

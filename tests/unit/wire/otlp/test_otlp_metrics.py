@@ -119,10 +119,7 @@ async def test_a_collector_that_does_not_answer_keeps_nobody_waiting(
     await until(lambda: len(reads) > 20, what="many pushes")
     stop.set()
     await running
-    exported = pusher.exported
     sink.stop()
-
-    assert exported == 0
 
 
 @pytest.mark.parametrize(
