@@ -2,40 +2,122 @@
 
 A request passes these steps: cross-origin rules and bounds of keys, load shedding, decompression,
 idempotency, and then the steps of `RequestProcessor` (identify, decode, authorize, charge, read the
-cache, compute, store, encode, publish the event).
+cache, compute, store, encode, publish the event). Requests that are no inference take most of the
+steps before their work, too.
 
 The fast path answers plain requests that arrive whole by callbacks, with the same objects.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
-from gateway.api.content_coding import SMALLEST
-from gateway.api.http import ClientDisconnected, HttpReply, header_fields
-from gateway.api.idempotent_requests import ClaimedKey
+from gateway.api.content_coding import SMALLEST, inflate
+from gateway.api.cross_origin import CrossOrigin
+from gateway.api.error_handling import problem_reply
+from gateway.api.http import ClientDisconnected, HttpReply, header_fields, too_large
+from gateway.api.idempotent_requests import IdempotentRequests, answer_for_retries
 from gateway.api.incoming_request import IncomingBody, IncomingRequest
 from gateway.api.inference_route import RouteMatch
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestState
-from gateway.api.request_steps import RequestSteps
-from gateway.types import KeyId
+from gateway.errors import PermissionDenied
+from gateway.http.problem_details import ErrorFormat
+from gateway.idempotency.store import StoredKey
+from gateway.runtime.runtime import Runtime
+from gateway.runtime.store import RuntimeStore
+from gateway.types import KeyId, RequestId
 
 _FIRST_ERROR: Final = 400
 OnReply = Callable[[HttpReply, KeyId | None], Awaitable[None]]
 """Sends an answer. The key, if any, holds bytes of the budget for it until this returns."""
+_CODING: Final = b"content-encoding"
+_REPLACED: Final = frozenset({_CODING, b"content-length", b"transfer-encoding", b"expect"})
+
+
+class RequestSteps:
+    """Takes requests through the steps that all routes have in common, before their work.
+
+    Answers of the steps and of the work lack `IncomingRequest.added_lines`, which the sender adds.
+    `errors_of` says how errors of a path are written.
+    """
+
+    def __init__(
+        self,
+        *,
+        cross_origin: CrossOrigin,
+        idempotency: IdempotentRequests,
+        runtimes: RuntimeStore,
+        errors_of: Callable[[str], ErrorFormat],
+        new_id: Callable[[], RequestId],
+    ) -> None:
+        self._cross_origin = cross_origin
+        self._idempotency = idempotency
+        self._runtimes = runtimes
+        self._errors_of = errors_of
+        self._new_id = new_id
+
+    async def run(
+        self,
+        request: IncomingRequest,
+        body: IncomingBody,
+        on_reply: OnReply,
+        *,
+        refuse: Callable[[], HttpReply | None] = lambda: None,
+        work: Callable[[StoredKey | None], Awaitable[None]],
+    ) -> None:
+        """Have `work` answer a request, unless a step answers it, or the caller is gone.
+
+        `refuse` is the step after those that read the head alone. `work` gets the idempotency key
+        that was claimed for the request, if any.
+        """
+        claimed: StoredKey | None = None
+        try:
+            prepared = self._answer_early(request) or refuse() or await self._prepare(request, body)
+            if isinstance(prepared, HttpReply):
+                await on_reply(prepared.with_lines(request.added_lines), None)
+            else:
+                claimed = prepared
+                await work(claimed)
+        except ClientDisconnected:
+            return
+        finally:
+            body.release()
+            if claimed is not None:
+                await claimed.finish()
+
+    def _answer_early(self, request: IncomingRequest) -> HttpReply | None:
+        """Return the answer to a preflight or to a request that is refused by its head."""
+        try:
+            return self._cross_origin.answer_early(request)
+        except PermissionDenied as error:
+            return self._problem(request, error)
+
+    async def _prepare(
+        self, request: IncomingRequest, body: IncomingBody
+    ) -> StoredKey | HttpReply | None:
+        """Inflate the body, and claim the request's key. Return the answer if a step refuses it."""
+        runtime = self._runtimes.current
+        try:
+            await _inflate(request, body, runtime)
+            return await self._idempotency.claim(request, body, runtime)
+        except ClientDisconnected:
+            raise
+        except Exception as error:  # noqa: BLE001 - one request's fault must not end the connection
+            return self._problem(request, error)
+
+    def _problem(self, request: IncomingRequest, error: Exception) -> HttpReply:
+        errors = self._errors_of(request.path)
+        return problem_reply(error, self._new_id(), request.id_line, errors=errors)
 
 
 class Core:
     """Takes requests through their steps. One per worker."""
 
     def __init__(
-        self,
-        *,
-        steps: RequestSteps,
-        shedder: LoadShedder,
-        processor: RequestProcessor,
+        self, *, steps: RequestSteps, shedder: LoadShedder, processor: RequestProcessor
     ) -> None:
         self._steps = steps
         self._shedder = shedder
@@ -48,36 +130,21 @@ class Core:
 
         If `on_reply` is not called, the caller is gone.
         """
-
-        async def send(reply: HttpReply, holder: KeyId | None = None) -> None:
-            await on_reply(reply.with_lines(request.added_lines), holder)
-
-        claimed: ClaimedKey | None = None
-        try:
-            prepared = (
-                self._steps.answer_early(request)
-                or self._shedder.answer_early(request, match.route)
-                or await self._steps.prepare(request, body)
-            )
-            if isinstance(prepared, HttpReply):
-                await send(prepared)
-            else:
-                claimed = prepared
-                await self._work(match, request, body, claimed, send)
-        except ClientDisconnected:
-            return
-        finally:
-            body.release()
-            if claimed is not None:
-                await claimed.end()
+        await self._steps.run(
+            request,
+            body,
+            on_reply,
+            refuse=partial(self._shedder.answer_early, request, match.route),
+            work=partial(self._work, match, request, body, on_reply),
+        )
 
     async def _work(
         self,
         match: RouteMatch,
         request: IncomingRequest,
         body: IncomingBody,
-        claimed: ClaimedKey | None,
-        send: OnReply,
+        on_reply: OnReply,
+        claimed: StoredKey | None,
     ) -> None:
         processor = self._processor
         state = processor.new_state(match)
@@ -88,11 +155,12 @@ class Core:
             if len(reply.body) >= SMALLEST:
                 reply = await processor.large_answers.finish(state, reply)
             if claimed is not None:  # before the answer, so that retries do not find it claimed
+                stored = b""
                 if _is_final(state):
-                    await claimed.store(reply.status, header_fields(reply.lines), reply.body)
-                else:
-                    await claimed.end()
-            await send(reply, state.holder)
+                    headers = header_fields(reply.lines)
+                    stored = await answer_for_retries(reply.status, headers, reply.body)
+                await claimed.finish(stored)
+            await on_reply(reply.with_lines(request.added_lines), state.holder)
         except ClientDisconnected:
             state.span.fail("client_gone")
             state.span.end()
@@ -119,3 +187,26 @@ def _is_final(state: RequestState) -> bool:
     # An answer that another try may complete is recorded under the id of its attempt.
     lacks_items = state.attempt == state.id and state.status < _FIRST_ERROR
     return not (state.is_passing or lacks_items)
+
+
+async def _inflate(request: IncomingRequest, body: IncomingBody, runtime: Runtime) -> None:
+    """Inflate the body if it is compressed; the headers of the request then say what it is now.
+
+    Hardly more is ever inflated than a body may have. Without a valid key, nothing is inflated: the
+    request is refused later anyway.
+
+    Raises:
+        GatewayError: the body is damaged, too long, too late, or in an unknown coding.
+        ClientDisconnected: the caller is gone.
+    """
+    codings = [value for name, value in request.headers if name == _CODING]
+    coding = b", ".join(codings).strip().decode("latin-1").lower()
+    if coding in ("", "identity") or request.principal is None:
+        return
+    limit = runtime.document.request.max_body_bytes
+    await body.read_ahead(request, runtime)
+    if not body.is_whole:
+        raise too_large(limit)
+    body.replace(await asyncio.to_thread(inflate, body.content, coding, limit=limit))
+    kept = [header for header in request.headers if header[0] not in _REPLACED]
+    request.set_headers([*kept, (b"content-length", b"%d" % len(body.content))])

@@ -15,6 +15,7 @@ from gateway.config.checks import ANY_ORIGIN
 from gateway.errors import PermissionDenied
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal
+from wire.http.messages import header_lines
 
 EXPOSED: Final = (
     *("X-Request-Id", "X-Client-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry"),
@@ -55,7 +56,7 @@ class CrossOrigin:
         if not (origin or self._keys.has_bounds):
             return None
         if origin:
-            request.added_lines = _lines(self._headers(origin, request.principal))
+            request.added_lines = header_lines(self._headers(origin, request.principal))
         if request.method == "OPTIONS" and b"access-control-request-method" in request.fields:
             asked = request.fields.get(b"access-control-request-headers", b"")
             if (reply := self._preflight(origin, asked)) is not None:
@@ -75,9 +76,11 @@ class CrossOrigin:
             covers(route, path) for route in principal.routes
         ):
             raise PermissionDenied("This key may not be used for this route.")
-        if principal.origins is not None and origin.decode("latin-1") not in principal.origins:
+        if principal.origins is None:
+            return
+        if origin.decode("latin-1") not in principal.origins:
             raise PermissionDenied("This key may only be used from pages of its own origins.")
-        if principal.origins is not None and not _names(principal.routes or (), path):
+        if not _names(principal.routes or (), path):
             raise PermissionDenied(
                 "This key is for pages, which anybody can read: it may be used for the tenant's"
                 " account only where its routes name this one."
@@ -117,7 +120,7 @@ class CrossOrigin:
         # Whatever is asked for: the header `Authorization` alone gives rights.
         if asked and _HEADER_NAMES.fullmatch(asked):
             headers.append((b"access-control-allow-headers", asked))
-        return HttpReply(204, _lines(headers), b"")
+        return HttpReply(204, header_lines(headers), b"")
 
     def _allowed(self, origin: str, principal: Principal | None) -> str:
         """Return the origin that an answer names, empty where the page may not read it."""
@@ -141,7 +144,3 @@ def _names(routes: Iterable[str], path: str) -> bool:
     path = _SLASHES.sub("/", path)  # as the application reads it
     account = next((each for each in _TENANTS if f"{path}/".startswith(f"{each}/")), "")
     return not account or any(r.startswith(account) and covers(r, path) for r in routes)
-
-
-def _lines(headers: Headers) -> bytes:
-    return b"".join([b"%b: %b\r\n" % header for header in headers])

@@ -12,10 +12,8 @@ import msgspec
 
 from gateway.api.answers import PRIVATE
 from gateway.api.content_coding import accepted_coding, inflate
-from gateway.api.error_format import ErrorFormat
-from gateway.api.http import ClientDisconnected, Headers, HttpReply
+from gateway.api.http import Headers, HttpReply
 from gateway.api.incoming_request import IncomingBody, IncomingRequest
-from gateway.api.problem_replies import problem_reply
 from gateway.errors import IdempotencyKeyInUse, IdempotencyKeyReused, PayloadTooLarge
 from gateway.idempotency.keys import HEADER, fingerprint, id_of, name_of, read_key
 from gateway.idempotency.store import Claim, ClaimOutcome, IdempotencyStore, StoredKey
@@ -24,7 +22,8 @@ from gateway.rate_limit.charges import charges_for
 from gateway.rate_limit.headers import rate_limit_lines
 from gateway.rate_limit.refusals import beyond_limit
 from gateway.runtime.runtime import Runtime
-from gateway.types import Principal, RequestId
+from gateway.types import Principal
+from wire.http.messages import header_lines
 
 _KEPT: Final = frozenset(
     {
@@ -57,37 +56,28 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(StoredAnswer).decode
 
 
-class ClaimedKey:
-    """The key of a request that runs now. `end` has to follow in any case."""
+async def answer_for_retries(
+    status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
+) -> bytes:
+    """Return the part of an answer that retries get, encoded for the store.
 
-    def __init__(self, key: StoredKey) -> None:
-        self._key = key
-
-    async def store(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
-        """Have retries get this answer, unless another try may end differently.
-
-        Names of `headers` are in lower case.
-        """
-        stored = b""
-        if status < _FIRST_FAULT and status not in _PASSING and len(body) <= LARGEST_ANSWER:
-            answer = StoredAnswer(status, [each for each in headers if each[0] in _KEPT], body)
-            try:
-                await _inflated(answer)
-                stored = _encode(answer)
-            except PayloadTooLarge:
-                pass  # a retry that cannot read it compressed could not be answered
-        await self._key.finish(stored)
-
-    async def end(self) -> None:
-        """Have the next retry run again, unless an answer is stored."""
-        await self._key.finish()
+    It is empty if another try may end differently. Names of `headers` are in lower case.
+    """
+    if status >= _FIRST_FAULT or status in _PASSING or len(body) > LARGEST_ANSWER:
+        return b""
+    answer = StoredAnswer(status, [each for each in headers if each[0] in _KEPT], body)
+    try:
+        await _inflated(answer)
+    except PayloadTooLarge:
+        return b""  # a retry that cannot read it compressed could not be answered
+    return _encode(answer)
 
 
 class IdempotentRequests:
     """Claims the keys of requests, so that a request with a key runs only once.
 
-    `new_id` returns ids for the requests that this step answers itself. `has_route` says whether a
-    path has a route for a method other than `GET`. Without one, a key changes nothing.
+    `has_route` says whether a path has a route for a method other than `GET`. Without one, a key
+    changes nothing.
     """
 
     def __init__(
@@ -95,24 +85,21 @@ class IdempotentRequests:
         *,
         store: IdempotencyStore,
         limiter: RateLimiter,
-        errors_of: Callable[[str], ErrorFormat],
-        new_id: Callable[[], RequestId],
         has_route: Callable[[str, str], bool],
     ) -> None:
         self._has_route = has_route
         self._store = store
         self._limiter = limiter
-        self._errors_of = errors_of
-        self._new_id = new_id
 
     async def claim(
         self, request: IncomingRequest, body: IncomingBody, runtime: Runtime
-    ) -> ClaimedKey | HttpReply | None:
+    ) -> StoredKey | HttpReply | None:
         """Return the claimed key of a request that is to run now, or the answer to a retry.
 
         Return `None` for a request without an idempotency key, a valid API key or a route.
 
         Raises:
+            GatewayError: the request is refused.
             ClientDisconnected: the caller is gone.
         """
         principal = request.principal
@@ -120,38 +107,22 @@ class IdempotentRequests:
             return None
         if not self._has_route(request.method, request.path):
             return None
-        limit_lines = b""
-        try:
-            key = read_key(request.headers)
-            await body.read_ahead(request, runtime)
-            print_ = _fingerprint(principal, request, body, runtime)
-            stored = self._store.key(principal.tenant, name_of(key))
-            claim = await stored.claim(print_)
-            if claim.outcome is not ClaimOutcome.OWNED:
-                decision = await self._charge(principal, runtime)
-                limit_lines = rate_limit_lines(decision)
-                answer = await _readable(_stored_answer(claim, decision), request)
-                return _replay(answer, request.id_line + limit_lines)
-        except ClientDisconnected:
-            raise
-        except Exception as error:  # noqa: BLE001 - one request's fault must not end the connection
-            lines = request.id_line + limit_lines
-            errors = self._errors_of(request.path)
-            return problem_reply(error, self._new_id(), lines, errors=errors)
-        request.recorded_id = id_of(principal, key, print_, claim.first)
-        return ClaimedKey(stored)
-
-    async def _charge(self, principal: Principal, runtime: Runtime) -> Decision:
-        """Charge a request that is not run."""
+        key = read_key(request.headers)
+        await body.read_ahead(request, runtime)
+        print_ = _fingerprint(principal, request, body, runtime)
+        stored = self._store.key(principal.tenant, name_of(key))
+        claim = await stored.claim(print_)
+        if claim.outcome is ClaimOutcome.OWNED:
+            request.recorded_id = id_of(principal, key, print_, claim.first)
+            return stored
         limits = runtime.document.limits
         charges = charges_for(
-            principal,
-            requests=1,
-            items=0,
-            default_tenant_rules=limits.tenant,
-            default_key_rules=limits.key,
+            principal, default_tenant_rules=limits.tenant, default_key_rules=limits.key
         )
-        return self._limiter.try_admit(charges) or await self._limiter.admit(charges)
+        decision = self._limiter.try_admit(charges) or await self._limiter.admit(charges)
+        request.added_lines = rate_limit_lines(decision) + request.added_lines
+        answer = await _readable(_stored_answer(claim, decision), request)
+        return _replay(answer, request.id_line)
 
 
 def _fingerprint(
@@ -206,6 +177,6 @@ async def _inflated(answer: StoredAnswer) -> StoredAnswer:
 
 
 def _replay(answer: StoredAnswer, own_lines: bytes) -> HttpReply:
-    stored = b"".join([b"%b: %b\r\n" % header for header in answer.headers])
+    stored = header_lines(answer.headers)
     lines = b"%bidempotency-replayed: true%b%b" % (stored, PRIVATE, own_lines)
     return HttpReply(answer.status, lines, answer.body)

@@ -12,24 +12,21 @@ from typing import NamedTuple
 from litestar import Litestar
 from litestar.types import ASGIApp
 
-from gateway.api.core import Core
+from gateway.api.admission import AdmissionMiddleware
+from gateway.api.core import Core, RequestSteps
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.customer_application import CustomerApplication, SteppedApplication
 from gateway.api.dialect import Dialect, error_format
-from gateway.api.fast_path.answering import FastPath
-from gateway.api.fast_path.front import FastPathFront
+from gateway.api.fast_path.front import FastPath, FastPathFront
 from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.head_requests import HeadAsGet
 from gateway.api.health import ReadinessSource
 from gateway.api.idempotent_requests import IdempotentRequests
 from gateway.api.incoming_request import IncomingBodies
 from gateway.api.inference_route import InferenceRoutes
-from gateway.api.load_shedding import LoadShedder
-from gateway.api.request_events import RequestEvents
-from gateway.api.request_lines import RequestLines
+from gateway.api.load_shedding import LoadShedder, LoopIterations
+from gateway.api.request_events import RequestEvents, RequestLines
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
-from gateway.api.request_steps import RequestSteps
 from gateway.api.routes import build_api, changing_routes, inference_routes
 from gateway.app.stores import Stores
 from gateway.app.views import LedgerUsage, OwnKeys
@@ -37,12 +34,10 @@ from gateway.auth.key_ring import KeyRing
 from gateway.batches.batch_access import BatchParts, open_batch_parts
 from gateway.events.log import EventLog
 from gateway.http.draining import Draining
-from gateway.http.loop_iterations import LoopIterations
 from gateway.http.side import GatewaySide
 from gateway.http.unsent_answers import UnsentAnswers
 from gateway.idempotency.store import IdempotencyStore
 from gateway.inference.inference import Inference
-from gateway.middleware.admission import AdmissionMiddleware
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.routing.fleet import Fleet
 from gateway.settings import Settings
@@ -118,7 +113,7 @@ def build_listeners(
     """
     ids, runtimes, keys = dependencies.ids, dependencies.stores.runtimes, dependencies.keys
     routes = inference_routes(dependencies.dialects)
-    errors_of = partial(error_format, dependencies.dialects)
+    errors_of = partial(error_format, routes, dependencies.dialects)
     batches = open_batch_parts(settings, dependencies.stores.ledger)
     litestar = _build_litestar(dependencies, routes, readiness, batches)
     cross_origin = CrossOrigin(runtimes=runtimes, keys=keys)
@@ -133,8 +128,6 @@ def build_listeners(
         idempotency=IdempotentRequests(
             store=dependencies.idempotency,
             limiter=dependencies.limiter,
-            errors_of=errors_of,
-            new_id=ids.new,
             has_route=changing_routes(litestar, routes),
         ),
         runtimes=runtimes,
@@ -143,7 +136,7 @@ def build_listeners(
     )
     core = Core(steps=steps, shedder=shedder, processor=processor)
     bodies = IncomingBodies()
-    others = SteppedApplication(HeadAsGet(litestar), steps=steps, keys=keys, bodies=bodies)
+    others = SteppedApplication(litestar, steps=steps, keys=keys, bodies=bodies)
     app = CustomerApplication(core, others, routes=routes, keys=keys, bodies=bodies)
     heads = RequestHeadCache(
         processor=processor,
@@ -170,7 +163,6 @@ def _build_litestar(
     return build_api(
         version=version("sluicegate"),
         admission=AdmissionMiddleware(
-            keys=dependencies.keys,
             limiter=dependencies.limiter,
             runtimes=runtimes,
             new_id=dependencies.ids.new,

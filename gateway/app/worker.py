@@ -9,7 +9,7 @@ from functools import partial
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from gateway.api.request_lines import RequestLines
+from gateway.api.request_events import RequestLines
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
 from gateway.app.backends import BackendAccess

@@ -8,7 +8,7 @@ from typing import Final
 
 from typing_extensions import override
 
-from gateway.http.listener_settings import trusted_proxies
+from gateway.errors import ConfigurationError
 from gateway.http.listener_tls import HTTP_2, ListenerTls, customers_tls, operators_tls
 from gateway.http.peers import AddressCounts, ProxyPeer, too_many_of
 from gateway.settings import Settings
@@ -136,3 +136,29 @@ def operators_edge(settings: Settings, metrics: EdgeMetrics) -> ListenerEdge:
         ConfigurationError: files cannot be used.
     """
     return ListenerEdge(tls=operators_tls(settings), hsts=settings.hsts_max_age, metrics=metrics)
+
+
+def trusted_proxies(settings: Settings) -> Networks:
+    """Return the networks of trusted proxies.
+
+    Raises:
+        ConfigurationError: one is none, or there is none and the PROXY protocol is wanted.
+    """
+    trusted = Networks(settings.trusted_proxies)
+    if settings.proxy_protocol and not trusted:
+        raise ConfigurationError(
+            "`SLUICEGATE_PROXY_PROTOCOL` needs the addresses of the proxies: set"
+            " `SLUICEGATE_TRUSTED_PROXIES`"
+        )
+    return trusted
+
+
+def check_listeners(settings: Settings) -> None:
+    """Check certificates and networks of both listeners.
+
+    Raises:
+        ConfigurationError: they cannot be used.
+    """
+    trusted_proxies(settings)
+    customers_tls(settings)
+    operators_tls(settings)

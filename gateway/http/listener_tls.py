@@ -51,11 +51,6 @@ class ListenerTls:
         self._signature: Signature = ()
         self.renew()
 
-    @property
-    def wants_certificate(self) -> bool:
-        """Whether clients are to show a certificate."""
-        return self._client_ca is not None
-
     def speaking(self, protocols: Sequence[str]) -> "ListenerTls":
         """Return TLS from the same files for a listener of other protocols.
 

@@ -18,20 +18,18 @@ _FORM_TYPE: Final = re.compile(
 
 
 def read_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return the key in `headers` (names in lower case), empty where there is none.
+    """Return the key in `headers`, whose names are in lower case.
 
     The quotes of a string of RFC 9651, as which the draft of the header defines it, are left out.
 
     Raises:
-        InvalidRequest: there are several, or it is too long or has other characters.
+        InvalidRequest: there is none, there are several, or it is too long or has other characters.
     """
     values = [value for name, value in headers if name == HEADER]
-    if not values:
-        return b""
-    key = values[0].strip()
+    key = values[0].strip() if len(values) == 1 else b""
     if key.startswith(b'"') and key.endswith(b'"'):
         key = key[1:-1]
-    if len(values) > 1 or not _FORM.fullmatch(key):
+    if not _FORM.fullmatch(key):
         raise InvalidRequest(
             "Send one `Idempotency-Key` of 1 to 255 visible ASCII characters, such as a UUID."
         )

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from gateway.api.core import RequestSteps
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.customer_application import SteppedApplication
-from gateway.api.error_format import PROBLEMS
 from gateway.api.idempotent_requests import IdempotentRequests
 from gateway.api.incoming_request import IncomingBodies
-from gateway.api.request_steps import RequestSteps
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.config.document import Document, IdempotencyConfig
 from gateway.http.byte_budget import LARGE
+from gateway.http.problem_details import PROBLEMS
 from gateway.idempotency.store import IdempotencyStore
 from gateway.redis.client import connect
 from gateway.runtime.runtime import compile_runtime
@@ -58,8 +58,6 @@ class Scene:
         self._idempotency = IdempotentRequests(
             store=store,
             limiter=LocalRateLimiter(monotonic=clock),
-            errors_of=lambda _: PROBLEMS,
-            new_id=lambda: RequestId("req_1"),
             has_route=lambda *_: True,
         )
 

@@ -12,24 +12,22 @@ from litestar import Litestar
 from litestar.types import Receive, Scope, Send
 from prometheus_client import CollectorRegistry
 
-from gateway.api.core import Core
+from gateway.api.admission import AdmissionMiddleware
+from gateway.api.core import Core, RequestSteps
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.customer_application import CustomerApplication, SteppedApplication
 from gateway.api.dialect import Dialect, error_format
-from gateway.api.fast_path.answering import FastPath
+from gateway.api.fast_path.front import FastPath
 from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.head_requests import HeadAsGet
 from gateway.api.health import Readiness
 from gateway.api.idempotent_requests import IdempotentRequests
 from gateway.api.incoming_request import IncomingBodies
 from gateway.api.key_rotation import RotatedKey
-from gateway.api.load_shedding import LoadShedder
+from gateway.api.load_shedding import LoadShedder, LoopIterations
 from gateway.api.metadata import UsageLine
-from gateway.api.request_events import RequestEvents
-from gateway.api.request_lines import RequestLines
+from gateway.api.request_events import RequestEvents, RequestLines
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
-from gateway.api.request_steps import RequestSteps
 from gateway.api.routes import build_api, inference_routes
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
@@ -37,12 +35,10 @@ from gateway.batches.batch_access import open_batch_parts
 from gateway.config.document import Document, IdempotencyConfig, LimitsConfig
 from gateway.dialects.registry import DIALECTS
 from gateway.errors import DependencyUnavailable
-from gateway.http.loop_iterations import LoopIterations
 from gateway.http.unsent_answers import UnsentAnswers
 from gateway.idempotency.store import IdempotencyStore
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import BudgetReport, RecordedRequest
-from gateway.middleware.admission import AdmissionMiddleware
 from gateway.redis.scripts import Script
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
@@ -187,7 +183,7 @@ class Api:
             cross_origin=rules,
             idempotency=self.idempotency(),
             runtimes=self.runtimes,
-            errors_of=partial(error_format, self.dialects),
+            errors_of=partial(error_format, self.routes, self.dialects),
             new_id=ids.new,
         )
         self.core = Core(steps=self.steps, shedder=shedder, processor=processor)
@@ -209,8 +205,6 @@ class Api:
                 redis=NoScripts(), config=IdempotencyConfig, monotonic=self.clock
             ),
             limiter=self.limiter,
-            errors_of=partial(error_format, self.dialects),
-            new_id=self.ids.new,
             has_route=lambda *_: False,
         )
 
@@ -220,7 +214,7 @@ class Api:
 
     def routed(self) -> CustomerApplication:
         """Return the application as a worker serves it."""
-        app, keys, bodies = HeadAsGet(self.application), self.keys, self.bodies
+        app, keys, bodies = self.application, self.keys, self.bodies
         others = SteppedApplication(app, steps=self.steps, keys=keys, bodies=bodies)
         return CustomerApplication(self.core, others, routes=self.routes, keys=keys, bodies=bodies)
 
@@ -229,7 +223,6 @@ class Api:
         return build_api(
             version="1.2.3",
             admission=AdmissionMiddleware(
-                keys=self.keys,
                 limiter=self.limiter,
                 runtimes=self.runtimes,
                 new_id=self.ids.new,

@@ -9,10 +9,9 @@ from typing_extensions import override
 
 from gateway.api.core import Core
 from gateway.api.customer_application import CustomerApplication
-from gateway.api.load_shedding import LoadShedder
+from gateway.api.load_shedding import WORKER_DELAY, LoadShedder, LoopIterations
 from gateway.api.request_headers import RequestOptions
 from gateway.api.routes import inference_routes
-from gateway.http.loop_iterations import WORKER_DELAY, LoopIterations
 from gateway.types import Criticality
 from tests.support.api import KEY, Api
 from tests.support.entry_points import EntryPoint
@@ -162,7 +161,7 @@ async def test_the_fast_path_refuses_before_it_charges_and_still_answers_hits(
     request = f"{_HEAD}content-length: {len(_BODY)}\r\n\r\n".encode()
     await entry_point.send(request + _BODY.replace(b"new", b"old"))
     await entry_point.send(request + _BODY.replace(b"new", b"old"))
-    api.fast_path.shedder = api.shedder(Overloaded())
+    api.fast_path._shedder = api.shedder(Overloaded())
     entry_point.events()
 
     refused = await entry_point.send(request + _BODY)
