@@ -119,7 +119,7 @@ class Core:
     def __init__(
         self, *, steps: RequestSteps, shedder: LoadShedder, processor: RequestProcessor
     ) -> None:
-        self._steps = steps
+        self.steps = steps
         self._shedder = shedder
         self._processor = processor
 
@@ -130,7 +130,7 @@ class Core:
 
         If `on_reply` is not called, the caller is gone.
         """
-        await self._steps.run(
+        await self.steps.run(
             request,
             body,
             on_reply,

@@ -1,9 +1,9 @@
 """Answers the requests that the HTTP server passes on: by the core, or by Litestar."""
 
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api.core import Core, RequestSteps
+from gateway.api.core import Core
 from gateway.api.http import (
     HttpReply,
     header_fields,
@@ -17,7 +17,7 @@ from gateway.api.incoming_request import (
     IncomingRequest,
     request_of,
 )
-from gateway.api.inference_route import InferenceRoutes, RouteMatch
+from gateway.api.inference_route import InferenceRoutes
 from gateway.auth.key_ring import KeyRing
 from gateway.idempotency.store import StoredKey
 from gateway.types import KeyId
@@ -44,18 +44,9 @@ class CustomerApplication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if (
-            scope["type"] == ScopeType.HTTP
-            and (match := self._find(scope["path"])) is not None
-            and (scope["method"] == "POST" or not match.route.has_other_methods)
-        ):
-            await self._infer(match, scope, receive, send)
-        else:
+        if scope["type"] != ScopeType.HTTP:
             await self._others(scope, receive, send)
-
-    async def _infer(
-        self, match: RouteMatch, scope: HTTPScope, receive: Receive, send: Send
-    ) -> None:
+            return
         server: object = (scope.get("extensions") or {}).get(BUFFERED_HTTP)
         take_whole = server.body if isinstance(server, Exchange) else lambda: None
 
@@ -65,39 +56,18 @@ class CustomerApplication:
             else:
                 await respond(send, reply)
 
-        request = request_of(scope, self._keys)
-        body = IncomingBody(self._bodies, receive, take_whole)
-        await self._core.answer(match, request, body, on_reply)
-
-
-class SteppedApplication:
-    """Takes requests that are no inference through the common steps, and has `app` answer them."""
-
-    def __init__(
-        self, app: ASGIApp, *, steps: RequestSteps, keys: KeyRing, bodies: IncomingBodies
-    ) -> None:
-        self._app = app
-        self._steps = steps
-        self._keys = keys
-        self._bodies = bodies
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] != ScopeType.HTTP:
-            await self._app(scope, receive, send)
-            return
-        request = request_of(scope, self._keys)
-        body = IncomingBody(self._bodies, receive)
-
-        async def on_reply(reply: HttpReply, _: KeyId | None) -> None:
-            await respond(send, reply)
-
-        async def work(claimed: StoredKey | None) -> None:
+        async def ask_others(claimed: StoredKey | None) -> None:
             state = scope.get("state", {}) | {INCOMING: request}
             inner = scope | {"headers": request.headers, "state": state}
-            await self._app(inner, body.receive, _Sender(send, request, claimed).send)
+            await self._others(inner, body.receive, _Sender(send, request, claimed).send)
 
-        await self._steps.run(request, body, on_reply, work=work)
+        request = request_of(scope, self._keys)
+        body = IncomingBody(self._bodies, receive, take_whole)
+        match = self._find(request.path)
+        if match is not None and (request.method == "POST" or not match.route.has_other_methods):
+            await self._core.answer(match, request, body, on_reply)
+        else:
+            await self._core.steps.run(request, body, on_reply, work=ask_others)
 
 
 class _Sender:

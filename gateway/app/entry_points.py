@@ -15,7 +15,7 @@ from litestar.types import ASGIApp
 from gateway.api.admission import AdmissionMiddleware
 from gateway.api.core import Core, RequestSteps
 from gateway.api.cross_origin import CrossOrigin
-from gateway.api.customer_application import CustomerApplication, SteppedApplication
+from gateway.api.customer_application import CustomerApplication
 from gateway.api.dialect import Dialect, error_format
 from gateway.api.fast_path.front import FastPath, FastPathFront
 from gateway.api.fast_path.head_cache import RequestHeadCache
@@ -136,8 +136,7 @@ def build_listeners(
     )
     core = Core(steps=steps, shedder=shedder, processor=processor)
     bodies = IncomingBodies()
-    others = SteppedApplication(litestar, steps=steps, keys=keys, bodies=bodies)
-    app = CustomerApplication(core, others, routes=routes, keys=keys, bodies=bodies)
+    app = CustomerApplication(core, litestar, routes=routes, keys=keys, bodies=bodies)
     heads = RequestHeadCache(
         processor=processor,
         keys=keys,

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.api.core import RequestSteps
+from gateway.api.core import Core, RequestSteps
 from gateway.api.cross_origin import CrossOrigin
-from gateway.api.customer_application import SteppedApplication
+from gateway.api.customer_application import CustomerApplication
 from gateway.api.idempotent_requests import IdempotentRequests
 from gateway.api.incoming_request import IncomingBodies
+from gateway.api.inference_route import InferenceRoutes
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.config.document import Document, IdempotencyConfig
@@ -27,6 +28,9 @@ from tests.support.limits import LocalRateLimiter
 
 pytestmark = pytest.mark.anyio
 _ONE = Rule(name="minute", unit="requests", capacity=1, window=60.0)
+
+
+UNUSED: Any = None
 
 
 class Application:
@@ -61,7 +65,7 @@ class Scene:
             has_route=lambda *_: True,
         )
 
-    def before(self, application: Application, *rules: Rule) -> SteppedApplication:
+    def before(self, application: Application, *rules: Rule) -> CustomerApplication:
         """Return an application behind the steps, for a tenant with these limits."""
         caller = Principal(tenant=TenantId("acme"), key=KeyId("key_1"), tenant_rules=rules)
         keys = KeyRing({hash_key(KEY): caller})
@@ -73,11 +77,13 @@ class Scene:
             errors_of=lambda _: PROBLEMS,
             new_id=lambda: RequestId("req_1"),
         )
-        return SteppedApplication(application, steps=steps, keys=keys, bodies=self.bodies)
+        core = Core(steps=steps, shedder=UNUSED, processor=UNUSED)
+        routes = InferenceRoutes([])
+        return CustomerApplication(core, application, routes=routes, keys=keys, bodies=self.bodies)
 
     async def ask(
         self,
-        asked: SteppedApplication,
+        asked: CustomerApplication,
         *,
         body: bytes | None = b"{}",
         query: bytes = b"",

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from gateway.api.admission import AdmissionMiddleware
 from gateway.api.core import Core, RequestSteps
 from gateway.api.cross_origin import CrossOrigin
-from gateway.api.customer_application import CustomerApplication, SteppedApplication
+from gateway.api.customer_application import CustomerApplication
 from gateway.api.dialect import Dialect, error_format
 from gateway.api.fast_path.front import FastPath
 from gateway.api.fast_path.head_cache import RequestHeadCache
@@ -214,9 +214,9 @@ class Api:
 
     def routed(self) -> CustomerApplication:
         """Return the application as a worker serves it."""
-        app, keys, bodies = self.application, self.keys, self.bodies
-        others = SteppedApplication(app, steps=self.steps, keys=keys, bodies=bodies)
-        return CustomerApplication(self.core, others, routes=self.routes, keys=keys, bodies=bodies)
+        return CustomerApplication(
+            self.core, self.application, routes=self.routes, keys=self.keys, bodies=self.bodies
+        )
 
     @cached_property
     def _litestar(self) -> Litestar:
