@@ -23,7 +23,6 @@ from gateway.api.inference_route import RouteMatch
 from gateway.api.load_shedding import LoadShedder
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestState
-from gateway.errors import PermissionDenied
 from gateway.http.problem_details import ErrorFormat
 from gateway.idempotency.store import StoredKey
 from gateway.runtime.runtime import Runtime
@@ -37,8 +36,8 @@ _CODING: Final = b"content-encoding"
 _REPLACED: Final = frozenset({_CODING, b"content-length", b"transfer-encoding", b"expect"})
 
 
-class RequestSteps:
-    """Takes requests through the steps that all routes have in common, before their work.
+class Core:
+    """Takes requests through their steps. One per worker.
 
     Answers of the steps and of the work lack `IncomingRequest.added_lines`, which the sender adds.
     `errors_of` says how errors of a path are written.
@@ -48,16 +47,35 @@ class RequestSteps:
         self,
         *,
         cross_origin: CrossOrigin,
+        shedder: LoadShedder,
         idempotency: IdempotentRequests,
+        processor: RequestProcessor,
         runtimes: RuntimeStore,
         errors_of: Callable[[str], ErrorFormat],
         new_id: Callable[[], RequestId],
     ) -> None:
         self._cross_origin = cross_origin
+        self._shedder = shedder
         self._idempotency = idempotency
+        self._processor = processor
         self._runtimes = runtimes
         self._errors_of = errors_of
         self._new_id = new_id
+
+    async def answer(
+        self, match: RouteMatch, request: IncomingRequest, body: IncomingBody, on_reply: OnReply
+    ) -> None:
+        """Answer a request to the route of `match`: `on_reply` gets the answer, errors included.
+
+        If `on_reply` is not called, the caller is gone.
+        """
+        await self.run(
+            request,
+            body,
+            on_reply,
+            refuse=partial(self._shedder.answer_early, request, match.route),
+            work=partial(self._work, match, request, body, on_reply),
+        )
 
     async def run(
         self,
@@ -70,12 +88,12 @@ class RequestSteps:
     ) -> None:
         """Have `work` answer a request, unless a step answers it, or the caller is gone.
 
-        `refuse` is the step after those that read the head alone. `work` gets the idempotency key
+        `refuse` is the step after the rules for origins and keys. `work` gets the idempotency key
         that was claimed for the request, if any.
         """
         claimed: StoredKey | None = None
         try:
-            prepared = self._answer_early(request) or refuse() or await self._prepare(request, body)
+            prepared = await self._prepare(request, body, refuse)
             if isinstance(prepared, HttpReply):
                 await on_reply(prepared.with_lines(request.added_lines), None)
             else:
@@ -88,55 +106,25 @@ class RequestSteps:
             if claimed is not None:
                 await claimed.finish()
 
-    def _answer_early(self, request: IncomingRequest) -> HttpReply | None:
-        """Return the answer to a preflight or to a request that is refused by its head."""
-        try:
-            return self._cross_origin.answer_early(request)
-        except PermissionDenied as error:
-            return self._problem(request, error)
-
     async def _prepare(
-        self, request: IncomingRequest, body: IncomingBody
+        self,
+        request: IncomingRequest,
+        body: IncomingBody,
+        refuse: Callable[[], HttpReply | None],
     ) -> StoredKey | HttpReply | None:
-        """Inflate the body, and claim the request's key. Return the answer if a step refuses it."""
+        """Return the answer of the step that answers the request, or the key that was claimed."""
         runtime = self._runtimes.current
         try:
+            reply = self._cross_origin.answer_early(request) or refuse()
+            if reply is not None:
+                return reply
             await _inflate(request, body, runtime)
             return await self._idempotency.claim(request, body, runtime)
         except ClientDisconnected:
             raise
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the connection
-            return self._problem(request, error)
-
-    def _problem(self, request: IncomingRequest, error: Exception) -> HttpReply:
-        errors = self._errors_of(request.path)
-        return problem_reply(error, self._new_id(), request.id_line, errors=errors)
-
-
-class Core:
-    """Takes requests through their steps. One per worker."""
-
-    def __init__(
-        self, *, steps: RequestSteps, shedder: LoadShedder, processor: RequestProcessor
-    ) -> None:
-        self.steps = steps
-        self._shedder = shedder
-        self._processor = processor
-
-    async def answer(
-        self, match: RouteMatch, request: IncomingRequest, body: IncomingBody, on_reply: OnReply
-    ) -> None:
-        """Answer a request to the route of `match`: `on_reply` gets the answer, errors included.
-
-        If `on_reply` is not called, the caller is gone.
-        """
-        await self.steps.run(
-            request,
-            body,
-            on_reply,
-            refuse=partial(self._shedder.answer_early, request, match.route),
-            work=partial(self._work, match, request, body, on_reply),
-        )
+            errors = self._errors_of(request.path)
+            return problem_reply(error, self._new_id(), request.id_line, errors=errors)
 
     async def _work(
         self,
@@ -199,6 +187,8 @@ async def _inflate(request: IncomingRequest, body: IncomingBody, runtime: Runtim
         GatewayError: the body is damaged, too long, too late, or in an unknown coding.
         ClientDisconnected: the caller is gone.
     """
+    if _CODING not in request.fields:
+        return
     codings = [value for name, value in request.headers if name == _CODING]
     coding = b", ".join(codings).strip().decode("latin-1").lower()
     if coding in ("", "identity") or request.principal is None:

@@ -67,7 +67,7 @@ class CustomerApplication:
         if match is not None and (request.method == "POST" or not match.route.has_other_methods):
             await self._core.answer(match, request, body, on_reply)
         else:
-            await self._core.steps.run(request, body, on_reply, work=ask_others)
+            await self._core.run(request, body, on_reply, work=ask_others)
 
 
 class _Sender:

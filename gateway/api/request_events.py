@@ -176,7 +176,7 @@ class RequestEvents:
         Raises:
             EventLogUnavailable: the log has no room; nothing is counted.
         """
-        event = self.event_of(state)
+        event = state.event(wall=self._wall, now=self.now(), region=self._region)
         if event is not None:
             if state.publish is None:
                 self._events.publish(event)

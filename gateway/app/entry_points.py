@@ -13,7 +13,7 @@ from litestar import Litestar
 from litestar.types import ASGIApp
 
 from gateway.api.admission import AdmissionMiddleware
-from gateway.api.core import Core, RequestSteps
+from gateway.api.core import Core
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.customer_application import CustomerApplication
 from gateway.api.dialect import Dialect, error_format
@@ -113,7 +113,6 @@ def build_listeners(
     """
     ids, runtimes, keys = dependencies.ids, dependencies.stores.runtimes, dependencies.keys
     routes = inference_routes(dependencies.dialects)
-    errors_of = partial(error_format, routes, dependencies.dialects)
     batches = open_batch_parts(settings, dependencies.stores.ledger)
     litestar = _build_litestar(dependencies, routes, readiness, batches)
     cross_origin = CrossOrigin(runtimes=runtimes, keys=keys)
@@ -123,18 +122,19 @@ def build_listeners(
         runtimes=runtimes,
         new_id=ids.new,
     )
-    steps = RequestSteps(
+    core = Core(
         cross_origin=cross_origin,
+        shedder=shedder,
         idempotency=IdempotentRequests(
             store=dependencies.idempotency,
             limiter=dependencies.limiter,
             has_route=changing_routes(litestar, routes),
         ),
+        processor=processor,
         runtimes=runtimes,
-        errors_of=errors_of,
+        errors_of=partial(error_format, routes, dependencies.dialects),
         new_id=ids.new,
     )
-    core = Core(steps=steps, shedder=shedder, processor=processor)
     bodies = IncomingBodies()
     app = CustomerApplication(core, litestar, routes=routes, keys=keys, bodies=bodies)
     heads = RequestHeadCache(

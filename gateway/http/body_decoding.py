@@ -40,7 +40,7 @@ class BodyDecoder(Generic[T]):
             ValidationError: it does not fit the kind.
             DecodeError: it is not JSON.
         """
-        raw = without_mark(raw)
+        raw = raw.removeprefix(_BYTE_ORDER_MARK)
         try:
             return self._decode(raw)
         except msgspec.ValidationError as error:

@@ -120,9 +120,9 @@ def client_of(peer: str, headers: Headers, trusted: Networks, field: bytes) -> s
     if peer not in trusted:
         return peer
     text = ",".join([value.decode("latin-1") for name, value in headers if name == field])
-    read = _forwarded_nodes if field == FORWARDED else _listed_nodes
+    nodes = list(_forwarded_nodes(text)) if field == FORWARDED else text.split(",")
     client = peer
-    for node in list(read(text))[: -_MOST_HOPS - 1 : -1]:
+    for node in nodes[: -_MOST_HOPS - 1 : -1]:
         address = _address(node)
         if not address:
             return client
@@ -130,10 +130,6 @@ def client_of(peer: str, headers: Headers, trusted: Networks, field: bytes) -> s
         if client not in trusted:
             return client
     return client
-
-
-def _listed_nodes(text: str) -> Iterator[str]:
-    yield from text.split(",") if text else ()
 
 
 def _forwarded_nodes(text: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.core import Core, RequestSteps
+from gateway.api.core import Core
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.customer_application import CustomerApplication
 from gateway.api.idempotent_requests import IdempotentRequests
@@ -70,14 +70,15 @@ class Scene:
         caller = Principal(tenant=TenantId("acme"), key=KeyId("key_1"), tenant_rules=rules)
         keys = KeyRing({hash_key(KEY): caller})
         runtimes = RuntimeStore(compile_runtime(Document(), 1))
-        steps = RequestSteps(
+        core = Core(
             cross_origin=CrossOrigin(runtimes=runtimes, keys=keys),
+            shedder=UNUSED,
+            processor=UNUSED,
             idempotency=self._idempotency,
             runtimes=runtimes,
             errors_of=lambda _: PROBLEMS,
             new_id=lambda: RequestId("req_1"),
         )
-        core = Core(steps=steps, shedder=UNUSED, processor=UNUSED)
         routes = InferenceRoutes([])
         return CustomerApplication(core, application, routes=routes, keys=keys, bodies=self.bodies)
 

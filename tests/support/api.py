@@ -13,7 +13,7 @@ from litestar.types import Receive, Scope, Send
 from prometheus_client import CollectorRegistry
 
 from gateway.api.admission import AdmissionMiddleware
-from gateway.api.core import Core, RequestSteps
+from gateway.api.core import Core
 from gateway.api.cross_origin import CrossOrigin
 from gateway.api.customer_application import CustomerApplication
 from gateway.api.dialect import Dialect, error_format
@@ -179,15 +179,20 @@ class Api:
         )
         shedder = self.shedder(LoopIterations(most=0.0))
         self.fast_path = FastPath(processor=processor, heads=heads, shedder=shedder)
-        self.steps = RequestSteps(
-            cross_origin=rules,
+        self.core = self.core_with(shedder)
+        self.bodies = IncomingBodies()
+
+    def core_with(self, shedder: LoadShedder) -> Core:
+        """Return the core with what refuses requests."""
+        return Core(
+            cross_origin=CrossOrigin(runtimes=self.runtimes, keys=self.keys),
+            shedder=shedder,
             idempotency=self.idempotency(),
+            processor=self.processor,
             runtimes=self.runtimes,
             errors_of=partial(error_format, self.routes, self.dialects),
-            new_id=ids.new,
+            new_id=self.ids.new,
         )
-        self.core = Core(steps=self.steps, shedder=shedder, processor=processor)
-        self.bodies = IncomingBodies()
 
     def shedder(self, iterations: LoopIterations) -> LoadShedder:
         """Return what refuses requests by the iterations of the event loop."""

@@ -272,7 +272,7 @@ async def test_a_claim_has_ended_before_the_answer_is_sent(
     api: Api, monkeypatch: pytest.MonkeyPatch, *, is_failing: bool
 ) -> None:
     key, seen = NotedKey(), list[bytes | None]()
-    monkeypatch.setattr(api.steps, "_idempotency", AlwaysKeyed(key))
+    monkeypatch.setattr(api.core, "_idempotency", AlwaysKeyed(key))
     if is_failing:
         api.scene.runner.failure = ItemFailure(status=503, code="overloaded", detail="Full.")
     match = api.routes.find("/v1/classify")

@@ -7,7 +7,6 @@ import pytest
 from litestar.types import Message, Receive, Scope, Send
 from typing_extensions import override
 
-from gateway.api.core import Core
 from gateway.api.customer_application import CustomerApplication
 from gateway.api.load_shedding import WORKER_DELAY, LoadShedder, LoopIterations
 from gateway.api.request_headers import RequestOptions
@@ -64,7 +63,7 @@ async def passed(anyio_backend: str) -> Passed:
 
 @pytest.fixture
 async def app(api: Api, shedder: LoadShedder, passed: Passed) -> CustomerApplication:
-    core = Core(steps=api.steps, shedder=shedder, processor=api.processor)
+    core = api.core_with(shedder)
     routes = inference_routes(api.dialects)
     return CustomerApplication(core, passed, routes=routes, keys=api.keys, bodies=api.bodies)
 

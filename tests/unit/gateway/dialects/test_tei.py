@@ -223,7 +223,7 @@ async def test_what_another_try_may_mend_is_not_replayed_whatever_its_status(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     key = NotedKey()
-    monkeypatch.setattr(api.steps, "_idempotency", AlwaysKeyed(key))
+    monkeypatch.setattr(api.core, "_idempotency", AlwaysKeyed(key))
     if failure is not None:
         api.scene.runner.failure = ItemFailure(status=failure[0], code=failure[1], detail="So.")
     async with api.client() as client:
