@@ -93,23 +93,14 @@ def request_of(scope: HTTPScope, keys: KeyRing) -> IncomingRequest:
 
 
 class IncomingBodies:
-    """Bounds the memory of the bodies that a worker waits for. One per worker."""
+    """Bounds the memory of the bodies that a worker waits for: there is room for 16 of the largest.
+
+    One per worker.
+    """
 
     def __init__(self) -> None:
         # Bodies never wait for room.
         self.budget = ByteBudget(0, what="Large bodies", clock=time.monotonic)
-
-    def hold(self, request: IncomingRequest, runtime: Runtime) -> HeldBytes:
-        """Return the `HeldBytes` of a body, none at first. There is room for 16 of the largest.
-
-        Raises:
-            GatewayError: the caller has no valid key.
-        """
-        principal = request.principal
-        if principal is None:
-            raise request.refusal()
-        self.budget.limit_bytes = _MAX_LARGE_BODIES * runtime.document.request.max_body_bytes
-        return HeldBytes(self.budget, principal.key)
 
 
 class IncomingBody:
@@ -171,8 +162,12 @@ class IncomingBody:
     async def _read_until(
         self, deadline: float, request: IncomingRequest, runtime: Runtime
     ) -> None:
-        self._held = self._bodies.hold(request, runtime)
-        limit = runtime.document.request.max_body_bytes
+        principal, limit = request.principal, runtime.document.request.max_body_bytes
+        if principal is None:
+            raise request.refusal()
+        budget = self._bodies.budget
+        budget.limit_bytes = _MAX_LARGE_BODIES * limit
+        self._held = HeldBytes(budget, principal.key)
         try:
             async with asyncio.timeout_at(deadline):
                 await self._read_up_to(limit, request, self._held)

@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Callable
 from itertools import cycle
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -62,7 +62,8 @@ _PARTS = {Criticality.SHEDDABLE: 0.25, Criticality.DEFAULT: 1.0, Criticality.CRI
 """The part of the allowed length for each criticality. `sheddable` requests are refused first."""
 _WAITS: Final = tuple(1.0 + step / 16 for step in (0, 9, 2, 13, 5, 15, 7, 11, 3, 14, 6, 10))
 """Seconds after which callers may come back: not all of them at once."""
-_PLACEHOLDER: Final = RequestId("req_of_the_request_that_is_refused")
+_PLACEHOLDER: Final = b"req_of_the_request_that_is_refused"
+"""Stands for the id in an answer that is made once."""
 
 
 class Iteration(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -214,14 +215,6 @@ class LoopIterations:
             self._is_measured = False
 
 
-class _Refusal(NamedTuple):
-    """Holds an answer; the id of the request goes between the parts."""
-
-    status: int
-    lines: list[bytes]
-    body: list[bytes]
-
-
 class LoadShedder:
     """Refuses requests of all connections of a worker."""
 
@@ -239,7 +232,7 @@ class LoadShedder:
         self._runtimes = runtimes
         self._new_id = new_id
         self._waits = cycle(_WAITS)
-        self._refusals: dict[tuple[ErrorFormat, float], _Refusal] = {}
+        self._refusals: dict[tuple[ErrorFormat, float], HttpReply] = {}
 
     def refuse(
         self, route: InferenceRoute, options: RequestOptions, own_lines: bytes = b""
@@ -255,8 +248,8 @@ class LoadShedder:
         id_ = self._new_id().encode()
         self._metrics.shed(reason)
         self._metrics.request(route.template, "", 0.0, status=refusal.status, code=Overloaded.code)
-        lines = id_.join(refusal.lines) + own_lines
-        return HttpReply(refusal.status, lines, id_.join(refusal.body))
+        lines = refusal.lines.replace(_PLACEHOLDER, id_) + own_lines
+        return HttpReply(refusal.status, lines, refusal.body.replace(_PLACEHOLDER, id_))
 
     def answer_early(self, request: IncomingRequest, route: InferenceRoute) -> HttpReply | None:
         """Count a request. Return the answer if it is refused."""
@@ -270,19 +263,15 @@ class LoadShedder:
             return None  # who answers the request says what is wrong
         return self.refuse(route, options, request.id_line)
 
-    def _refusal(self, errors: ErrorFormat) -> _Refusal:
+    def _refusal(self, errors: ErrorFormat) -> HttpReply:
         wait = next(self._waits)
         found = self._refusals.get((errors, wait))
         if found is None:
-            found = self._refusals[errors, wait] = _refusal(errors, wait)
+            error = Overloaded(
+                "The gateway has more requests than it can answer in time; try again after"
+                " `Retry-After`.",
+                retry_after=wait,
+            )
+            found = problem_reply(error, RequestId(_PLACEHOLDER.decode()), errors=errors)
+            self._refusals[errors, wait] = found
         return found
-
-
-def _refusal(errors: ErrorFormat, wait: float) -> _Refusal:
-    error = Overloaded(
-        "The gateway has more requests than it can answer in time; try again after `Retry-After`.",
-        retry_after=wait,
-    )
-    reply = problem_reply(error, _PLACEHOLDER, errors=errors)
-    mark = _PLACEHOLDER.encode()
-    return _Refusal(reply.status, reply.lines.split(mark), reply.body.split(mark))

@@ -200,15 +200,21 @@ class ListenerEdge(Edge):
         )
 
 
-def customers_edge(settings: Settings, metrics: EdgeMetrics) -> ListenerEdge:
+def customers_edge(settings: Settings, metrics: EdgeMetrics | None = None) -> ListenerEdge:
     """Return the edge of the customers' listener.
 
     Raises:
         ConfigurationError: files or networks cannot be used.
     """
+    trusted = Networks(settings.trusted_proxies)
+    if settings.proxy_protocol and not trusted:
+        raise ConfigurationError(
+            "`SLUICEGATE_PROXY_PROTOCOL` needs the addresses of the proxies: set"
+            " `SLUICEGATE_TRUSTED_PROXIES`"
+        )
     return ListenerEdge(
-        tls=customers_tls(settings),
-        trusted=trusted_proxies(settings),
+        tls=_tls("TLS", settings.tls_certificate, settings.tls_key),
+        trusted=trusted,
         proxy_protocol=settings.proxy_protocol,
         forwarded_field=settings.forwarded_header,
         per_address=settings.max_connections_per_address,
@@ -217,28 +223,15 @@ def customers_edge(settings: Settings, metrics: EdgeMetrics) -> ListenerEdge:
     )
 
 
-def operators_edge(settings: Settings, metrics: EdgeMetrics) -> ListenerEdge:
+def operators_edge(settings: Settings, metrics: EdgeMetrics | None = None) -> ListenerEdge:
     """Return the edge of the operators' listener.
 
     Raises:
         ConfigurationError: files cannot be used.
     """
-    return ListenerEdge(tls=operators_tls(settings), hsts=settings.hsts_max_age, metrics=metrics)
-
-
-def trusted_proxies(settings: Settings) -> Networks:
-    """Return the networks of trusted proxies.
-
-    Raises:
-        ConfigurationError: one is none, or there is none and the PROXY protocol is wanted.
-    """
-    trusted = Networks(settings.trusted_proxies)
-    if settings.proxy_protocol and not trusted:
-        raise ConfigurationError(
-            "`SLUICEGATE_PROXY_PROTOCOL` needs the addresses of the proxies: set"
-            " `SLUICEGATE_TRUSTED_PROXIES`"
-        )
-    return trusted
+    own = settings.admin_tls_certificate, settings.admin_tls_key, settings.admin_tls_client_ca
+    tls = _tls("ADMIN_TLS", *own)
+    return ListenerEdge(tls=tls, hsts=settings.hsts_max_age, metrics=metrics)
 
 
 def check_listeners(settings: Settings) -> None:
@@ -247,28 +240,8 @@ def check_listeners(settings: Settings) -> None:
     Raises:
         ConfigurationError: they cannot be used.
     """
-    trusted_proxies(settings)
-    customers_tls(settings)
-    operators_tls(settings)
-
-
-def customers_tls(settings: Settings) -> ListenerTls | None:
-    """Return the TLS of the customers' listeners; `None` where they have none.
-
-    Raises:
-        ConfigurationError: the files cannot be used.
-    """
-    return _tls("TLS", settings.tls_certificate, settings.tls_key)
-
-
-def operators_tls(settings: Settings) -> ListenerTls | None:
-    """Return the TLS of the operators' listener; `None` where it has none.
-
-    Raises:
-        ConfigurationError: the files cannot be used.
-    """
-    own = settings.admin_tls_certificate, settings.admin_tls_key, settings.admin_tls_client_ca
-    return _tls("ADMIN_TLS", *own)
+    customers_edge(settings)
+    operators_edge(settings)
 
 
 def _tls(
