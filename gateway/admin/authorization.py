@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from gateway.admin.operator_directory import OperatorDirectory
 from gateway.admin.operators import Operator, Role, required_role
+from gateway.api.admission import route_methods
 from gateway.auth.bearer import find_bearer_token
 from gateway.errors import (
     AuthenticationFailed,
@@ -19,7 +20,6 @@ from gateway.errors import (
     PermissionDenied,
     RequestTimeout,
 )
-from gateway.middleware.admission import route_methods
 from wire.http.connection import HAS_CERTIFICATE
 
 REQUEST_ID = "request_id"

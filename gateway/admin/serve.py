@@ -22,7 +22,6 @@ from gateway.admin.operator_access import OperatorAccess, access_to, publish_acc
 from gateway.admin.operator_directory import OperatorAuthenticator, OperatorDirectory
 from gateway.admin.operator_keys import OperatorKeys
 from gateway.admin.publishing import Publisher
-from gateway.api.head_requests import HeadAsGet
 from gateway.errors import ConfigurationError
 from gateway.http.draining import Draining
 from gateway.http.edge import operators_edge
@@ -100,7 +99,7 @@ async def serve_admin(
             tasks.create_task(recovery.follow(stop))
             tasks.create_task(extension.run(stop))
             await serve(
-                HeadAsGet(app),
+                app,
                 listener,
                 drain=settings.drain,
                 stop=stop,

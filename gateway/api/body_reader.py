@@ -12,15 +12,14 @@ from gateway.api.error_handling import misfit
 from gateway.api.inference_route import BodySource, InferenceRoute
 from gateway.api.json_bounds import MAX_UNCHECKED_BYTES, check_item_count, check_json_size
 from gateway.api.recent_cache import RecentCache
-from gateway.api.request_size import SMALL_BYTES, RequestSize, size_of
+from gateway.api.request_size import SMALL_BYTES, size_of
 from gateway.api.request_state import ParsedBody, RequestState
-from gateway.config.document import RequestConfig
 from gateway.errors import InvalidRequest
 from gateway.http.body_decoding import without_mark
 from gateway.inference.interfaces import ModelTable
 from gateway.rate_limit.charges import charges_for
 from gateway.runtime.runtime import Runtime
-from gateway.types import InferenceRequest, Principal
+from gateway.types import Principal
 from wire.protocol import Task
 
 _MAX_CACHED_BYTES = 1024
@@ -92,19 +91,18 @@ class BodyReader:
             request = body.request(parameters.get("model", ""))
             charged_items, held_bytes = len(items), 0
             if length > SMALL_BYTES or len(items) > 1 or request.task is Task.ZERO_SHOT:
-                size = self._size(request, route, bounds, length)
+                served, growth = self._models.model(request.model), route.answer_growth
+                size = size_of(request, served, bounds=bounds, length=length, growth=growth)
                 charged_items, held_bytes = size.charged_items(len(items)), size.held_bytes
         except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
             raise _decode_failure(raw, error) from error
         return ParsedBody(
-            route=route,
             body=body,
             request=request,
             charges=()
             if caller is None
             else charges_for(
                 caller,
-                requests=1,
                 items=charged_items,
                 model=request.model,
                 default_tenant_rules=document.limits.tenant,
@@ -113,18 +111,6 @@ class BodyReader:
             length=length,
             held_bytes=held_bytes,
             failed=failed_usage(len(items)),
-        )
-
-    def _size(
-        self, request: InferenceRequest, route: InferenceRoute, bounds: RequestConfig, length: int
-    ) -> RequestSize:
-        served = self._models.model(request.model)
-        return size_of(
-            request,
-            None if served is None else served.info,
-            bounds=bounds,
-            length=length,
-            growth=route.answer_growth,
         )
 
 

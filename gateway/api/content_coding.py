@@ -4,44 +4,30 @@ Requests may be in `deflate`, too, which is the zlib format (RFC 9110, 8.4.1.2).
 """
 
 import asyncio
+import contextlib
 import zlib
 from collections.abc import Sequence
-from importlib.util import find_spec
-from typing import Final, Protocol
+from typing import Any, Final
 
 from gateway.api.http import HttpReply
 from gateway.errors import InvalidRequest, PayloadTooLarge, UnsupportedContentCoding
 
+# What is understood both ways, the best first, and the errors of a body that is damaged.
+CODINGS: tuple[str, ...] = ("gzip",)
+_ERRORS: tuple[type[Exception], ...] = (zlib.error,)
+with contextlib.suppress(ImportError):  # zstandard is optional
+    import zstandard
+
+    CODINGS, _ERRORS = ("zstd", "gzip"), (zlib.error, zstandard.ZstdError)
 SMALLEST: Final = 16 * 1024
 """Bytes below which an answer is not compressed."""
 VARY: Final = b"vary: Accept-Encoding\r\n"
 """The header line of answers that are as large, compressed or not."""
-HAS_ZSTD: Final = find_spec("zstandard") is not None
-CODINGS: Final = ("zstd", "gzip") if HAS_ZSTD else ("gzip",)
-"""What is understood both ways, the best first."""
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
 _LARGEST_WINDOW: Final = 8 * 1024 * 1024
 # A slice of gzip makes a thousand times its size at most, a block of zstd (128 KiB) is of 4 bytes.
 _SLICES: Final = {"gzip": 2048, "deflate": 2048, "zstd": 128}
 _MOST_MEMBERS: Final = 1000
-
-
-class _Inflater(Protocol):
-    """Inflates one member of a body."""
-
-    @property
-    def eof(self) -> bool:
-        """Whether the member is complete."""
-        ...
-
-    @property
-    def unused_data(self) -> bytes:
-        """What follows the member in the last slice."""
-        ...
-
-    def decompress(self, data: bytes, /) -> bytes:
-        """Return what the next slice makes."""
-        ...
 
 
 def accepted_coding(value: bytes, codings: Sequence[str] = CODINGS) -> str:
@@ -80,7 +66,7 @@ def inflate(body: bytes, coding: str, *, limit: int) -> bytes:
         )
     try:
         inflated = _inflated(body, coding.removeprefix("x-"), limit + 1)
-    except _errors() as error:
+    except _ERRORS as error:
         raise InvalidRequest(
             f"The body is damaged: it is not what `Content-Encoding: {coding}` says."
         ) from error
@@ -102,18 +88,15 @@ def _weight(parameter: str) -> float:
 
 def _compress(body: bytes, coding: str) -> bytes:
     if coding == "zstd":
-        import zstandard  # noqa: PLC0415 - may be absent
-
         return bytes(zstandard.ZstdCompressor(level=1).compress(body))
     # Numbers hardly shrink more at higher levels, which take several times as long.
     compressor = zlib.compressobj(1, zlib.DEFLATED, _GZIP_WINDOW)
     return compressor.compress(body) + compressor.flush()
 
 
-def _inflater(coding: str) -> _Inflater:
+def _inflater(coding: str) -> Any:
+    """Return what inflates one member of a body, of zlib or of zstandard, which has no types."""
     if coding == "zstd":
-        import zstandard  # noqa: PLC0415 - may be absent
-
         return zstandard.ZstdDecompressor(max_window_size=_LARGEST_WINDOW).decompressobj()
     return zlib.decompressobj(_GZIP_WINDOW if coding == "gzip" else zlib.MAX_WBITS)
 
@@ -122,7 +105,7 @@ def _inflated(body: bytes, coding: str, most: int) -> bytes:
     """Return all members of `body` (frames, of zstd), up to a slice's worth beyond `most` bytes."""
     parts: list[bytes] = []
     size = start = members = 0
-    inflater: _Inflater | None = None
+    inflater = None
     while start < len(body) and size < most:
         if inflater is None:
             inflater = _inflater(coding)
@@ -139,11 +122,3 @@ def _inflated(body: bytes, coding: str, most: int) -> bytes:
     if inflater is not None and size < most:
         raise zlib.error("it ends early")
     return b"".join(parts)
-
-
-def _errors() -> tuple[type[Exception], ...]:
-    if not HAS_ZSTD:
-        return (zlib.error,)
-    import zstandard  # noqa: PLC0415 - may be absent
-
-    return (zlib.error, zstandard.ZstdError)

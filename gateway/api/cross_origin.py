@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from gateway.api.http import Headers, HttpReply
+from gateway.api.http import HttpReply
 from gateway.api.incoming_request import IncomingRequest
 from gateway.api.key_rights import covers
 from gateway.auth.key_ring import KeyRing
@@ -16,26 +16,23 @@ from gateway.errors import PermissionDenied
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal
 
-EXPOSED: Final = (
-    *("X-Request-Id", "X-Client-Request-Id", "Retry-After", "retry-after-ms", "x-should-retry"),
-    *(
-        "RateLimit",
-        "RateLimit-Policy",
-        "Cache-Status",
-        "Age",
-        "Sluicegate-Rows",
-        "Sluicegate-Vectors",
-    ),
-    *("Idempotency-Replayed", "Server-Timing", "ETag"),
+_ALLOWED: Final = (
+    b"access-control-allow-origin: %b\r\n"
+    b"access-control-expose-headers: X-Request-Id, X-Client-Request-Id, Retry-After,"
+    b" retry-after-ms, x-should-retry, RateLimit, RateLimit-Policy, Cache-Status, Age,"
+    b" Sluicegate-Rows, Sluicegate-Vectors, Idempotency-Replayed, Server-Timing, ETag\r\n"
 )
-"""The headers of answers that pages may read, beside those that they always may."""
+"""Names the headers of answers that pages may read, beside those that they always may."""
+_PREFLIGHT: Final = (
+    b"vary: Origin, Access-Control-Request-Method, Access-Control-Request-Headers\r\n"
+    b"access-control-allow-origin: %b\r\n"
+    b"access-control-allow-methods: GET, HEAD, POST, PUT, PATCH, DELETE\r\n"
+    b"access-control-max-age: %d\r\n"
+)
 _TENANTS: Final = ("/v1/keys", "/v1/files", "/v1/batches", "/v1/requests", "/v1/usage")
 """Routes to a tenant's account, which a key in a page has only where its own routes name them."""
-_METHODS: Final = b"GET, HEAD, POST, PUT, PATCH, DELETE"
 _HEADER_NAMES: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]{0,4096}")
 _SLASHES: Final = re.compile("//+")
-_VARY: Final = b"Origin"
-_VARY_OF_PREFLIGHT: Final = b"Origin, Access-Control-Request-Method, Access-Control-Request-Headers"
 
 
 class CrossOrigin:
@@ -55,7 +52,7 @@ class CrossOrigin:
         if not (origin or self._keys.has_bounds):
             return None
         if origin:
-            request.added_lines = _lines(self._headers(origin, request.principal))
+            request.added_lines = self._lines(origin, request.principal)
         if request.method == "OPTIONS" and b"access-control-request-method" in request.fields:
             asked = request.fields.get(b"access-control-request-headers", b"")
             if (reply := self._preflight(origin, asked)) is not None:
@@ -75,24 +72,23 @@ class CrossOrigin:
             covers(route, path) for route in principal.routes
         ):
             raise PermissionDenied("This key may not be used for this route.")
-        if principal.origins is not None and origin.decode("latin-1") not in principal.origins:
+        if principal.origins is None:
+            return
+        if origin.decode("latin-1") not in principal.origins:
             raise PermissionDenied("This key may only be used from pages of its own origins.")
-        if principal.origins is not None and not _names(principal.routes or (), path):
+        if not _names(principal.routes or (), path):
             raise PermissionDenied(
                 "This key is for pages, which anybody can read: it may be used for the tenant's"
                 " account only where its routes name this one."
             )
 
-    def _headers(self, origin: bytes, principal: Principal | None) -> Headers:
-        """Return the headers of an answer to a page of `origin`.
+    def _lines(self, origin: bytes, principal: Principal | None) -> bytes:
+        """Return the header lines of an answer to a page of `origin`.
 
         Without a key, an origin is allowed if it is allowed for any tenant or any key.
         """
-        headers = [(b"vary", _VARY)]
-        if allowed := self._allowed(origin.decode("latin-1"), principal):
-            headers.append((b"access-control-allow-origin", allowed.encode()))
-            headers.append((b"access-control-expose-headers", ", ".join(EXPOSED).encode()))
-        return headers
+        allowed = self._allowed(origin.decode("latin-1"), principal)
+        return b"vary: Origin\r\n" + (_ALLOWED % allowed.encode() if allowed else b"")
 
     def _preflight(self, origin: bytes, asked: bytes) -> HttpReply | None:
         """Return the answer to a preflight, which has no key; `asked` are names of headers.
@@ -108,16 +104,11 @@ class CrossOrigin:
                 "Pages of this origin may not use the API; operators allow origins in the section"
                 " `cors` of the configuration, or by a key."
             )
-        headers = [
-            (b"vary", _VARY_OF_PREFLIGHT),
-            (b"access-control-allow-origin", allowed.encode()),
-            (b"access-control-allow-methods", _METHODS),
-            (b"access-control-max-age", b"%d" % cors.max_age),
-        ]
+        lines = _PREFLIGHT % (allowed.encode(), cors.max_age)
         # Whatever is asked for: the header `Authorization` alone gives rights.
         if asked and _HEADER_NAMES.fullmatch(asked):
-            headers.append((b"access-control-allow-headers", asked))
-        return HttpReply(204, _lines(headers), b"")
+            lines += b"access-control-allow-headers: %b\r\n" % asked
+        return HttpReply(204, lines, b"")
 
     def _allowed(self, origin: str, principal: Principal | None) -> str:
         """Return the origin that an answer names, empty where the page may not read it."""
@@ -141,7 +132,3 @@ def _names(routes: Iterable[str], path: str) -> bool:
     path = _SLASHES.sub("/", path)  # as the application reads it
     account = next((each for each in _TENANTS if f"{path}/".startswith(f"{each}/")), "")
     return not account or any(r.startswith(account) and covers(r, path) for r in routes)
-
-
-def _lines(headers: Headers) -> bytes:
-    return b"".join([b"%b: %b\r\n" % header for header in headers])

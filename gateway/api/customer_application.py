@@ -1,23 +1,27 @@
 """Answers the requests that the HTTP server passes on: by the core, or by Litestar."""
 
 from litestar.enums import ScopeType
-from litestar.types import ASGIApp, HTTPScope, Message, Receive, Scope, Send
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.http import (
-    NOT_REPLAYED,
-    ClientDisconnected,
     HttpReply,
-    buffered_http,
     header_fields,
     respond,
 )
-from gateway.api.idempotent_requests import LARGEST_ANSWER, ClaimedKey
-from gateway.api.incoming_request import IncomingBodies, IncomingBody, IncomingRequest, request_of
-from gateway.api.inference_requests import InferenceRequests
-from gateway.api.inference_route import InferenceRoutes, RouteMatch
+from gateway.api.idempotent_requests import LARGEST_ANSWER, answer_for_retries
+from gateway.api.incoming_request import (
+    INCOMING,
+    IncomingBodies,
+    IncomingBody,
+    IncomingRequest,
+    request_of,
+)
+from gateway.api.inference_route import InferenceRoutes
 from gateway.api.request_steps import RequestSteps
 from gateway.auth.key_ring import KeyRing
+from gateway.idempotency.store import StoredKey
 from gateway.types import KeyId
+from wire.http.exchange import BUFFERED_HTTP, Exchange
 
 
 class CustomerApplication:
@@ -25,14 +29,14 @@ class CustomerApplication:
 
     def __init__(
         self,
-        requests: InferenceRequests,
+        steps: RequestSteps,
         others: ASGIApp,
         *,
         routes: InferenceRoutes,
         keys: KeyRing,
         bodies: IncomingBodies,
     ) -> None:
-        self._requests = requests
+        self._steps = steps
         self._others = others
         self._find = routes.find
         self._keys = keys
@@ -40,68 +44,30 @@ class CustomerApplication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if (
-            scope["type"] == ScopeType.HTTP
-            and (match := self._find(scope["path"])) is not None
-            and (scope["method"] == "POST" or not match.route.has_other_methods)
-        ):
-            await self._infer(match, scope, receive, send)
-        else:
+        if scope["type"] != ScopeType.HTTP:
             await self._others(scope, receive, send)
-
-    async def _infer(
-        self, match: RouteMatch, scope: HTTPScope, receive: Receive, send: Send
-    ) -> None:
-        server = buffered_http(scope)
-        take_whole = (lambda: None) if server is None else server.body
+            return
+        server: object = (scope.get("extensions") or {}).get(BUFFERED_HTTP)
+        take_whole = server.body if isinstance(server, Exchange) else lambda: None
 
         async def on_reply(reply: HttpReply, holder: KeyId | None) -> None:
-            if server is None:
-                await respond(send, reply)
-            else:
+            if isinstance(server, Exchange):
                 await server.send(reply.status, reply.lines, reply.body, holder)
+            else:
+                await respond(send, reply)
+
+        async def ask_others(claimed: StoredKey | None) -> None:
+            state = scope.get("state", {}) | {INCOMING: request}
+            inner = scope | {"headers": request.headers, "state": state}
+            await self._others(inner, body.receive, _Sender(send, request, claimed).send)
 
         request = request_of(scope, self._keys)
         body = IncomingBody(self._bodies, receive, take_whole)
-        await self._requests.answer(match, request, body, on_reply)
-
-
-class SteppedApplication:
-    """Takes requests that are no inference through the common steps, and has `app` answer them."""
-
-    def __init__(
-        self, app: ASGIApp, *, steps: RequestSteps, keys: KeyRing, bodies: IncomingBodies
-    ) -> None:
-        self._app = app
-        self._steps = steps
-        self._keys = keys
-        self._bodies = bodies
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] != ScopeType.HTTP:
-            await self._app(scope, receive, send)
-            return
-        request = request_of(scope, self._keys)
-        body = IncomingBody(self._bodies, receive)
-        claimed: ClaimedKey | None = None
-        try:
-            prepared = self._steps.answer_early(request) or await self._steps.prepare(request, body)
-            if isinstance(prepared, HttpReply):
-                await respond(send, prepared.with_lines(request.added_lines))
-                return
-            claimed = prepared
-            scope = scope.copy()
-            scope["headers"] = request.headers
-            scope.setdefault("state", {})
-            sender = _Sender(send, request, scope, claimed)
-            await self._app(scope, body.receive, sender.send)
-        except ClientDisconnected:
-            return
-        finally:
-            body.release()
-            if claimed is not None:
-                await claimed.end()
+        match = self._find(request.path)
+        if match is not None and (request.method == "POST" or not match.route.has_other_methods):
+            await self._steps.answer(match, request, body, on_reply)
+        else:
+            await self._steps.run(request, body, on_reply, work=ask_others)
 
 
 class _Sender:
@@ -110,12 +76,9 @@ class _Sender:
     The answer to a request with an idempotency key is held until what retries get is stored.
     """
 
-    def __init__(
-        self, send: Send, request: IncomingRequest, scope: HTTPScope, claimed: ClaimedKey | None
-    ) -> None:
+    def __init__(self, send: Send, request: IncomingRequest, claimed: StoredKey | None) -> None:
         self._send = send
-        self._fields = header_fields(request.added_lines)
-        self._scope = scope
+        self._request = request
         self._claimed = claimed
         self._held: list[Message] = []
         self._size = 0
@@ -139,16 +102,16 @@ class _Sender:
         self._held.clear()
 
     async def _pass(self, message: Message) -> None:
-        if self._fields and message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], *self._fields]
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], *header_fields(self._request.added_lines)]
         await self._send(message)
 
-    async def _settle(self, claimed: ClaimedKey, *, is_whole: bool) -> None:
+    async def _settle(self, claimed: StoredKey, *, is_whole: bool) -> None:
         """Store the answer, unless it is too long or has a secret. The claim ends in any case."""
         start, *rest = self._held
-        is_kept = is_whole and not self._scope["state"].get(NOT_REPLAYED)
+        is_kept = is_whole and not self._request.has_secret_answer
+        stored = b""
         if start["type"] == "http.response.start" and is_kept:
             body = b"".join([m["body"] for m in rest if m["type"] == "http.response.body"])
-            await claimed.store(start["status"], start["headers"], body)
-        else:
-            await claimed.end()
+            stored = await answer_for_retries(start["status"], start["headers"], body)
+        await claimed.finish(stored)

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from litestar.types import ControllerRouterHandler
 
-from gateway.api.error_format import PROBLEMS, ErrorFormat
-from gateway.api.inference_route import InferenceRoute
+from gateway.api.inference_route import InferenceRoute, InferenceRoutes
 from gateway.api.openapi_parts import Operation
+from gateway.http.problem_details import PROBLEMS, ErrorFormat
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -28,13 +28,9 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What paths of Litestar routes begin with, whose errors are written so."""
 
 
-def error_format(dialects: Sequence[Dialect], path: str) -> ErrorFormat:
+def error_format(routes: InferenceRoutes, dialects: Sequence[Dialect], path: str) -> ErrorFormat:
     """Return how errors of a path are written."""
-    for dialect in dialects:
-        for route in dialect.routes:
-            if route.answers(path):
-                return route.errors
-    for dialect in dialects:
-        if dialect.paths and path.startswith(dialect.paths):
-            return dialect.errors
-    return PROBLEMS
+    match = routes.find(path)
+    if match is not None:
+        return match.route.errors
+    return next((one.errors for one in dialects if path.startswith(one.paths)), PROBLEMS)

@@ -1,4 +1,4 @@
-"""Answers failed requests to Litestar routes with a problem document, for both listeners."""
+"""Makes answers of errors: for the steps before the work of a request, and for Litestar routes."""
 
 import asyncio
 import logging
@@ -8,7 +8,8 @@ import msgspec
 from litestar import Response
 from litestar.exceptions import HTTPException
 
-from gateway.api.error_format import PROBLEMS, ErrorFormat
+from gateway.api.answers import PRIVATE
+from gateway.api.http import HttpReply
 from gateway.errors import (
     GatewayError,
     InternalError,
@@ -19,12 +20,33 @@ from gateway.errors import (
     UpstreamUnavailable,
 )
 from gateway.http.body_decoding import UnknownField
-from gateway.http.problem_details import problem_headers
+from gateway.http.problem_details import PROBLEMS, ErrorFormat, problem_headers, problem_lines
+from gateway.types import RequestId
 
 _log = logging.getLogger(__name__)
 # What Litestar says of a request without the body that a handler takes.
 _NO_BODY = ("data", "'data'")
 NO_ROUTE = "There is no such route; GET /docs shows those there are."
+_OF_LITESTAR: dict[int, tuple[type[GatewayError], str]] = {
+    404: (NotFound, NO_ROUTE),
+    405: (MethodNotAllowed, "The route answers other methods; GET /docs shows which."),
+    413: (PayloadTooLarge, "The body is larger than this route takes."),
+}
+
+
+def problem_reply(
+    error: Exception, id_: RequestId, own_lines: bytes = b"", *, errors: ErrorFormat = PROBLEMS
+) -> HttpReply:
+    """Return the reply to a request that ends with `error`; an unexpected one is logged."""
+    known = gateway_error(error, id_)
+    lines = b"content-type: %b\r\n%bx-request-id: %b%b%b" % (
+        errors.media.encode(),
+        problem_lines(known),
+        id_.encode(),
+        PRIVATE,
+        own_lines,
+    )
+    return HttpReply(errors.status(known), lines, errors.encode(known, id_))
 
 
 def problem_response(
@@ -46,25 +68,17 @@ def gateway_error(error: BaseException, request_id: str) -> GatewayError:
     """Return `error` as an error of the gateway. Log an unexpected error with the id."""
     if isinstance(error, GatewayError):
         return error
+    if isinstance(error, asyncio.CancelledError):
+        # Only the server cancels a request: its time to let them end is over.
+        return UpstreamUnavailable("The gateway is stopping; try again.", retry_after=1.0)
     if isinstance(error, HTTPException) and error.status_code < InternalError.status:
-        if error.status_code == NotFound.status:
-            return NotFound(NO_ROUTE)
-        if error.status_code == MethodNotAllowed.status:
-            return MethodNotAllowed("The route answers other methods; GET /docs shows which.")
-        if error.status_code == PayloadTooLarge.status:
-            return PayloadTooLarge("The body is larger than this route takes.")
+        if error.status_code in _OF_LITESTAR:
+            kind, detail = _OF_LITESTAR[error.status_code]
+            return kind(detail)
         reason = _reason(error)
         return InvalidRequest(f"The request does not fit the route: {reason}.{more_about(reason)}")
     _log.error("unexpected failure", exc_info=error, extra={"request_id": request_id})
     return InternalError("The gateway failed; report it with the `request_id`, which its log has.")
-
-
-def request_error(error: BaseException, request_id: str) -> GatewayError:
-    """Return the error that ended a request to an inference route, which may be cancelled."""
-    if isinstance(error, asyncio.CancelledError):
-        # Only the server cancels a request: its time to let them end is over.
-        return UpstreamUnavailable("The gateway is stopping; try again.", retry_after=1.0)
-    return gateway_error(error, request_id)
 
 
 def misfit(error: msgspec.ValidationError) -> InvalidRequest:

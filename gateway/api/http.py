@@ -1,20 +1,14 @@
 """Reads requests and sends responses of inference routes over raw ASGI."""
 
-import asyncio
-from collections.abc import Callable
 from typing import Final
 
 import msgspec
-from litestar.types import HTTPScope, Receive, Send
+from litestar.types import Send
 
 from gateway.errors import InvalidRequest, PayloadTooLarge
-from wire.http.exchange import BUFFERED_HTTP, Exchange
 
 Headers = list[tuple[bytes, bytes]]
-NOT_REPLAYED: Final = "sluicegate_not_replayed"
-"""Set in the state of a request's scope, its answer is stored nowhere: it holds a secret."""
 _NO_CONTENT: Final = 204
-_PIECE_BYTES: Final = 256 * 1024
 
 
 class ClientDisconnected(Exception):
@@ -52,34 +46,6 @@ def check_length(declared: bytes, *, limit: int) -> None:
             raise too_large(limit)
 
 
-async def read_body(
-    receive: Receive, *, limit: int, on_progress: Callable[[int], object] = lambda _: None
-) -> bytes:
-    """Return the request's body of at most `limit` bytes.
-
-    `on_progress` is called with the bytes so far after each chunk, and may raise.
-
-    Raises:
-        PayloadTooLarge: it is longer.
-        ClientDisconnected: the client disconnected.
-    """
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body"):
-        return bounded(message["body"], limit=limit)
-    chunks: list[bytes] = []
-    size = 0
-    while message["type"] == "http.request":
-        chunks.append(message["body"])
-        size += len(message["body"])
-        if size > limit:
-            raise too_large(limit)
-        on_progress(size)
-        if not message.get("more_body"):
-            return b"".join(chunks)
-        message = await receive()
-    raise ClientDisconnected
-
-
 class HttpReply(msgspec.Struct, frozen=True, gc=False):
     """Holds a complete response; `lines` are its headers but the length, each ended by CRLF."""
 
@@ -90,12 +56,6 @@ class HttpReply(msgspec.Struct, frozen=True, gc=False):
     def with_lines(self, lines: bytes) -> "HttpReply":
         """Return the response with further header lines."""
         return HttpReply(self.status, self.lines + lines, self.body) if lines else self
-
-
-def buffered_http(scope: HTTPScope) -> Exchange | None:
-    """Return the server's own way for whole bodies and answers, if it has one."""
-    extension = (scope.get("extensions") or {}).get(BUFFERED_HTTP)
-    return extension if isinstance(extension, Exchange) else None
 
 
 def bounded(body: bytes, *, limit: int) -> bytes:
@@ -110,17 +70,12 @@ def bounded(body: bytes, *, limit: int) -> bytes:
 
 
 async def respond(send: Send, reply: HttpReply) -> None:
-    """Send one complete response, a large one in pieces."""
+    """Send one complete response."""
     headers = header_fields(reply.lines)
     if reply.status != _NO_CONTENT:
         headers.append((b"content-length", b"%d" % len(reply.body)))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    left = memoryview(reply.body)
-    while len(left) > _PIECE_BYTES:
-        piece, left = bytes(left[:_PIECE_BYTES]), left[_PIECE_BYTES:]
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await asyncio.sleep(0)  # lets the server find out whether the peer reads
-    await send({"type": "http.response.body", "body": bytes(left), "more_body": False})
+    await send({"type": "http.response.body", "body": reply.body, "more_body": False})
 
 
 def header_fields(lines: bytes) -> Headers:

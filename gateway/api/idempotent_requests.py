@@ -5,19 +5,24 @@ is done.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from hashlib import blake2b
 from typing import Final
 
 import msgspec
 
 from gateway.api.answers import PRIVATE
 from gateway.api.content_coding import accepted_coding, inflate
-from gateway.api.error_format import ErrorFormat
-from gateway.api.http import ClientDisconnected, Headers, HttpReply
+from gateway.api.http import Headers, HttpReply
 from gateway.api.incoming_request import IncomingBody, IncomingRequest
-from gateway.api.problem_replies import problem_reply
-from gateway.errors import IdempotencyKeyInUse, IdempotencyKeyReused, PayloadTooLarge
-from gateway.idempotency.keys import HEADER, fingerprint, id_of, name_of, read_key
+from gateway.errors import (
+    IdempotencyKeyInUse,
+    IdempotencyKeyReused,
+    InvalidRequest,
+    PayloadTooLarge,
+)
 from gateway.idempotency.store import Claim, ClaimOutcome, IdempotencyStore, StoredKey
 from gateway.rate_limit.base import Decision, RateLimiter
 from gateway.rate_limit.charges import charges_for
@@ -25,7 +30,14 @@ from gateway.rate_limit.headers import rate_limit_lines
 from gateway.rate_limit.refusals import beyond_limit
 from gateway.runtime.runtime import Runtime
 from gateway.types import Principal, RequestId
+from wire.http.messages import header_lines
 
+HEADER: Final = b"idempotency-key"
+_FORM: Final = re.compile(rb"[!-~]{1,255}")
+_ID_DIGITS: Final = 26
+_FORM_TYPE: Final = re.compile(
+    rb'multipart/form-data; *boundary=("?)([^"; ,]{1,70})\1', re.IGNORECASE
+)
 _KEPT: Final = frozenset(
     {
         b"content-type",
@@ -57,37 +69,28 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(StoredAnswer).decode
 
 
-class ClaimedKey:
-    """The key of a request that runs now. `end` has to follow in any case."""
+async def answer_for_retries(
+    status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes
+) -> bytes:
+    """Return the part of an answer that retries get, encoded for the store.
 
-    def __init__(self, key: StoredKey) -> None:
-        self._key = key
-
-    async def store(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> None:
-        """Have retries get this answer, unless another try may end differently.
-
-        Names of `headers` are in lower case.
-        """
-        stored = b""
-        if status < _FIRST_FAULT and status not in _PASSING and len(body) <= LARGEST_ANSWER:
-            answer = StoredAnswer(status, [each for each in headers if each[0] in _KEPT], body)
-            try:
-                await _inflated(answer)
-                stored = _encode(answer)
-            except PayloadTooLarge:
-                pass  # a retry that cannot read it compressed could not be answered
-        await self._key.finish(stored)
-
-    async def end(self) -> None:
-        """Have the next retry run again, unless an answer is stored."""
-        await self._key.finish()
+    It is empty if another try may end differently. Names of `headers` are in lower case.
+    """
+    if status >= _FIRST_FAULT or status in _PASSING or len(body) > LARGEST_ANSWER:
+        return b""
+    answer = StoredAnswer(status, [each for each in headers if each[0] in _KEPT], body)
+    try:
+        await _inflated(answer)
+    except PayloadTooLarge:
+        return b""  # a retry that cannot read it compressed could not be answered
+    return _encode(answer)
 
 
 class IdempotentRequests:
     """Claims the keys of requests, so that a request with a key runs only once.
 
-    `new_id` returns ids for the requests that this step answers itself. `has_route` says whether a
-    path has a route for a method other than `GET`. Without one, a key changes nothing.
+    `has_route` says whether a path has a route for a method other than `GET`. Without one, a key
+    changes nothing.
     """
 
     def __init__(
@@ -95,24 +98,21 @@ class IdempotentRequests:
         *,
         store: IdempotencyStore,
         limiter: RateLimiter,
-        errors_of: Callable[[str], ErrorFormat],
-        new_id: Callable[[], RequestId],
         has_route: Callable[[str, str], bool],
     ) -> None:
         self._has_route = has_route
         self._store = store
         self._limiter = limiter
-        self._errors_of = errors_of
-        self._new_id = new_id
 
     async def claim(
         self, request: IncomingRequest, body: IncomingBody, runtime: Runtime
-    ) -> ClaimedKey | HttpReply | None:
+    ) -> StoredKey | HttpReply | None:
         """Return the claimed key of a request that is to run now, or the answer to a retry.
 
         Return `None` for a request without an idempotency key, a valid API key or a route.
 
         Raises:
+            GatewayError: the request is refused.
             ClientDisconnected: the caller is gone.
         """
         principal = request.principal
@@ -120,38 +120,22 @@ class IdempotentRequests:
             return None
         if not self._has_route(request.method, request.path):
             return None
-        limit_lines = b""
-        try:
-            key = read_key(request.headers)
-            await body.read_ahead(request, runtime)
-            print_ = _fingerprint(principal, request, body, runtime)
-            stored = self._store.key(principal.tenant, name_of(key))
-            claim = await stored.claim(print_)
-            if claim.outcome is not ClaimOutcome.OWNED:
-                decision = await self._charge(principal, runtime)
-                limit_lines = rate_limit_lines(decision)
-                answer = await _readable(_stored_answer(claim, decision), request)
-                return _replay(answer, request.id_line + limit_lines)
-        except ClientDisconnected:
-            raise
-        except Exception as error:  # noqa: BLE001 - one request's fault must not end the connection
-            lines = request.id_line + limit_lines
-            errors = self._errors_of(request.path)
-            return problem_reply(error, self._new_id(), lines, errors=errors)
-        request.recorded_id = id_of(principal, key, print_, claim.first)
-        return ClaimedKey(stored)
-
-    async def _charge(self, principal: Principal, runtime: Runtime) -> Decision:
-        """Charge a request that is not run."""
+        key = read_key(request.headers)
+        await body.read_ahead(request, runtime)
+        print_ = _fingerprint(principal, request, body, runtime)
+        stored = self._store.key(principal.tenant, name_of(key))
+        claim = await stored.claim(print_)
+        if claim.outcome is ClaimOutcome.OWNED:
+            request.recorded_id = id_of(principal, key, print_, claim.first)
+            return stored
         limits = runtime.document.limits
         charges = charges_for(
-            principal,
-            requests=1,
-            items=0,
-            default_tenant_rules=limits.tenant,
-            default_key_rules=limits.key,
+            principal, default_tenant_rules=limits.tenant, default_key_rules=limits.key
         )
-        return self._limiter.try_admit(charges) or await self._limiter.admit(charges)
+        decision = self._limiter.try_admit(charges) or await self._limiter.admit(charges)
+        request.added_lines = rate_limit_lines(decision) + request.added_lines
+        answer = await _readable(_stored_answer(claim, decision), request)
+        return _replay(answer, request.id_line)
 
 
 def _fingerprint(
@@ -162,6 +146,66 @@ def _fingerprint(
     content = content or request.fields.get(b"content-length", b"")
     content_type = request.fields.get(b"content-type", b"")
     return fingerprint(principal, request.method, request.target, content_type, content)
+
+
+def read_key(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Return the key in `headers`, whose names are in lower case.
+
+    The quotes of a string of RFC 9651, as which the draft of the header defines it, are left out.
+
+    Raises:
+        InvalidRequest: there is none, there are several, or it is too long or has other characters.
+    """
+    values = [value for name, value in headers if name == HEADER]
+    key = values[0].strip() if len(values) == 1 else b""
+    if key.startswith(b'"') and key.endswith(b'"'):
+        key = key[1:-1]
+    if not _FORM.fullmatch(key):
+        raise InvalidRequest(
+            "Send one `Idempotency-Key` of 1 to 255 visible ASCII characters, such as a UUID."
+        )
+    return key
+
+
+def name_of(key: bytes) -> str:
+    """Return what the store calls a key: of one length, and without the text of its owner."""
+    return blake2b(key, digest_size=16, person=b"idempotency.key").hexdigest()
+
+
+def fingerprint(
+    principal: Principal, method: str, target: bytes, content_type: bytes, body: bytes
+) -> bytes:
+    """Return 16 bytes that differ where the request does.
+
+    Keys of a tenant that may use other models make other requests: none is given an answer that
+    it may not ask for. A form is its parts: a client that repeats it chooses another boundary.
+    """
+    parts = [body]
+    form = _FORM_TYPE.fullmatch(content_type)
+    if form is not None:
+        content_type = b"multipart/form-data"
+        delimiter = b"--" + form[2]
+        # No other body is one: routes for JSON do not look at the content type.
+        if body.startswith(delimiter):
+            parts = body.split(delimiter)
+    models = b"*" if principal.models is None else repr(sorted(principal.models)).encode()
+    hasher = blake2b(digest_size=16, person=b"idempotency")
+    for part in (method.encode(), target, models, content_type, *parts):
+        hasher.update(b"%d:%b" % (len(part), part))
+    return hasher.digest()
+
+
+def id_of(principal: Principal, key: bytes, print_: bytes, first: float) -> RequestId:
+    """Return the id under which answers to the key's request are recorded, each time they are.
+
+    The ledger counts an id once. `first` is when the key was first seen (seconds since the epoch):
+    the same request under the same key is another one when the key has been forgotten, which is a
+    day later at least. Within a day (UTC) the id is the same even if the store lost the key.
+    """
+    day = datetime.fromtimestamp(first, UTC).date().isoformat()
+    text = f"{principal.tenant}\0{day}\0".encode() + print_ + key
+    digest = blake2b(text, digest_size=_ID_DIGITS // 2, person=b"idempotency.id")
+    return RequestId(f"req_{digest.hexdigest()}")
 
 
 def _stored_answer(claim: Claim, decision: Decision) -> StoredAnswer:
@@ -206,6 +250,6 @@ async def _inflated(answer: StoredAnswer) -> StoredAnswer:
 
 
 def _replay(answer: StoredAnswer, own_lines: bytes) -> HttpReply:
-    stored = b"".join([b"%b: %b\r\n" % header for header in answer.headers])
+    stored = header_lines(answer.headers)
     lines = b"%bidempotency-replayed: true%b%b" % (stored, PRIVATE, own_lines)
     return HttpReply(answer.status, lines, answer.body)

@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from litestar.types import (
     HTTPReceiveMessage,
@@ -13,18 +13,19 @@ from litestar.types import (
     WebSocketReceiveMessage,
 )
 
-from gateway.api.body_timeouts import BodyTimeouts
-from gateway.api.http import ClientDisconnected, Headers, bounded, headers_by_name, read_body
+from gateway.api.http import ClientDisconnected, Headers, bounded, headers_by_name, too_large
 from gateway.api.request_headers import parse_timeout
 from gateway.auth.bearer import bearer_token
 from gateway.auth.key_ring import KeyRing
 from gateway.config.document import DeadlineConfig
-from gateway.errors import GatewayError, InvalidRequest
+from gateway.errors import GatewayError, InvalidRequest, RequestTimeout
 from gateway.http.byte_budget import ByteBudget, HeldBytes
-from gateway.http.client_id import echo_line, parse_client_id
+from gateway.http.request_head import echo_line, parse_client_id
 from gateway.runtime.runtime import Runtime
 from gateway.types import Principal, RequestId
 
+INCOMING: Final = "sluicegate_incoming"
+"""The key in the state of a scope that has the `IncomingRequest`."""
 _LONGEST_NUMBER: Final = 18
 _MAX_LARGE_BODIES: Final = 16
 
@@ -38,6 +39,8 @@ class IncomingRequest:
 
     added_lines = b""
     """The header lines that the steps add to the answer."""
+    has_secret_answer = False
+    """Whether the answer holds a secret, so that it is stored nowhere."""
     recorded_id: RequestId | None = None
     """The id under which the ledger counts all attempts of the request, if that is not its own."""
 
@@ -90,32 +93,14 @@ def request_of(scope: HTTPScope, keys: KeyRing) -> IncomingRequest:
 
 
 class IncomingBodies:
-    """Bounds the time and the memory of the bodies that a worker waits for. One per worker."""
+    """Bounds the memory of the bodies that a worker waits for: there is room for 16 of the largest.
+
+    One per worker.
+    """
 
     def __init__(self) -> None:
         # Bodies never wait for room.
         self.budget = ByteBudget(0, what="Large bodies", clock=time.monotonic)
-        self._timeouts = BodyTimeouts()
-
-    def hold(self, request: IncomingRequest, runtime: Runtime) -> HeldBytes:
-        """Return the `HeldBytes` of a body, none at first. There is room for 16 of the largest.
-
-        Raises:
-            GatewayError: the caller has no valid key.
-        """
-        principal = request.principal
-        if principal is None:
-            raise request.refusal()
-        self.budget.limit_bytes = _MAX_LARGE_BODIES * runtime.document.request.max_body_bytes
-        return HeldBytes(self.budget, principal.key)
-
-    async def wait(self, body: Coroutine[Any, Any, bytes], deadline: float) -> bytes:
-        """Return what `body` returns.
-
-        Raises:
-            RequestTimeout: the body was not there by `deadline`, in the loop's time.
-        """
-        return await self._timeouts.read(body, deadline=deadline)
 
 
 class IncomingBody:
@@ -150,32 +135,65 @@ class IncomingBody:
             RequestTimeout: the body did not arrive in time.
             ClientDisconnected: the caller is gone.
         """
-        if self._is_ahead:
-            return
-        deadline = asyncio.get_running_loop().time() + _allowed(request, runtime.document.deadline)
-        self._held = self._bodies.hold(request, runtime)
+        if not self._is_ahead:
+            allowed = _allowed(request, runtime.document.deadline)
+            deadline = asyncio.get_running_loop().time() + allowed
+            await self._read_until(deadline, request, runtime)
+
+    async def read(self, request: IncomingRequest, runtime: Runtime, deadline: float) -> bytes:
+        """Return the whole body.
+
+        Raises:
+            PayloadTooLarge: it is longer than the document allows.
+            Overloaded: there are too many large bodies.
+            RequestTimeout: the body did not arrive by `deadline`.
+            ClientDisconnected: the caller is gone.
+        """
         limit = runtime.document.request.max_body_bytes
-        await self._bodies.wait(self._read_up_to(limit, request, self._held), deadline)
+        if not self._is_ahead:
+            raw = self._take_whole()
+            if raw is not None:
+                return bounded(raw, limit=limit)
+            await self._read_until(deadline, request, runtime)
+        if not self.is_whole:
+            raise too_large(limit)
+        return bounded(self.content, limit=limit)
+
+    async def _read_until(
+        self, deadline: float, request: IncomingRequest, runtime: Runtime
+    ) -> None:
+        principal, limit = request.principal, runtime.document.request.max_body_bytes
+        if principal is None:
+            raise request.refusal()
+        budget = self._bodies.budget
+        budget.limit_bytes = _MAX_LARGE_BODIES * limit
+        self._held = HeldBytes(budget, principal.key)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._read_up_to(limit, request, self._held)
+        except TimeoutError as error:
+            raise RequestTimeout(
+                "The body did not arrive in time; send it faster, or ask for more with"
+                " `X-Request-Timeout`."
+            ) from error
         self._is_ahead = True
 
-    async def _read_up_to(self, limit: int, request: IncomingRequest, held: HeldBytes) -> bytes:
+    async def _read_up_to(self, limit: int, request: IncomingRequest, held: HeldBytes) -> None:
         declared = request.fields.get(b"content-length", b"")
         size = int(declared) if declared.isdigit() and len(declared) <= _LONGEST_NUMBER else 0
         chunks: list[bytes] = []
         arrived = 0
-        while size <= limit:
+        while size <= limit and not self.is_whole:
             message = await self._receive()
             if message["type"] != "http.request":
                 raise ClientDisconnected
             chunks.append(message["body"])
             arrived += len(message["body"])
             size = arrived
-            held.grow(size)
-            if not message.get("more_body"):
-                self.is_whole = True
-                break
+            if size <= limit:
+                held.grow(size)
+            self.is_whole = not message.get("more_body")
         self.content = b"".join(chunks)
-        return self.content
 
     def replace(self, content: bytes) -> None:
         """Put `content` in the place of what was read ahead.
@@ -193,27 +211,6 @@ class IncomingBody:
             return await self._receive()
         self._is_ahead = False
         return HTTPRequestEvent(type="http.request", body=self.content, more_body=not self.is_whole)
-
-    async def read(self, request: IncomingRequest, runtime: Runtime, deadline: float) -> bytes:
-        """Return the body.
-
-        Raises:
-            PayloadTooLarge: it is longer than the document allows.
-            Overloaded: there are too many large bodies.
-            RequestTimeout: the body did not arrive by `deadline`.
-            ClientDisconnected: the caller is gone.
-        """
-        limit = runtime.document.request.max_body_bytes
-        raw: bytes | None = None
-        if self.is_whole:
-            raw = self.content
-        elif not self._is_ahead:
-            raw = self._take_whole()
-        if raw is not None:
-            return bounded(raw, limit=limit)
-        held = self._held = self._held or self._bodies.hold(request, runtime)
-        arriving = read_body(self.receive, limit=limit, on_progress=held.grow)
-        return await self._bodies.wait(arriving, deadline)
 
     def release(self) -> None:
         """Release the memory that the body holds."""

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from gateway.api.error_format import PROBLEMS, ErrorFormat
 from gateway.config.document import Document
+from gateway.http.problem_details import PROBLEMS, ErrorFormat
 from gateway.inference.interfaces import ModelTable
 from gateway.inference.visibility import is_visible, visible_models
 from gateway.types import (
@@ -26,9 +26,8 @@ from wire.protocol import Task
 
 JSON = b"content-type: application/json\r\n"
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
+_ESCAPED_PARAMETER = re.compile(r"\\\{(\w+)(:path)?\\\}")
 _SLASHES = re.compile("//+")
-# Of a path as it is sent: what is encoded, or has a query, must be decoded first.
-_PLAIN_PATH = re.compile(r"[\w.~/:@+-]+", re.ASCII)
 
 
 class RequestBody(Protocol):
@@ -106,10 +105,6 @@ class InferenceRoute:
         self.span_name = f"POST {self.template}"
         self.attributes = {"http.request.method": "POST", "http.route": self.template}
 
-    def answers(self, path: str) -> bool:
-        """Tell whether a decoded path is its own."""
-        return re.fullmatch(path_pattern(self.path), normal_path(path)) is not None
-
     def json_part(self, raw: bytes, fields: tuple[bytes, ...]) -> bytes:
         """Return what of a body is JSON: its values are counted before any is made."""
         return raw
@@ -172,11 +167,6 @@ class InferenceRoutes:
                     return RouteMatch(route, match.groups())
         return found
 
-    def find_target(self, target: bytes) -> RouteMatch | None:
-        """Return the route of a path as it is sent, `None` where it must be decoded first."""
-        path = target.decode("latin-1")
-        return self.find(path) if _PLAIN_PATH.fullmatch(path) else None
-
 
 def normal_path(path: str) -> str:
     """Return a path without needless slashes, as Litestar reads it."""
@@ -185,13 +175,6 @@ def normal_path(path: str) -> str:
 
 def path_pattern(path: str) -> str:
     """Return the regular expression of a normal path with parameters."""
-    parts: list[str] = []
-    end = 0
-    for match in _PARAMETER.finditer(path):
-        name, is_path = match.groups()
-        parts += [
-            re.escape(path[end : match.start()]),
-            f"(?P<{name}>{'(?s:.+?)' if is_path else '[^/]+'})",
-        ]
-        end = match.end()
-    return "".join([*parts, re.escape(path[end:])])
+    return _ESCAPED_PARAMETER.sub(
+        lambda found: f"(?P<{found[1]}>{'(?s:.+?)' if found[2] else '[^/]+'})", re.escape(path)
+    )

@@ -8,12 +8,11 @@ from litestar import Controller, Request, post
 from litestar.di import NamedDependency
 from litestar.params import SkipValidation
 
-from gateway.api.http import NOT_REPLAYED
+from gateway.api.admission import PRINCIPAL
+from gateway.api.incoming_request import INCOMING, IncomingRequest
 from gateway.api.json_body import read_json
 from gateway.api.openapi_parts import Content, Kind, Operation
-from gateway.auth.bearer import find_bearer_token
 from gateway.errors import DependencyUnavailable, RateLimited
-from gateway.middleware.admission import PRINCIPAL
 from gateway.types import Principal
 
 _DAY = 86_400.0
@@ -76,10 +75,9 @@ class KeyRotationController(Controller):
         rotation: NamedDependency[SkipValidation[KeyRotation]],
     ) -> RotatedKey:
         """Return the key's new text, which is shown this once."""
-        request.scope["state"][NOT_REPLAYED] = True
+        incoming: IncomingRequest = request.scope["state"][INCOMING]
+        incoming.has_secret_answer = True
         data = await read_json(request, RotationRequest, empty=b"{}")
         return await rotation.rotate(
-            request.scope["state"][PRINCIPAL],
-            former=find_bearer_token(request.scope["headers"]),
-            keep=data.former_valid_for,
+            request.scope["state"][PRINCIPAL], former=incoming.key, keep=data.former_valid_for
         )

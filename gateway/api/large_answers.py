@@ -7,7 +7,6 @@ from gateway.api.answers import count_usage, first_failure
 from gateway.api.content_coding import compressed
 from gateway.api.http import HttpReply
 from gateway.api.request_state import RequestState
-from gateway.errors import DeadlineExceeded
 from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
 from gateway.types import Answer
 
@@ -49,13 +48,10 @@ class LargeAnswers:
         # Room for the results and for the encoded answer.
         state.held_bytes = await self._unsent.hold(caller.key, 2 * size, state.deadline)
         usage = count_usage(answer.outcomes)
-        try:
-            async with asyncio.timeout_at(state.deadline), self._lock:
-                state.rendered = await asyncio.to_thread(
-                    parsed.route.encode, parsed.body, answer, usage, state.id
-                )
-        except TimeoutError as error:
-            raise DeadlineExceeded.during("the encoding of the answer") from error
+        async with state.time_for("the encoding of the answer"), self._lock:
+            state.rendered = await asyncio.to_thread(
+                state.route.encode, parsed.body, answer, usage, state.id
+            )
 
     async def finish(self, state: RequestState, reply: HttpReply) -> HttpReply:
         """Return an answer as it will be sent, compressed if the caller asks for that.
@@ -64,17 +60,13 @@ class LargeAnswers:
         """
         reply = await compressed(reply, state.coding)
         if state.held_bytes:
-            state.forget_body()
-            self._release(state, max(0, state.held_bytes - len(reply.body)))
+            state.parsed = state.prepared = state.outcomes = state.rendered = None
+            self.release(state, len(reply.body))
         return reply
 
-    def release(self, state: RequestState) -> None:
-        """Release the bytes of an answer that was sent, or will not be."""
-        if state.held_bytes:
-            self._release(state, state.held_bytes)
-
-    def _release(self, state: RequestState, size: int) -> None:
-        caller = state.principal
-        if caller is not None and size:
+    def release(self, state: RequestState, kept: int = 0) -> None:
+        """Release the bytes of an answer that was sent, or will not be, but for `kept` of them."""
+        size = state.held_bytes - kept
+        if size > 0 and state.principal is not None:
             state.held_bytes -= size
-            self._unsent.release(caller.key, size)
+            self._unsent.release(state.principal.key, size)

@@ -11,6 +11,7 @@ from litestar import Controller, Request, Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
+from gateway.api.admission import PRINCIPAL
 from gateway.api.openapi_parts import (
     MOMENT,
     TIMEOUT_HEADER,
@@ -31,7 +32,6 @@ from gateway.errors import (
 )
 from gateway.inference.visibility import is_visible, model_not_found, visible_models
 from gateway.ledger.types import BudgetReport
-from gateway.middleware.admission import PRINCIPAL
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal, RegionName, ServedModel
 from wire.protocol import Task

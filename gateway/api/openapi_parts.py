@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.error_format import PROBLEMS, ErrorFormat
 from gateway.errors import (
     AuthenticationFailed,
     ConfigurationError,
@@ -17,7 +16,7 @@ from gateway.errors import (
     Overloaded,
     RequestTimeout,
 )
-from gateway.http.problem_details import MEDIA_TYPE
+from gateway.http.problem_details import MEDIA_TYPE, PROBLEMS, ErrorFormat
 
 Json = dict[str, Any]  # an OpenAPI document is free-form JSON
 PROBLEM_JSON = MEDIA_TYPE.decode()

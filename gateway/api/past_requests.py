@@ -8,10 +8,10 @@ from litestar import Controller, Request, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, SkipValidation
 
+from gateway.api.admission import PRINCIPAL
 from gateway.api.openapi_parts import Kind, Operation
 from gateway.errors import DependencyUnavailable, NotFound, RateLimited
 from gateway.ledger.types import RecordedRequest
-from gateway.middleware.admission import PRINCIPAL
 from gateway.types import Principal
 
 _ID = {

@@ -2,7 +2,7 @@
 
 The core calls `reply_now`. If the answer has to wait, `pursue` goes on by callbacks, and
 `reply_later` is for the cases that need a task.
-Memory hits that repeat an earlier one are answered by `gateway.api.memory_hits`.
+Memory hits that repeat an earlier one are answered by `gateway.api.hits`.
 """
 
 import asyncio
@@ -11,27 +11,25 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Final
 
-from gateway.api.answer_summary import sum_up
 from gateway.api.answers import PRIVATE, all_hits, failed_usage, timing_line
 from gateway.api.body_reader import BodyReader
 from gateway.api.content_coding import SMALLEST, VARY, accepted_coding
-from gateway.api.error_handling import request_error
+from gateway.api.error_handling import gateway_error
+from gateway.api.hits import MemoryHits, StoredHits
 from gateway.api.http import HttpReply, check_length
 from gateway.api.incoming_request import IncomingRequest
 from gateway.api.inference_route import RouteMatch
 from gateway.api.key_rights import check_budget, check_model
 from gateway.api.large_answers import LargeAnswers, estimated_bytes
-from gateway.api.memory_hits import MemoryHits
 from gateway.api.request_events import RequestEvents
 from gateway.api.request_headers import parse_request_options
-from gateway.api.request_spans import end_request_span, from_memory, recorded_lookup
 from gateway.api.request_state import ParsedBody, RequestState
-from gateway.api.stored_hits import StoredHits
 from gateway.auth.key_ring import KeyRing
 from gateway.cache.entry import CacheHit
-from gateway.errors import DeadlineExceeded, GatewayError, MethodNotAllowed
+from gateway.errors import GatewayError, MethodNotAllowed
 from gateway.http.byte_budget import LARGE, ByteBudget
 from gateway.http.problem_details import problem_lines
+from gateway.http.request_head import echo_line
 from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
 from gateway.inference.inference import Inference
 from gateway.inference.interfaces import LookupCallback, ModelTable
@@ -43,6 +41,7 @@ from gateway.rate_limit.repeated_charges import RepeatedCharges
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.spans import MEMORY
 from gateway.telemetry.tracing import Tracer
 from gateway.types import Answer, RequestId
 from wire.http.messages import CLOSE
@@ -68,7 +67,7 @@ class RequestProcessor:
         events: RequestEvents,
         metrics: GatewayMetrics,
         tracer: Tracer,
-        unsent: UnsentAnswers | None = None,
+        unsent: UnsentAnswers,
     ) -> None:
         self._runtimes = runtimes
         self._keys = keys
@@ -82,7 +81,7 @@ class RequestProcessor:
         self._bodies = BodyReader(models)
         self._turn = asyncio.Lock()
         self.memory = ByteBudget(0, what="Large requests", clock=self._now)
-        self.large_answers = LargeAnswers(unsent or UnsentAnswers(clock=events.now))
+        self.large_answers = LargeAnswers(unsent)
         self._repeated = RepeatedCharges(limiter.repeated_charge)
         self._repeated_under: tuple[Runtime | None, int] = (None, 0)
         self._stored_hits = StoredHits(inference=inference, events=events)
@@ -131,9 +130,9 @@ class RequestProcessor:
             raise request.refusal()
         check_budget(state.principal)
         if client_id := request.client_id:
-            state.name(client_id)
-        if request.recorded_id is not None:
-            state.record_under(request.recorded_id)
+            state.client_id, state.own_lines = client_id, echo_line(client_id)
+        if request.recorded_id is not None:  # the ledger counts one answer under this id
+            state.attempt, state.id = state.id, request.recorded_id
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)
         state.options = parse_request_options(headers, document.deadline)
         state.coding = accepted_coding(headers.get(b"accept-encoding", b""))
@@ -146,23 +145,15 @@ class RequestProcessor:
         Raises:
             DeadlineExceeded: other bodies have their turns until the deadline.
         """
-        if len(raw) <= LARGE:
-            await self._wait_for_turn(state)
-            return
-        try:
-            async with asyncio.timeout_at(state.deadline):
+        # A thread reads large bodies, because one would hold the event loop.
+        if len(raw) > LARGE:
+            async with state.time_for("the reading of the body"):
                 state.parsed = await self._bodies.read_large(state, raw)
-        except TimeoutError as error:
-            raise DeadlineExceeded.during("the reading of the body") from error
-
-    async def _wait_for_turn(self, state: RequestState) -> None:
-        # An iteration of the event loop reads one such body. Many bodies of 2,000 items in one
+            return
+        # An iteration of the event loop reads one other body. Many bodies of 2,000 items in one
         # iteration would hold the loop.
-        try:
-            async with asyncio.timeout_at(state.deadline):
-                await self._turn.acquire()
-        except TimeoutError as error:
-            raise DeadlineExceeded.during("the reading of the body") from error
+        async with state.time_for("the reading of the body"):
+            await self._turn.acquire()
         asyncio.get_running_loop().call_soon(self._turn.release)
 
     def reply_now(self, state: RequestState, raw: bytes) -> HttpReply | None:
@@ -188,11 +179,12 @@ class RequestProcessor:
                     return None  # `reply_later` records the admission
                 with admission:
                     prepared = state.prepared = self._admitted(state, decision)
-            answer = (
-                from_memory(self._inference, state, prepared)
-                if is_recorded
-                else self._inference.from_memory(prepared, state.options.directives)
-            )
+            if is_recorded:
+                with state.span.child("cache lookup", MEMORY) as span:
+                    answer = self._inference.from_memory(prepared, state.options.directives)
+                    span.set("sluicegate.cache.hit", answer is not None)
+            else:
+                answer = self._inference.from_memory(prepared, state.options.directives)
             if answer is None:
                 return None
             self._end_phase(state, "cache")
@@ -213,7 +205,7 @@ class RequestProcessor:
             return False
         looked_up: LookupCallback = partial(self._looked_up, state, prepared, on_reply)
         if state.span.is_recorded:
-            looked_up = recorded_lookup(state, looked_up)
+            looked_up = state.recorded_lookup(looked_up)
         self._inference.lookup_nowait(prepared, looked_up, directives)
         return True
 
@@ -263,7 +255,7 @@ class RequestProcessor:
 
     def failed(self, state: RequestState, error: BaseException) -> HttpReply:
         """Return the problem that `error` is; failures are events too, and cost nothing."""
-        known = request_error(error, state.id)
+        known = gateway_error(error, state.id)
         if state.prepared is not None:
             info = state.prepared.plan.model.info
             state.model, state.revision = info.name, info.revision
@@ -291,21 +283,15 @@ class RequestProcessor:
     async def _infer(self, state: RequestState) -> Answer:
         prepared = state.prepared
         if prepared is None:
+            _, parsed = state.caller_and_body()
             with state.span.child("admission"):
-                decision = await self._ask_limiter(state)
+                async with state.time_for("the check of the limits"):
+                    decision = await self._limiter.admit(parsed.charges)
                 prepared = state.prepared = self._admitted(state, decision)
         answer = await self._inference.infer(prepared, state.caller(), state.outcomes)
         is_found = state.outcomes is None and all_hits(answer.outcomes)
         self._end_phase(state, "cache" if is_found else "wait")
         return answer
-
-    async def _ask_limiter(self, state: RequestState) -> Decision:
-        _, parsed = state.caller_and_body()
-        try:
-            async with asyncio.timeout_at(state.deadline):
-                return await self._limiter.admit(parsed.charges)
-        except TimeoutError as error:
-            raise DeadlineExceeded.during("the check of the limits") from error
 
     def _repeat_charge(self, state: RequestState, parsed: ParsedBody) -> bytes | None:
         """Charge a request as an equal one before it, under the same rules."""
@@ -353,8 +339,8 @@ class RequestProcessor:
         if parsed is None:
             raise RuntimeError("the request has not been read yet")
         state.model, state.revision = info.name, info.revision
-        lines = sum_up(state, answer, continue_on_error=parsed.request.continue_on_error)
-        rendered = state.rendered or parsed.route.encode(parsed.body, answer, state.usage, state.id)
+        lines = state.sum_up(answer, continue_on_error=parsed.request.continue_on_error)
+        rendered = state.rendered or state.route.encode(parsed.body, answer, state.usage, state.id)
         body = rendered.body
         state.answer_length = len(body)
         # Last: what fails before has an event of its own.
@@ -418,7 +404,8 @@ class RequestProcessor:
         self, state: RequestState, prepared: PreparedRequest, found: list[CacheHit | None]
     ) -> HttpReply | None:
         """Return the whole answer, or `None` if some item is not in the cache."""
-        if len(found) == 1 and (hit := found[0]) is not None and not state.has_own_event:
+        may_join = len(found) == 1 and not state.has_own_event
+        if may_join and (hit := found[0]) is not None:
             body = self._stored_hits.answer(state, prepared, hit)
             if body is not None:
                 return self._reply(state, body)
@@ -457,7 +444,7 @@ class RequestProcessor:
             now = self._now()
             lines += timing_line(state.admitted - state.started, now - state.started)
         if state.span.is_recorded or state.is_fault:
-            end_request_span(state, self.tracer, now=self._now())
+            state.end_span(self.tracer, now=self._now())
         return HttpReply(state.status, lines, body)
 
     def _end_phase(self, state: RequestState, phase: str) -> None:

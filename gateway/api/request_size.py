@@ -13,7 +13,7 @@ import msgspec
 from gateway.config.document import RequestConfig
 from gateway.errors import ExpansionTooLarge
 from gateway.http.byte_budget import LARGE
-from gateway.types import InferenceRequest
+from gateway.types import InferenceRequest, ServedModel
 from wire.protocol import (
     ChooseItem,
     ClassifyParameters,
@@ -77,13 +77,13 @@ class _Product(NamedTuple):
 
 def size_of(
     request: InferenceRequest,
-    info: ModelInfo | None,
+    served: ServedModel | None,
     *,
     bounds: RequestConfig,
     length: int,
     growth: float,
 ) -> RequestSize:
-    """Return the size of a request whose body has `length` bytes; `info` describes its model.
+    """Return the size of a request whose body has `length` bytes to a `served` model.
 
     The route's answers are `growth` times as long as native ones.
 
@@ -91,6 +91,7 @@ def size_of(
         ExpansionTooLarge: the request, its template or a label exceeds a bound of the document.
     """
     texts = sum(map(len, request.items))
+    info = None if served is None else served.info
     product = _PRODUCTS[request.task](_Asked(request, info, texts, bounds))
     # An answer may repeat everything that was sent: documents, words, names.
     answer = int(product.answer * growth) + len(request.items) * _ITEM + length
@@ -117,7 +118,7 @@ def _too_large(what: str, bound: tuple[str, int]) -> ExpansionTooLarge:
 
 def _classify(asked: _Asked) -> _Product:
     labels = _labels(asked.info)
-    most = _classify_parameters(asked.request.parameters).top_k or len(labels)
+    most = _decode(asked.request.parameters, type=ClassifyParameters).top_k or len(labels)
     longest = max(_json_lengths(labels), default=0)
     each = min(most, len(labels)) * (_LABEL + longest)
     items = len(asked.request.items)
@@ -125,7 +126,7 @@ def _classify(asked: _Asked) -> _Product:
 
 
 def _zero_shot(asked: _Asked) -> _Product:
-    parameters = _zero_shot_parameters(asked.request.parameters)
+    parameters = _decode(asked.request.parameters, type=ZeroShotParameters)
     labels, items = parameters.labels, len(asked.request.items)
     template = len(parameters.hypothesis_template.encode())
     lengths = [len(label.encode()) for label in labels]
@@ -161,17 +162,17 @@ def _choose(asked: _Asked) -> _Product:
 
 def _embed(asked: _Asked) -> _Product:
     numbers = (asked.info.dimensions if asked.info is not None else None) or 0
-    numbers = min(numbers, _embed_parameters(asked.request.parameters).dimensions or numbers)
+    numbers = min(
+        numbers, _decode(asked.request.parameters, type=EmbedParameters).dimensions or numbers
+    )
     items = len(asked.request.items)
     what = f"{_many(items, 'input')} x vectors of {_many(numbers, 'number')}"
     return _Product(0, items * numbers * _NUMBER, what)
 
 
 def _rerank(asked: _Asked) -> _Product:
-    query, items = (
-        len(_rerank_parameters(asked.request.parameters).query.encode()),
-        len(asked.request.items),
-    )
+    parameters = _decode(asked.request.parameters, type=RerankParameters)
+    query, items = len(parameters.query.encode()), len(asked.request.items)
     what = f"{_many(items, 'document')} x a query of {query:,} bytes"
     return _Product(items * query, 0, what)
 
@@ -190,7 +191,7 @@ def _infer(asked: _Asked) -> _Product:
 
 def _tokenize(asked: _Asked) -> _Product:
     what = f"the tokens of {asked.texts:,} bytes of text"
-    if _tokenize_parameters(asked.request.parameters).counts_only:
+    if _decode(asked.request.parameters, type=TokenizeParameters).counts_only:
         return _Product(0, 0, what)
     answer = sum(
         [length * (_TOKEN + 2 * len(str(length))) for length in map(len, asked.request.items)]
@@ -214,12 +215,7 @@ def _many(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-_encode = msgspec.json.encode
-_classify_parameters = msgspec.msgpack.Decoder(ClassifyParameters).decode
-_zero_shot_parameters = msgspec.msgpack.Decoder(ZeroShotParameters).decode
-_embed_parameters = msgspec.msgpack.Decoder(EmbedParameters).decode
-_rerank_parameters = msgspec.msgpack.Decoder(RerankParameters).decode
-_tokenize_parameters = msgspec.msgpack.Decoder(TokenizeParameters).decode
+_encode, _decode = msgspec.json.encode, msgspec.msgpack.decode
 _choose_item = msgspec.msgpack.Decoder(ChooseItem).decode
 _PRODUCTS: Final[dict[Task, Callable[[_Asked], _Product]]] = {
     Task.CLASSIFY: _classify,

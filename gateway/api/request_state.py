@@ -1,26 +1,38 @@
 """Holds the state of one request until its answer, for the headers and the usage event."""
 
 import asyncio
+import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from gateway.api.answers import is_refusal
+from gateway.api.answers import (
+    cache_lines,
+    count_hits,
+    count_refused,
+    count_revisions,
+    count_usage,
+    first_failure,
+    is_refusal,
+    passing_failures,
+    row_lines,
+)
 from gateway.api.http import HttpReply
 from gateway.api.inference_route import JSON, InferenceRoute, Rendered, RequestBody
 from gateway.api.request_headers import NO_OPTIONS
-from gateway.cache.entry import CachedResult
+from gateway.cache.entry import CachedResult, CacheHit
 from gateway.cache.key import CacheKey
-from gateway.errors import GatewayError, InternalError, InvalidItem
+from gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidItem
 from gateway.events.hit_run import HitRun
-from gateway.http.client_id import echo_line
 from gateway.inference.coalescing import ItemWaits
-from gateway.inference.outcomes import PASSING_REFUSALS
+from gateway.inference.interfaces import LookupCallback
+from gateway.inference.outcomes import PASSING_REFUSALS, describe_lookup
 from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.rate_limit.base import Charge, RepeatedCharge
 from gateway.runtime.runtime import Runtime
 from gateway.telemetry.spans import NO_SPAN
+from gateway.telemetry.tracing import Tracer
 from gateway.types import (
     ID_DIGITS,
     Answer,
@@ -32,11 +44,16 @@ from gateway.types import (
     RequestEvent,
     RequestId,
     RevisionUsage,
+    Source,
     Usage,
 )
 
 OnReply = Callable[["RequestState", HttpReply], object]
 """Takes the answer to a request."""
+# A member of an enumeration is looked up by a method in Python 3.11.
+_COMPUTED = Source.COMPUTED
+_STORED = b"cache-status: sluicegate; fwd=uri-miss; stored\r\n"
+_STORED_ROWS = _STORED + b"sluicegate-rows: computed=%d, known=%d\r\n"
 _NOTHING = Usage(items=0, hit=0, collapsed=0, computed=0, failed=0, rows=0, tokens=0)
 
 
@@ -54,8 +71,6 @@ class HitReplay(msgspec.Struct, frozen=True, kw_only=True):
     key: CacheKey
     entry: CachedResult
     valid_until: float
-    model: str
-    revision: str
     tail: bytes
     """The constant end of the answer, from the header lines that say what the body is."""
     run: HitRun
@@ -86,7 +101,6 @@ class ParsedBody(msgspec.Struct, kw_only=True):
     `prepared` and `stored` are set later, and replaced when they are no longer valid.
     """
 
-    route: InferenceRoute
     body: RequestBody
     request: InferenceRequest
     charges: tuple[Charge, ...]
@@ -226,9 +240,18 @@ class RequestState:
         self.is_body_due = False
         self.deadline = self.started + self.options.allowed
 
-    def record_under(self, id_: RequestId) -> None:
-        """Record the answer under `id_`, under which the ledger counts one answer."""
-        self.attempt, self.id = self.id, id_
+    @contextlib.asynccontextmanager
+    async def time_for(self, what: str) -> AsyncIterator[None]:
+        """Let `what`, a noun for error messages, take until the deadline.
+
+        Raises:
+            DeadlineExceeded: it takes longer.
+        """
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                yield
+        except TimeoutError as error:
+            raise DeadlineExceeded.during(what) from error
 
     def record_alone(self) -> None:
         """Record this attempt under its own id, because another attempt may end differently."""
@@ -264,15 +287,6 @@ class RequestState:
         """The key that holds bytes of the budget for the answer, if any."""
         return self.principal.key if self.principal is not None and self.held_bytes else None
 
-    def forget_body(self) -> None:
-        """Drop the body and the results, once the answer is encoded."""
-        self.parsed = self.prepared = self.outcomes = self.rendered = None
-
-    def name(self, client_id: str) -> None:
-        """Set the caller's own id of the request, which the answer repeats."""
-        self.client_id = client_id
-        self.own_lines = echo_line(client_id)
-
     def fail(self, error: GatewayError, usage: Usage) -> None:
         """Note that the request ends with `error`."""
         self.record_alone()
@@ -285,12 +299,43 @@ class RequestState:
         self.usage, self.hit_sources = usage, ()
         self.refused_items = usage.failed if is_refusal(error) else 0
 
-    def fail_some(self, refused: int, passing: frozenset[int]) -> None:
-        """Note how many items failed without a fault, and which statuses another try may avoid."""
-        self.refused_items = refused
-        if passing:
-            self.passing = passing
-            self.record_alone()
+    def sum_up(self, answer: Answer, *, continue_on_error: bool) -> bytes:
+        """Note what the items of the answer were. Return the header lines that say so.
+
+        Raises:
+            GatewayError: the request fails as a whole.
+        """
+        rows = tokens = known = 0
+        for outcome in answer.outcomes:
+            if outcome.source is not _COMPUTED or outcome.truncated_from or outcome.arm:
+                return self._sum_up_mixed(answer, continue_on_error=continue_on_error)
+            rows += outcome.rows
+            tokens += outcome.tokens
+            known += outcome.known_rows
+        count = len(answer.outcomes)
+        self.usage = Usage(
+            items=count, hit=0, collapsed=0, computed=count, failed=0, rows=rows, tokens=tokens
+        )
+        directives = self.options.directives
+        if not answer.is_cacheable or directives.no_cache or directives.no_store:
+            return cache_lines(answer, directives) + row_lines(answer)
+        return _STORED_ROWS % (rows, known) if rows or known else _STORED
+
+    def _sum_up_mixed(self, answer: Answer, *, continue_on_error: bool) -> bytes:
+        outcomes = answer.outcomes
+        failure = first_failure(answer, continue_on_error=continue_on_error)
+        if failure is not None:
+            self.arms = count_revisions([one for one in outcomes if one.failure is not None])
+            raise failure
+        self.usage, self.arms = count_usage(outcomes), count_revisions(outcomes)
+        if self.usage.hit:
+            self.hit_sources = count_hits(outcomes)
+        if self.usage.failed:
+            self.refused_items = count_refused(outcomes)
+            self.passing = passing_failures(answer)
+            if self.passing:
+                self.record_alone()
+        return cache_lines(answer, self.options.directives) + row_lines(answer)
 
     def sources(self) -> tuple[tuple[str, int], ...]:
         """Return counts of the items by their source in metrics."""
@@ -302,6 +347,33 @@ class RequestState:
             ("refused", self.refused_items),
             ("failed", usage.failed - self.refused_items),
         )
+
+    def recorded_lookup(self, on_done: LookupCallback) -> LookupCallback:
+        """Begin the span of a look-up in the cache; return `on_done` that ends it."""
+        span = self.span.child("cache lookup")
+
+        def ended(found: list[CacheHit | None]) -> None:
+            describe_lookup(span, found)
+            span.end()
+            on_done(found)
+
+        return ended
+
+    def end_span(self, tracer: Tracer, *, now: float) -> None:
+        """End the span of the request; a fault of ours has one although it is not sampled."""
+        span = self.span
+        if not span.is_recorded:
+            span = tracer.failure(self.route.span_name, span, age=now - self.started)
+        span.set("http.response.status_code", self.status)
+        span.set("sluicegate.request_id", self.id)
+        span.set("sluicegate.items", self.usage.items)
+        if self.model:
+            span.set("sluicegate.model", self.model)
+        if self.revision:
+            span.set("sluicegate.revision", self.revision)
+        if self.code:
+            span.fail(self.code)
+        span.end()
 
     def event(
         self, *, wall: Callable[[], int], now: float, region: str = ""

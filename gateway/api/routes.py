@@ -12,6 +12,7 @@ from litestar.exceptions import HTTPException
 from litestar.routes import HTTPRoute
 from litestar.types import HTTPScope
 
+from gateway.api.admission import PRINCIPAL, REQUEST_ID, AdmissionMiddleware
 from gateway.api.application import Application
 from gateway.api.code_samples import CUSTOMERS
 from gateway.api.dialect import Dialect, error_format
@@ -26,15 +27,9 @@ from gateway.api.metadata import MetadataController, ModelCatalog, UsageSource
 from gateway.api.native_routes import NATIVE_ROUTES
 from gateway.api.openapi import build_document, described_by_litestar
 from gateway.api.past_requests import PastRequestController, RequestSource
-from gateway.api.request_lines import RequestLines
+from gateway.api.request_events import RequestLines
 from gateway.batches.batch_access import BatchParts
 from gateway.errors import InternalError
-from gateway.middleware.admission import (
-    PRINCIPAL,
-    REQUEST_ID,
-    AdmissionMiddleware,
-    response_headers,
-)
 from gateway.runtime.store import RuntimeStore
 from gateway.types import RequestId
 
@@ -78,9 +73,9 @@ def build_api(
         state = request.scope["state"]
         if REQUEST_ID not in state:
             state[REQUEST_ID] = new_id()
-        errors = error_format(dialects, request.scope["path"])
-        headers = response_headers(request.scope)
-        response = problem_response(error, str(state[REQUEST_ID]), headers, errors)
+        errors = error_format(routes, dialects, request.scope["path"])
+        request_id = str(state[REQUEST_ID])
+        response = problem_response(error, request_id, {"x-request-id": request_id}, errors)
         _log_failure(request_lines, request.scope, response.status_code, error)
         return response
 

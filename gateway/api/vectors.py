@@ -45,9 +45,7 @@ def floats_as_json(result: bytes) -> bytes | memoryview:
 
 def as_json(result: bytes, kind: NumberType) -> bytes | memoryview:
     """Return a vector as a JSON list of numbers of that type."""
-    if kind == "float":
-        return floats_as_json(result)
-    return _json(_decode(result).embedding, kind)
+    return as_all(result, (kind,))[0]
 
 
 def as_base64(result: bytes, kind: NumberType = "float") -> bytes:
@@ -62,7 +60,7 @@ def as_bytes(result: bytes, kind: NumberType = "float") -> bytes:
 
 def as_all(result: bytes, kinds: Sequence[JsonForm]) -> list[bytes | memoryview]:
     """Return a vector as JSON in each form; its numbers are decoded once."""
-    values = [] if list(kinds) == ["float"] else _decode(result).embedding
+    values = [] if set(kinds) == {"float"} else _decode(result).embedding
     return [
         floats_as_json(result)
         if kind == "float"

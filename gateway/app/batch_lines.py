@@ -18,10 +18,10 @@ from typing_extensions import override
 
 from gateway.api.core import Core
 from gateway.api.cross_origin import CrossOrigin
+from gateway.api.error_handling import problem_reply
 from gateway.api.http import HttpReply, bounded, header_fields
 from gateway.api.inference_route import InferenceRoutes
 from gateway.api.key_rights import check_budget
-from gateway.api.problem_replies import problem_reply
 from gateway.api.request_headers import RequestOptions
 from gateway.api.request_state import RequestState
 from gateway.api.routes import inference_routes

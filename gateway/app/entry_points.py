@@ -1,7 +1,7 @@
 """Builds what receives a worker's requests.
 
 The core answers inference requests. Plain requests come to it by the fast path inside the HTTP
-protocol, others by `InferenceRequests`. Litestar answers what is no inference request.
+protocol, others by `RequestSteps`. Litestar answers what is no inference request.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,22 +12,19 @@ from typing import NamedTuple
 from litestar import Litestar
 from litestar.types import ASGIApp
 
+from gateway.api.admission import AdmissionMiddleware
 from gateway.api.core import Core
 from gateway.api.cross_origin import CrossOrigin
-from gateway.api.customer_application import CustomerApplication, SteppedApplication
+from gateway.api.customer_application import CustomerApplication
 from gateway.api.dialect import Dialect, error_format
-from gateway.api.fast_path.answering import FastPath
-from gateway.api.fast_path.front import FastPathFront
+from gateway.api.fast_path.front import FastPath, FastPathFront
 from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.head_requests import HeadAsGet
 from gateway.api.health import ReadinessSource
 from gateway.api.idempotent_requests import IdempotentRequests
 from gateway.api.incoming_request import IncomingBodies
-from gateway.api.inference_requests import InferenceRequests
 from gateway.api.inference_route import InferenceRoutes
-from gateway.api.load_shedding import LoadShedder
-from gateway.api.request_events import RequestEvents
-from gateway.api.request_lines import RequestLines
+from gateway.api.load_shedding import LoadShedder, LoopIterations
+from gateway.api.request_events import RequestEvents, RequestLines
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
 from gateway.api.request_steps import RequestSteps
@@ -38,12 +35,10 @@ from gateway.auth.key_ring import KeyRing
 from gateway.batches.batch_access import BatchParts, open_batch_parts
 from gateway.events.log import EventLog
 from gateway.http.draining import Draining
-from gateway.http.loop_iterations import LoopIterations
 from gateway.http.side import GatewaySide
 from gateway.http.unsent_answers import UnsentAnswers
 from gateway.idempotency.store import IdempotencyStore
 from gateway.inference.inference import Inference
-from gateway.middleware.admission import AdmissionMiddleware
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.routing.fleet import Fleet
 from gateway.settings import Settings
@@ -57,7 +52,7 @@ class Listeners(NamedTuple):
     app: ASGIApp
     side: GatewaySide
     """What the HTTP server has beside `app`: the fast path."""
-    requests: InferenceRequests
+    steps: RequestSteps
     """Takes inference requests to the core."""
     bodies: IncomingBodies
     """What all bodies that are waited for hold."""
@@ -120,7 +115,6 @@ def build_listeners(
     """
     ids, runtimes, keys = dependencies.ids, dependencies.stores.runtimes, dependencies.keys
     routes = inference_routes(dependencies.dialects)
-    errors_of = partial(error_format, dependencies.dialects)
     batches = open_batch_parts(settings, dependencies.stores.ledger)
     litestar = _build_litestar(dependencies, routes, readiness, batches)
     cross_origin = CrossOrigin(runtimes=runtimes, keys=keys)
@@ -131,22 +125,20 @@ def build_listeners(
         new_id=ids.new,
     )
     steps = RequestSteps(
+        core,
         cross_origin=cross_origin,
+        shedder=shedder,
         idempotency=IdempotentRequests(
             store=dependencies.idempotency,
             limiter=dependencies.limiter,
-            errors_of=errors_of,
-            new_id=ids.new,
             has_route=changing_routes(litestar, routes),
         ),
         runtimes=runtimes,
-        errors_of=errors_of,
+        errors_of=partial(error_format, routes, dependencies.dialects),
         new_id=ids.new,
     )
-    requests = InferenceRequests(core, steps=steps, shedder=shedder)
     bodies = IncomingBodies()
-    others = SteppedApplication(HeadAsGet(litestar), steps=steps, keys=keys, bodies=bodies)
-    app = CustomerApplication(requests, others, routes=routes, keys=keys, bodies=bodies)
+    app = CustomerApplication(steps, litestar, routes=routes, keys=keys, bodies=bodies)
     heads = RequestHeadCache(
         processor=core.processor,
         keys=keys,
@@ -158,7 +150,7 @@ def build_listeners(
     fast_path = FastPath(core, heads=heads, shedder=shedder)
     front, coalescer = partial(FastPathFront, fast_path), fast_path.coalescer
     side = GatewaySide(new_id=ids.new, make_front=front, coalescer=coalescer)
-    return Listeners(app, side, requests, bodies)
+    return Listeners(app, side, steps, bodies)
 
 
 def _build_litestar(
@@ -172,7 +164,6 @@ def _build_litestar(
     return build_api(
         version=version("sluicegate"),
         admission=AdmissionMiddleware(
-            keys=dependencies.keys,
             limiter=dependencies.limiter,
             runtimes=runtimes,
             new_id=dependencies.ids.new,

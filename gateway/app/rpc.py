@@ -9,7 +9,7 @@ from litestar.types import ASGIApp
 
 from gateway.api.dialect import Dialect
 from gateway.api.incoming_request import IncomingBodies
-from gateway.api.inference_requests import InferenceRequests
+from gateway.api.request_steps import RequestSteps
 from gateway.auth.key_ring import KeyRing
 from gateway.config.document import Document
 from gateway.dialects.registry import DIALECTS
@@ -40,7 +40,7 @@ def open_rpc_listener(
     app: ASGIApp,
     settings: Settings,
     *,
-    requests: InferenceRequests,
+    steps: RequestSteps,
     bodies: IncomingBodies,
     keys: KeyRing,
     document: Document,
@@ -63,7 +63,7 @@ def open_rpc_listener(
     return rpc_listener(
         app,
         settings,
-        requests=requests,
+        steps=steps,
         bodies=bodies,
         keys=keys,
         max_message_bytes=document.request.max_body_bytes,

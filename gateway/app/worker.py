@@ -10,7 +10,7 @@ from functools import partial
 from prometheus_client import REGISTRY, CollectorRegistry
 
 from gateway.api.core import Core
-from gateway.api.request_lines import RequestLines
+from gateway.api.request_events import RequestLines
 from gateway.api.request_state import RequestIds
 from gateway.app.backends import BackendAccess
 from gateway.app.clock_watch import ClockWatch
@@ -292,7 +292,7 @@ class Worker:
         return open_rpc_listener(
             listeners.app,
             self._settings,
-            requests=listeners.requests,
+            steps=listeners.steps,
             bodies=listeners.bodies,
             keys=self.keys,
             document=self.runtimes.current.document,

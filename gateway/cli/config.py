@@ -12,7 +12,7 @@ from gateway.cli.failures import Failure
 from gateway.config.load import check_memory, explain, parse_sources
 from gateway.config.sources import read_folder
 from gateway.errors import ConfigurationError
-from gateway.http.listener_settings import check_listeners
+from gateway.http.edge import check_listeners
 from gateway.settings import load_settings
 from gateway.supervisor.errors import ExitCode
 from gateway.upstream.tls import client_tls

@@ -3,7 +3,6 @@
 import msgspec
 from typing_extensions import override
 
-from gateway.api.error_format import ErrorFormat
 from gateway.errors import (
     GatewayError,
     InvalidItem,
@@ -15,6 +14,7 @@ from gateway.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
+from gateway.http.problem_details import ErrorFormat
 
 _FAULT = 500
 _EMPTY = "empty_input"

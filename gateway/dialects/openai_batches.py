@@ -11,6 +11,7 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 from litestar.response import Stream
 
+from gateway.api.admission import PRINCIPAL
 from gateway.api.dialect import Dialect
 from gateway.api.inference_route import InferenceRoutes
 from gateway.api.json_body import read_json
@@ -40,7 +41,6 @@ from gateway.errors import (
     RateLimited,
     RequestTimeout,
 )
-from gateway.middleware.admission import PRINCIPAL
 from gateway.types import Principal
 
 AnyRequest = Request[Any, Any, Any]

@@ -5,7 +5,6 @@ import re
 import msgspec
 from typing_extensions import override
 
-from gateway.api.error_format import ErrorFormat
 from gateway.errors import (
     AuthenticationFailed,
     BudgetExhausted,
@@ -16,7 +15,7 @@ from gateway.errors import (
     PermissionDenied,
     RateLimited,
 )
-from gateway.http.problem_details import MEDIA_TYPE, Problem, problem
+from gateway.http.problem_details import MEDIA_TYPE, ErrorFormat, Problem, problem
 
 _BAD_REQUEST, _FAULT = 400, 500
 # Finds the name of the invalid field in an error message.

@@ -40,23 +40,13 @@ class BodyDecoder(Generic[T]):
             ValidationError: it does not fit the kind.
             DecodeError: it is not JSON.
         """
+        raw = raw.removeprefix(_BYTE_ORDER_MARK)
         try:
             return self._decode(raw)
         except msgspec.ValidationError as error:
-            return self._forgive(raw, str(error))
-        except msgspec.DecodeError:
-            if not raw.startswith(_BYTE_ORDER_MARK):
-                raise
-        raw = without_mark(raw)
-        try:
-            return self._decode(raw)
-        except msgspec.ValidationError as error:
-            return self._forgive(raw, str(error))
-
-    def _forgive(self, raw: bytes, reason: str) -> T:
-        if _NULL in reason:
-            return convert_body(msgspec.json.decode(raw), self._kind)
-        raise _explained(reason, self._kind)
+            if _NULL in str(error):
+                return convert_body(msgspec.json.decode(raw), self._kind)
+            raise _explained(str(error), self._kind) from None
 
 
 class UnknownField(msgspec.ValidationError):

@@ -1,26 +1,114 @@
-"""Holds the steps of a listener before HTTP begins: TLS, proxies, and limits of addresses."""
+"""Holds the steps of a listener before HTTP begins: TLS, proxies, and limits of addresses.
+
+A client without a certificate passes the handshake where a CA of clients is set, so that probes and
+Prometheus need none; the application requires one. A wrong one fails the handshake.
+"""
 
 import socket
 import ssl
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from typing_extensions import override
 
-from gateway.http.listener_settings import trusted_proxies
-from gateway.http.listener_tls import HTTP_2, ListenerTls, customers_tls, operators_tls
+from gateway.errors import ConfigurationError
 from gateway.http.peers import AddressCounts, ProxyPeer, too_many_of
 from gateway.settings import Settings
-from gateway.sockets.certificate_files import LOOK_INTERVAL, follow_files
+from gateway.sockets.certificate_files import (
+    LOOK_INTERVAL,
+    Signature,
+    expiry_of,
+    follow_files,
+    load_certificate,
+    signature_of,
+)
 from gateway.sockets.networks import Networks
 from gateway.sockets.proxy_protocol import receive_proxy_header
 from gateway.telemetry.edge_metrics import EdgeMetrics
 from wire.http.accepting import Edge
 from wire.http.peers import Peer
 
+_HTTP: Final = ("http/1.1",)
+HTTP_2: Final = ("h2",)
 _A_YEAR: Final = 31_536_000
 _NOSNIFF: Final = (b"x-content-type-options", b"nosniff")
+
+
+class ListenerTls:
+    """Holds what new connections of a listener use, of PEM files as last read.
+
+    `key` is left out where the certificate's file holds it, too.
+
+    Raises:
+        ConfigurationError: the files cannot be used.
+    """
+
+    context: ssl.SSLContext
+    expires: float
+    """When the certificate expires, in seconds since the epoch."""
+
+    def __init__(
+        self,
+        certificate: Path,
+        key: Path | None = None,
+        *,
+        client_ca: Path | None = None,
+        protocols: Sequence[str] = _HTTP,
+    ) -> None:
+        self.certificate = certificate
+        self._key = key
+        self._client_ca = client_ca
+        self._protocols = protocols
+        self._files = tuple(each for each in (certificate, key, client_ca) if each is not None)
+        self._signature: Signature = ()
+        self.renew()
+
+    def speaking(self, protocols: Sequence[str]) -> "ListenerTls":
+        """Return TLS from the same files for a listener of other protocols.
+
+        Raises:
+            ConfigurationError: the files cannot be used any more.
+        """
+        own = self.certificate, self._key
+        return ListenerTls(*own, client_ca=self._client_ca, protocols=protocols)
+
+    def renew(self) -> bool:
+        """Use the files as they are now for new connections; return whether they are others.
+
+        Raises:
+            ConfigurationError: they cannot be used; nothing has changed.
+        """
+        signature = signature_of(self._files)
+        if signature == self._signature:
+            return False
+        context = self._read()
+        try:
+            chain = self.certificate.read_bytes()
+            expires = expiry_of(chain.decode("latin-1"))
+        except OSError as error:  # it was replaced at this moment: the next look finds what came
+            detail = f"the file cannot be read: {error.strerror}"
+            raise ConfigurationError(detail, file=str(error.filename)) from error
+        except ValueError as error:  # it is not what was loaded a moment ago
+            detail = f"the certificate cannot be read: {error}"
+            raise ConfigurationError(detail, file=str(self.certificate)) from error
+        self.context, self.expires, self._signature = context, expires, signature
+        return True
+
+    def _read(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(self._protocols)
+        load_certificate(context, self.certificate, self._key)
+        if self._client_ca is not None:
+            try:
+                context.load_verify_locations(self._client_ca)
+            except OSError as error:  # an `SSLError` is one
+                file = str(self._client_ca)
+                raise ConfigurationError("it holds no certificates in PEM", file=file) from error
+            context.verify_mode = ssl.CERT_OPTIONAL
+        return context
 
 
 class ListenerEdge(Edge):
@@ -112,15 +200,21 @@ class ListenerEdge(Edge):
         )
 
 
-def customers_edge(settings: Settings, metrics: EdgeMetrics) -> ListenerEdge:
+def customers_edge(settings: Settings, metrics: EdgeMetrics | None = None) -> ListenerEdge:
     """Return the edge of the customers' listener.
 
     Raises:
         ConfigurationError: files or networks cannot be used.
     """
+    trusted = Networks(settings.trusted_proxies)
+    if settings.proxy_protocol and not trusted:
+        raise ConfigurationError(
+            "`SLUICEGATE_PROXY_PROTOCOL` needs the addresses of the proxies: set"
+            " `SLUICEGATE_TRUSTED_PROXIES`"
+        )
     return ListenerEdge(
-        tls=customers_tls(settings),
-        trusted=trusted_proxies(settings),
+        tls=_tls("TLS", settings.tls_certificate, settings.tls_key),
+        trusted=trusted,
         proxy_protocol=settings.proxy_protocol,
         forwarded_field=settings.forwarded_header,
         per_address=settings.max_connections_per_address,
@@ -129,10 +223,35 @@ def customers_edge(settings: Settings, metrics: EdgeMetrics) -> ListenerEdge:
     )
 
 
-def operators_edge(settings: Settings, metrics: EdgeMetrics) -> ListenerEdge:
+def operators_edge(settings: Settings, metrics: EdgeMetrics | None = None) -> ListenerEdge:
     """Return the edge of the operators' listener.
 
     Raises:
         ConfigurationError: files cannot be used.
     """
-    return ListenerEdge(tls=operators_tls(settings), hsts=settings.hsts_max_age, metrics=metrics)
+    own = settings.admin_tls_certificate, settings.admin_tls_key, settings.admin_tls_client_ca
+    tls = _tls("ADMIN_TLS", *own)
+    return ListenerEdge(tls=tls, hsts=settings.hsts_max_age, metrics=metrics)
+
+
+def check_listeners(settings: Settings) -> None:
+    """Check certificates and networks of both listeners.
+
+    Raises:
+        ConfigurationError: they cannot be used.
+    """
+    customers_edge(settings)
+    operators_edge(settings)
+
+
+def _tls(
+    name: str, certificate: Path | None, key: Path | None, client_ca: Path | None = None
+) -> ListenerTls | None:
+    if certificate is not None:
+        return ListenerTls(certificate, key, client_ca=client_ca)
+    if key is not None or client_ca is not None:
+        raise ConfigurationError(
+            f"`SLUICEGATE_{name}_CERTIFICATE` is missing: without a certificate no TLS is served,"
+            " so a key or a client CA has no effect"
+        )
+    return None

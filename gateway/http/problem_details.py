@@ -1,7 +1,7 @@
-"""Encodes errors as RFC 9457 problem documents, for the HTTP protocol and both listeners."""
+"""Encodes errors as RFC 9457 problem documents. A dialect may write errors in another format."""
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -15,6 +15,7 @@ from gateway.errors import (
     RequestTimeout,
     UnsupportedContentCoding,
 )
+from wire.http.messages import header_lines
 
 MEDIA_TYPE: Final = b"application/problem+json"
 Headers = list[tuple[bytes, bytes]]
@@ -91,9 +92,28 @@ def problem_lines(error: GatewayError) -> bytes:
         headers.append((b"allow", b"POST"))
     if isinstance(error, RequestTimeout):
         headers.append((b"connection", b"close"))  # the rest of the body is no request
-    return b"".join([b"%b: %b\r\n" % header for header in headers])
+    return header_lines(headers)
 
 
 def encode_problem(error: GatewayError, request_id: str) -> bytes:
     """Return the problem document of `error` as JSON."""
     return msgspec.json.encode(problem(error, request_id))
+
+
+class ErrorFormat:
+    """Writes errors as problem documents (RFC 9457). Dialects write theirs in subclasses."""
+
+    media = MEDIA_TYPE.decode()
+    type: Any = Problem
+    """The type of the body, for the OpenAPI document."""
+
+    def status(self, error: GatewayError) -> int:
+        """Return the status that reports `error`, which may be its class in an example."""
+        return error.status
+
+    def encode(self, error: GatewayError, request_id: str) -> bytes:
+        """Return the body that reports `error`."""
+        return encode_problem(error, request_id)
+
+
+PROBLEMS = ErrorFormat()

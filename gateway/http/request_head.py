@@ -1,20 +1,18 @@
-"""Reads heads of well-known forms without a parser."""
+"""Reads heads of well-known forms without a parser, and the ids that callers give requests."""
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
-from gateway.errors import HeaderFieldsTooLarge
-from wire.http.request_head import TOO_LARGE
-
-# As clients write it, on a line of its own that is not folded.
+# As clients write these lines, each on a line of its own that is not folded.
 _LENGTH_LINE: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([1-9][0-9]{0,8})(?=\r\n[^ \t])")
 _LENGTH_MARK: Final = b"ength: "
 _BEFORE_MARK: Final = len(b"\r\nContent-L")
-
-
-def header_fields_too_large() -> HeaderFieldsTooLarge:
-    """Return the error for a head above the bounds."""
-    return HeaderFieldsTooLarge(TOO_LARGE)
+_ID: Final = rb"[A-Za-z0-9._:/=+@~-]{1,128}"
+_ID_FORM: Final = re.compile(_ID)
+_ID_LINE: Final = re.compile(
+    rb"\r\n[Xx]-(?:[Cc]lient-)?[Rr]equest-[Ii][Dd]: (%b)(?=\r\n[^ \t])" % _ID
+)
 
 
 def split_length(head: bytes) -> tuple[int, bytes]:
@@ -35,3 +33,32 @@ def split_fields(head: bytes) -> list[tuple[bytes, bytes]]:
     """Return names, in lower case, and values of the fields of a whole head that is well-formed."""
     fields = (line.partition(b":") for line in head.split(b"\r\n")[1:-2])
     return [(name.lower(), value.strip(b" \t")) for name, _, value in fields]
+
+
+def split_client_id(head: bytes) -> tuple[str, bytes]:
+    """Return the id that the one header of a head gives, and the head without that header.
+
+    So requests have the same head whose callers name each. A head of another form is returned as
+    it is, without an id: a parser then reads it.
+    """
+    found = _ID_LINE.search(head)
+    if found is None:
+        return "", head
+    rest = head[: found.start()] + head[found.end() :]
+    if b"request-id" in rest.lower():
+        return "", head
+    return found[1].decode(), rest
+
+
+def echo_line(client_id: str) -> bytes:
+    """Return the header line of an answer that repeats the id; nothing if the id is empty."""
+    return b"x-client-request-id: %b\r\n" % client_id.encode() if client_id else b""
+
+
+def parse_client_id(headers: Mapping[bytes, bytes]) -> str:
+    """Return what the caller names the request by; empty where it is nothing that is kept.
+
+    Proxies name requests, too: what they chose is no reason to refuse one.
+    """
+    value = headers.get(b"x-request-id") or headers.get(b"x-client-request-id") or b""
+    return value.decode() if _ID_FORM.fullmatch(value) else ""

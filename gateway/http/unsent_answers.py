@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Hashable
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
 import msgspec
 
@@ -35,7 +35,6 @@ class UnsentStatistics(msgspec.Struct, frozen=True, kw_only=True):
     unsent_bytes: int
 
 
-@runtime_checkable
 class WatchedConnection(Protocol):
     """A connection whose peer may read slowly."""
 
@@ -63,14 +62,16 @@ class UnsentAnswers:
     ) -> None:
         self._clock = clock
         self._budget = ByteBudget(limit_bytes, what="Answers that are not sent yet", clock=clock)
-        self._watched: list[tuple[Collection[object], Callable[[str], None]]] = []
+        self._watched: list[tuple[Collection[WatchedConnection], Callable[[str], None]]] = []
         self._waiting_bytes = 0
         self._small_bytes = 0
         """Unsent bytes that the budget does not count, at the last check."""
         self._written_bytes = 0
         """Bytes written since the last check, in writes that are counted at once."""
 
-    def watch(self, connections: Collection[object], on_close: Callable[[str], None]) -> None:
+    def watch(
+        self, connections: Collection[WatchedConnection], on_close: Callable[[str], None]
+    ) -> None:
         """Close slow ones among `connections`, too, which may change, and tell why."""
         self._watched.append((connections, on_close))
 
@@ -112,8 +113,6 @@ class UnsentAnswers:
         readers: list[ReadingPeer] = []
         for group, on_close in self._watched:
             for connection in group:
-                if not isinstance(connection, WatchedConnection):
-                    continue
                 reader = connection.reader(now)
                 if reader is not None:
                     self._small_bytes += connection.own_unsent_bytes()

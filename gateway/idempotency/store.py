@@ -2,7 +2,17 @@
 
 A key is claimed before its request runs. The claim is a lease that the owner renews: when the owner
 dies, the next retry takes the claim over. What is then recorded twice is counted once, by its id
-(`gateway.idempotency.keys.id_of`), so that a claim need not be exclusive for billing to be right.
+(`gateway.api.idempotent_requests.id_of`), so that a claim need not be exclusive for billing to be
+right.
+
+A tenant has three keys in one slot: a hash with a record for each idempotency key, a sorted set of
+their names by the time they were first seen (ms), and the bytes of all. A record is
+
+    fingerprint (16 bytes) | first seen (13 digits, ms) | lease ends (13 digits, ms) | owner (16)
+    | answer (the rest; empty while there is none)
+
+The oldest are removed when they are too old, too many, or too large together. All three keys
+expire when the tenant has used none for so long.
 """
 
 import asyncio
@@ -19,7 +29,6 @@ from redis.exceptions import RedisError
 
 from gateway.config.document import IdempotencyConfig
 from gateway.errors import DependencyUnavailable
-from gateway.idempotency.script import PREFIX, SCRIPT
 from gateway.redis.circuit_breaker import CircuitBreaker
 from gateway.redis.scripts import ScriptClient
 from gateway.redis.timeouts import is_timeout
@@ -31,6 +40,96 @@ LIFETIME: Final = 86_400.0
 _FAILURES: Final = (RedisError, OSError)
 _RENEWALS: Final = 3
 _DRAIN: Final = 2.0
+_PREFIX: Final = "sg:idem:"
+"""Begins the names of all keys; the tenant follows, as their hash tag."""
+HEAD_BYTES: Final = 58
+"""The bytes of a record before its answer."""
+OVERHEAD_BYTES: Final = 250
+"""What a record is counted for beside its own bytes: about what Redis needs to find it."""
+
+_SCRIPT: Final = f"""
+local HEAD, OVERHEAD = {HEAD_BYTES}, {OVERHEAD_BYTES}
+local records, index, total = KEYS[1], KEYS[2], KEYS[3]
+local action, name, owner = ARGV[1], ARGV[2], ARGV[3]
+local lease, ttl, most, most_bytes = \
+tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+
+local function write(print, first, till, holder, answer)
+  local old = redis.call('HSTRLEN', records, name)
+  local record = print .. string.format('%013d%013d', first, till) .. holder .. answer
+  redis.call('HSET', records, name, record)
+  if old == 0 then
+    redis.call('ZADD', index, first, name)
+    old = -OVERHEAD
+  end
+  redis.call('INCRBY', total, #record - old)
+end
+
+local function forget(one)
+  local size = redis.call('HSTRLEN', records, one)
+  redis.call('ZREM', index, one)
+  if size > 0 then
+    redis.call('HDEL', records, one)
+    redis.call('DECRBY', total, size + OVERHEAD)
+  end
+end
+
+local function make_room(count, bytes)
+  for _ = 1, 100 do
+    local oldest = redis.call('ZRANGE', index, 0, 0, 'WITHSCORES')
+    if not oldest[1] or oldest[1] == name then return end
+    local used = tonumber(redis.call('GET', total) or '0')
+    local held = redis.call('ZCARD', index)
+    if oldest[2] + ttl > now and held + count <= most and used + bytes <= most_bytes then
+      return
+    end
+    forget(oldest[1])
+  end
+end
+
+local record = redis.call('HGET', records, name)
+local print, first, till, holder, answer
+if record then
+  print, first = string.sub(record, 1, 16), tonumber(string.sub(record, 17, 29))
+  till, holder = tonumber(string.sub(record, 30, 42)), string.sub(record, 43, HEAD)
+  answer = string.sub(record, HEAD + 1)
+  if first + ttl <= now then
+    forget(name)
+    record = false
+  end
+end
+
+if action == 'claim' then
+  if record and print ~= ARGV[8] then return {{'other'}} end
+  if record and answer ~= '' then return {{'done', first, answer}} end
+  if record and till > now then return {{'running', till - now}} end
+  if not record then
+    first = now
+    make_room(1, HEAD + OVERHEAD)
+  end
+  write(ARGV[8], first, now + lease, owner, '')
+  for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, ttl + 60000) end
+  return {{'owned', first}}
+end
+
+if not record or holder ~= owner then return {{'lost'}} end
+if action == 'renew' then
+  write(print, first, now + lease, owner, answer)
+  return {{'owned', first}}
+end
+local stored = ARGV[8]
+if stored ~= '' then
+  make_room(0, #stored)
+  if tonumber(redis.call('GET', total) or '0') + #stored > most_bytes then stored = '' end
+end
+write(print, first, 0, owner, stored)
+return {{'owned', first}}
+"""
+"""Keys: records, index, total. Arguments: what to do (`claim`, `renew` or `finish`), the name of
+the idempotency key, the owner, lease and lifetime (ms), the most keys and bytes; then the
+fingerprint of a claim, or the answer to keep."""
 
 
 class ClaimOutcome(StrEnum):
@@ -82,7 +181,7 @@ class IdempotencyStore:
         config: Callable[[], IdempotencyConfig],
         monotonic: Callable[[], float],
     ) -> None:
-        self._script = redis.register_script(SCRIPT)
+        self._script = redis.register_script(_SCRIPT)
         self._config = config
         self._monotonic = monotonic
         self._breaker = CircuitBreaker(slow=inf)
@@ -151,7 +250,7 @@ class StoredKey:
     """A key of a tenant. Once it is claimed, the claim is renewed until `finish`."""
 
     def __init__(self, store: IdempotencyStore, tenant: TenantId, name: str) -> None:
-        stem = f"{PREFIX}{{{quote(tenant, safe='')}}}"
+        stem = f"{_PREFIX}{{{quote(tenant, safe='')}}}"
         self.keys = [f"{stem}:records", f"{stem}:index", f"{stem}:bytes"]
         self.name = name
         self.owner = secrets.token_hex(8)

@@ -24,19 +24,18 @@ from gateway.types import CONCURRENT, Principal, Rule
 def charges_for(
     principal: Principal,
     *,
-    requests: int,
-    items: int,
+    items: int = 0,
     model: str = "",
     default_tenant_rules: tuple[Rule, ...],
     default_key_rules: tuple[Rule, ...],
 ) -> tuple[Charge, ...]:
-    """Return the charges to the tenant and the API key of `principal`.
+    """Return the charges of a request to the tenant and the API key of `principal`.
 
     The default rules apply to a tenant or a key without rules. For a rule on rows or tokens, there
     is a charge of 0 units, so that response headers show the state of the rule. This function
     caches its results.
     """
-    amounts = {"requests": requests, "items": items, "rows": 0, "tokens": 0}
+    amounts = {"requests": 1, "items": items, "rows": 0, "tokens": 0}
     rules = _rules(principal, model, default_tenant_rules, default_key_rules)
     return tuple(
         Charge(rule=rule, bucket=bucket, amount=amounts[rule.unit])

@@ -12,11 +12,9 @@ import grpc.aio
 from grpc import StatusCode
 from typing_extensions import override
 
-from gateway.api.body_timeouts import BodyTimeouts
 from gateway.api.http import Headers
 from gateway.auth.key_ring import KeyRing
-from gateway.errors import GatewayError, NotCached, Overloaded, RequestTimeout
-from gateway.http.request_head import header_fields_too_large
+from gateway.errors import GatewayError, NotCached, Overloaded
 from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
 from gateway.rpc.call_metadata import key_headers, key_in, request_headers, trailing_metadata
 from gateway.rpc.in_process import ApplicationRequest, InProcessCalls, Reply, error_in
@@ -24,7 +22,7 @@ from gateway.rpc.infer_route import SERVICE
 from gateway.rpc.messages import Message, MessageTable, decode_message
 from gateway.rpc.metadata_methods import METADATA_METHODS, REFUSED_METHODS, MetadataMethod
 from gateway.tasks import TaskScope, ignore_outcome
-from wire.http.request_head import MAX_FIELDS
+from wire.http.request_head import MAX_FIELDS, TOO_LARGE
 
 _OK: Final = 200
 _CODES: Final = {
@@ -125,7 +123,6 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         self._draining = draining
         self._receive_timeout = receive_timeout
         self._unsent = unsent
-        self._timeouts = BodyTimeouts()
         self._receiving = asyncio.Semaphore(_MOST_RECEIVED)
         self._streams = 0
         methods = {name: self._metadata(name, how) for name, how in METADATA_METHODS.items()}
@@ -192,7 +189,7 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         return refuse
 
     async def _refuse_fields(self, _: object, context: _Context) -> None:
-        await context.abort(StatusCode.RESOURCE_EXHAUSTED, header_fields_too_large().detail)
+        await context.abort(StatusCode.RESOURCE_EXHAUSTED, TOO_LARGE)
 
     async def _refuse_stranger(self, _: object, context: _Context) -> None:
         # The core says it, and counts it.
@@ -205,19 +202,15 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
 
     async def _received(self, context: _Context) -> bytes:
         """Return the message of a call."""
-        deadline = asyncio.get_running_loop().time() + self._receive_timeout
         try:
-            raw = await self._timeouts.read(self._read(context), deadline=deadline)
-        except RequestTimeout:
+            async with asyncio.timeout(self._receive_timeout), self._receiving:
+                raw: bytes = await context.read()
+        except TimeoutError:
             await context.abort(StatusCode.DEADLINE_EXCEEDED, _LATE)
             raise
         if raw is grpc.aio.EOF:
             await context.abort(StatusCode.INVALID_ARGUMENT, _NO_MESSAGE)
         return raw
-
-    async def _read(self, context: _Context) -> Any:
-        async with self._receiving:
-            return await context.read()
 
     async def _stream(self, messages: AsyncIterator[bytes], context: _Context) -> None:
         if self._streams >= _MOST_STREAMS:

@@ -13,8 +13,8 @@ from litestar.types import ASGIApp, Message, Receive
 
 from gateway.api.http import Headers, HttpReply, header_fields
 from gateway.api.incoming_request import IncomingBodies, IncomingBody, IncomingRequest
-from gateway.api.inference_requests import InferenceRequests
 from gateway.api.inference_route import RouteMatch
+from gateway.api.request_steps import RequestSteps
 from gateway.auth.key_ring import KeyRing
 from gateway.dialects.oip.errors import OIP_ERRORS, OipError
 from gateway.errors import Overloaded
@@ -59,7 +59,7 @@ _BUSY: Final = Reply(
 
 
 class InProcessCalls:
-    """Asks `requests` and `app`. As over HTTP, a request goes on after its caller is cancelled.
+    """Asks `steps` and `app`. As over HTTP, a request goes on after its caller is cancelled.
 
     `tasks` waits for the requests under way, at most `most` at a time, and has no other tasks.
     """
@@ -67,7 +67,7 @@ class InProcessCalls:
     def __init__(
         self,
         app: ASGIApp,
-        requests: InferenceRequests,
+        steps: RequestSteps,
         tasks: TaskScope,
         *,
         messages: MessageTable,
@@ -76,7 +76,7 @@ class InProcessCalls:
         most: int,
     ) -> None:
         self._app = app
-        self._requests = requests
+        self._steps = steps
         self._tasks = tasks
         self._match = RouteMatch(ModelInferRoute(messages))
         self._keys = keys
@@ -113,7 +113,7 @@ class InProcessCalls:
             found.append(Reply(reply.status, header_fields(reply.lines), reply.body))
 
         body = IncomingBody(self._bodies, _receive_of(message))
-        await self._requests.answer(self._match, request, body, on_reply)
+        await self._steps.answer(self._match, request, body, on_reply)
         return found[0]
 
 

@@ -14,7 +14,7 @@ import grpc.aio
 from litestar.types import ASGIApp
 
 from gateway.api.incoming_request import IncomingBodies
-from gateway.api.inference_requests import InferenceRequests
+from gateway.api.request_steps import RequestSteps
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import ConfigurationError
 from gateway.http.draining import Draining, Stop
@@ -40,7 +40,7 @@ async def rpc_listener(
     app: ASGIApp,
     settings: Settings,
     *,
-    requests: InferenceRequests,
+    steps: RequestSteps,
     bodies: IncomingBodies,
     keys: KeyRing,
     max_message_bytes: int,
@@ -78,7 +78,7 @@ async def rpc_listener(
             is_draining = asyncio.Event()
             calls = InProcessCalls(
                 app,
-                requests,
+                steps,
                 tasks,
                 messages=(messages := MessageTable()),
                 keys=keys,

@@ -12,7 +12,7 @@ import msgspec
 from gateway.config.load import check_memory, explain, parse_sources
 from gateway.config.sources import read_folder
 from gateway.errors import ConfigurationError
-from gateway.http.listener_settings import check_listeners
+from gateway.http.edge import check_listeners
 from gateway.settings import Settings, environment, process_environment
 from gateway.supervisor import topology
 from gateway.supervisor.broken_models import broken_models

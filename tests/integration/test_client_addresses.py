@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.http.edge import ListenerEdge
-from gateway.http.listener_tls import ListenerTls
+from gateway.http.edge import ListenerEdge, ListenerTls
 from gateway.sockets.networks import Networks
 from testing.certificates import Authority
 from testing.waiting import until

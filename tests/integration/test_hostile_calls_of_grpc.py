@@ -13,8 +13,7 @@ import pytest
 import uvloop
 from grpc import StatusCode
 
-from gateway.http.edge import ListenerEdge
-from gateway.http.listener_tls import HTTP_2, ListenerTls
+from gateway.http.edge import HTTP_2, ListenerEdge, ListenerTls
 from gateway.rpc.infer_route import SERVICE
 from testing.certificates import Authority
 from testing.waiting import WAIT_LIMIT, until

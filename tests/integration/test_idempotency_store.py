@@ -9,8 +9,13 @@ from redis.asyncio import Redis
 
 from gateway.config.document import IdempotencyConfig
 from gateway.errors import DependencyUnavailable
-from gateway.idempotency.script import HEAD_BYTES, OVERHEAD_BYTES
-from gateway.idempotency.store import ClaimOutcome, IdempotencyStore, StoredKey
+from gateway.idempotency.store import (
+    HEAD_BYTES,
+    OVERHEAD_BYTES,
+    ClaimOutcome,
+    IdempotencyStore,
+    StoredKey,
+)
 from gateway.redis.client import connect
 from gateway.types import TenantId
 from testing.valkey import Valkey

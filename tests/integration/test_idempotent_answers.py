@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from gateway.api.cross_origin import CrossOrigin
-from gateway.api.customer_application import SteppedApplication
-from gateway.api.error_format import PROBLEMS
+from gateway.api.customer_application import CustomerApplication
 from gateway.api.idempotent_requests import IdempotentRequests
 from gateway.api.incoming_request import IncomingBodies
+from gateway.api.inference_route import InferenceRoutes
 from gateway.api.request_steps import RequestSteps
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.config.document import Document, IdempotencyConfig
 from gateway.http.byte_budget import LARGE
+from gateway.http.problem_details import PROBLEMS
 from gateway.idempotency.store import IdempotencyStore
 from gateway.redis.client import connect
 from gateway.runtime.runtime import compile_runtime
@@ -27,6 +28,9 @@ from tests.support.limits import LocalRateLimiter
 
 pytestmark = pytest.mark.anyio
 _ONE = Rule(name="minute", unit="requests", capacity=1, window=60.0)
+
+
+UNUSED: Any = None
 
 
 class Application:
@@ -58,28 +62,29 @@ class Scene:
         self._idempotency = IdempotentRequests(
             store=store,
             limiter=LocalRateLimiter(monotonic=clock),
-            errors_of=lambda _: PROBLEMS,
-            new_id=lambda: RequestId("req_1"),
             has_route=lambda *_: True,
         )
 
-    def before(self, application: Application, *rules: Rule) -> SteppedApplication:
+    def before(self, application: Application, *rules: Rule) -> CustomerApplication:
         """Return an application behind the steps, for a tenant with these limits."""
         caller = Principal(tenant=TenantId("acme"), key=KeyId("key_1"), tenant_rules=rules)
         keys = KeyRing({hash_key(KEY): caller})
         runtimes = RuntimeStore(compile_runtime(Document(), 1))
         steps = RequestSteps(
+            UNUSED,
             cross_origin=CrossOrigin(runtimes=runtimes, keys=keys),
+            shedder=UNUSED,
             idempotency=self._idempotency,
             runtimes=runtimes,
             errors_of=lambda _: PROBLEMS,
             new_id=lambda: RequestId("req_1"),
         )
-        return SteppedApplication(application, steps=steps, keys=keys, bodies=self.bodies)
+        routes = InferenceRoutes([])
+        return CustomerApplication(steps, application, routes=routes, keys=keys, bodies=self.bodies)
 
     async def ask(
         self,
-        asked: SteppedApplication,
+        asked: CustomerApplication,
         *,
         body: bytes | None = b"{}",
         query: bytes = b"",

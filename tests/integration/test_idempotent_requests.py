@@ -13,9 +13,9 @@ import pytest
 from redis import Redis
 
 from gateway.api import idempotent_requests
+from gateway.api.idempotent_requests import name_of
 from gateway.config.document import PriceConfig
 from gateway.events.reader import LogReader, list_logs
-from gateway.idempotency.keys import name_of
 from gateway.idempotency.store import IdempotencyStore, StoredKey
 from gateway.ledger.types import GroupBy
 from gateway.types import RequestEvent, Rule

@@ -11,9 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.errors import ConfigurationError
-from gateway.http.edge import ListenerEdge
-from gateway.http.listener_settings import check_listeners
-from gateway.http.listener_tls import ListenerTls
+from gateway.http.edge import ListenerEdge, ListenerTls, check_listeners
 from gateway.settings import Settings
 from gateway.sockets.certificate_files import expiry_of
 from gateway.telemetry.edge_metrics import EdgeMetrics

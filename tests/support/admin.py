@@ -95,7 +95,7 @@ async def client_of(
         authenticators=authenticators,
         extend=extend,
     ) as app:
-        transport = httpx.ASGITransport(app=app)  # type: ignore[arg-type]  # as a server's
+        transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
             client.headers.update(AUTHORIZATION)
             yield client

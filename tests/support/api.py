@@ -12,22 +12,20 @@ from litestar import Litestar
 from litestar.types import Receive, Scope, Send
 from prometheus_client import CollectorRegistry
 
+from gateway.api.admission import AdmissionMiddleware
 from gateway.api.core import Core
 from gateway.api.cross_origin import CrossOrigin
-from gateway.api.customer_application import CustomerApplication, SteppedApplication
+from gateway.api.customer_application import CustomerApplication
 from gateway.api.dialect import Dialect, error_format
-from gateway.api.fast_path.answering import FastPath
+from gateway.api.fast_path.front import FastPath
 from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.head_requests import HeadAsGet
 from gateway.api.health import Readiness
 from gateway.api.idempotent_requests import IdempotentRequests
 from gateway.api.incoming_request import IncomingBodies
-from gateway.api.inference_requests import InferenceRequests
 from gateway.api.key_rotation import RotatedKey
-from gateway.api.load_shedding import LoadShedder
+from gateway.api.load_shedding import LoadShedder, LoopIterations
 from gateway.api.metadata import UsageLine
-from gateway.api.request_events import RequestEvents
-from gateway.api.request_lines import RequestLines
+from gateway.api.request_events import RequestEvents, RequestLines
 from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import RequestIds
 from gateway.api.request_steps import RequestSteps
@@ -38,12 +36,10 @@ from gateway.batches.batch_access import open_batch_parts
 from gateway.config.document import Document, IdempotencyConfig, LimitsConfig
 from gateway.dialects.registry import DIALECTS
 from gateway.errors import DependencyUnavailable
-from gateway.http.loop_iterations import LoopIterations
 from gateway.http.unsent_answers import UnsentAnswers
 from gateway.idempotency.store import IdempotencyStore
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import BudgetReport, RecordedRequest
-from gateway.middleware.admission import AdmissionMiddleware
 from gateway.redis.scripts import Script
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
@@ -185,15 +181,20 @@ class Api:
         shedder = self.shedder(LoopIterations(most=0.0))
         self.core = Core(processor)
         self.fast_path = FastPath(self.core, heads=heads, shedder=shedder)
-        self.steps = RequestSteps(
-            cross_origin=rules,
+        self.steps = self.steps_with(shedder)
+        self.bodies = IncomingBodies()
+
+    def steps_with(self, shedder: LoadShedder) -> RequestSteps:
+        """Return the steps with what refuses requests."""
+        return RequestSteps(
+            self.core,
+            cross_origin=CrossOrigin(runtimes=self.runtimes, keys=self.keys),
+            shedder=shedder,
             idempotency=self.idempotency(),
             runtimes=self.runtimes,
-            errors_of=partial(error_format, self.dialects),
-            new_id=ids.new,
+            errors_of=partial(error_format, self.routes, self.dialects),
+            new_id=self.ids.new,
         )
-        self.requests = InferenceRequests(self.core, steps=self.steps, shedder=shedder)
-        self.bodies = IncomingBodies()
 
     def shedder(self, iterations: LoopIterations) -> LoadShedder:
         """Return what refuses requests by the iterations of the event loop."""
@@ -211,8 +212,6 @@ class Api:
                 redis=NoScripts(), config=IdempotencyConfig, monotonic=self.clock
             ),
             limiter=self.limiter,
-            errors_of=partial(error_format, self.dialects),
-            new_id=self.ids.new,
             has_route=lambda *_: False,
         )
 
@@ -222,10 +221,8 @@ class Api:
 
     def routed(self) -> CustomerApplication:
         """Return the application as a worker serves it."""
-        app, keys, bodies = HeadAsGet(self.application), self.keys, self.bodies
-        others = SteppedApplication(app, steps=self.steps, keys=keys, bodies=bodies)
         return CustomerApplication(
-            self.requests, others, routes=self.routes, keys=keys, bodies=bodies
+            self.steps, self.application, routes=self.routes, keys=self.keys, bodies=self.bodies
         )
 
     @cached_property
@@ -233,7 +230,6 @@ class Api:
         return build_api(
             version="1.2.3",
             admission=AdmissionMiddleware(
-                keys=self.keys,
                 limiter=self.limiter,
                 runtimes=self.runtimes,
                 new_id=self.ids.new,

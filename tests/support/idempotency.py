@@ -2,7 +2,7 @@
 
 from typing_extensions import override
 
-from gateway.api.idempotent_requests import ClaimedKey, IdempotentRequests
+from gateway.api.idempotent_requests import IdempotentRequests
 from gateway.idempotency.store import StoredKey
 
 
@@ -25,5 +25,5 @@ class AlwaysKeyed(IdempotentRequests):
         self._key = key
 
     @override
-    async def claim(self, request: object, body: object, runtime: object) -> ClaimedKey:
-        return ClaimedKey(self._key)
+    async def claim(self, request: object, body: object, runtime: object) -> NotedKey:
+        return self._key

@@ -157,7 +157,7 @@ async def running_rpc(
     listener = rpc_listener(
         api.routed(),
         Settings(**{"grpc_port": port, "drain": 2.0} | settings),
-        requests=api.requests,
+        steps=api.steps,
         bodies=api.bodies,
         keys=api.keys,
         max_message_bytes=api.document().request.max_body_bytes,

@@ -8,26 +8,148 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from gateway.api.fast_path.answering import FastPath
-from gateway.api.fast_path.head_cache import RepeatedRequest
+from gateway.api.answers import HIT
+from gateway.api.core import Core
+from gateway.api.fast_path.head_cache import (
+    CachedHead,
+    FoundHead,
+    RepeatedRequest,
+    RequestHeadCache,
+)
+from gateway.api.hits import MEASURED_ONE_OF
 from gateway.api.http import HttpReply
-from gateway.api.request_state import RequestState
+from gateway.api.load_shedding import LoadShedder
+from gateway.api.request_state import OnReply, RequestState
 from gateway.errors import GatewayError
 from gateway.http.request_head import split_fields
 from gateway.http.side import error_of
 from gateway.http.unsent_answers import LARGE_BYTES
 from gateway.tasks import log_failure
+from gateway.telemetry.trace_context import MARK
 from wire.http.connection import Connection, Front
-from wire.http.messages import answer_head
+from wire.http.messages import STATUS_LINE, answer_head
 from wire.http.refusals import Refusal
+from wire.http.writing import WriteCoalescer
 
 _END = b"\r\n\r\n"
 # So much is answered before looking whether the peer still reads.
 _MOST_AT_ONCE = 64 * 1024
 
 
+class FastPath:
+    """Passes the plain requests of a worker to the core, and replays hits. One per worker."""
+
+    def __init__(self, core: Core, *, heads: RequestHeadCache, shedder: LoadShedder) -> None:
+        self.core = core
+        self.heads = heads
+        self._shedder = shedder
+        processor = self._processor = core.processor
+        self.hit_events = processor.hits.events
+        self.coalescer = WriteCoalescer(before=self.hit_events.commit)
+        self._hits = processor.hits
+        self._split = processor.tracer.contexts.split
+        self._is_traced = processor.tracer.is_on
+        self._splits_first = False
+        self._until_measured = MEASURED_ONE_OF
+        self._server_lines = b""
+        self._hit_lines = b""
+
+    def replay(self, request: bytes, server_lines: bytes) -> bytes | RepeatedRequest | None:
+        """Return the answer to a whole request that is the same as an earlier memory hit.
+
+        If the request is the same as an earlier hit of another tier, return the first argument of
+        `repeat`. Return `None` otherwise; see also `MemoryHits.replay`.
+        """
+        context = ""
+        found = None if self._splits_first else self.heads.find_replayable(request)
+        if found is None:
+            was_looked_up, rest = not self._splits_first, request
+            if MARK in request:
+                context, rest = self._split(request)
+            # The next request is most likely of this kind, too: one look-up for each suffices.
+            self._splits_first = rest is not request
+            if rest is request and was_looked_up:
+                return None
+            found = self.heads.find_replayable(rest)
+            if found is None:
+                return None
+        if isinstance(found, RepeatedRequest):
+            return None if context else found  # `repeat` decides whether it is recorded
+        if server_lines is not self._server_lines:  # their date changes each second
+            self._server_lines = server_lines
+            self._hit_lines = STATUS_LINE[200] + server_lines + HIT
+        if context and self._is_traced:
+            return self._hits.replay_traced(found, self._hit_lines, context)
+        return self._hits.replay(found, self._hit_lines)
+
+    def repeat(
+        self, repeated: RepeatedRequest, request: bytes, on_reply: OnReply
+    ) -> HttpReply | RequestState:
+        """Do as `answer`, for a whole `request` that `replay` has found."""
+        state = self._new_state(repeated.head, "")
+        state.parsed = repeated.parsed
+        self._until_measured -= 1
+        if self._until_measured:
+            state.phase_weight = 0
+        else:
+            state.phase_weight = self._until_measured = MEASURED_ONE_OF
+        reply = self.core.answer(state, b"", on_reply)
+        if state.replay is not None:
+            self.heads.add_replayable(request, state.replay)
+        return reply or state
+
+    def shed(self, known: CachedHead) -> HttpReply | None:
+        """Count a request. Return the refusal of an overloaded worker, `None` if it admits it."""
+        if not self._shedder.add_request():
+            return None
+        return self._shedder.refuse(known.match.route, known.options, known.own_lines)
+
+    def answer(
+        self,
+        found: FoundHead,
+        body: bytes,
+        on_reply: OnReply,
+        refusal: GatewayError | None = None,
+    ) -> HttpReply | RequestState:
+        """Return the answer to a request, or its state if `on_reply` gets the answer.
+
+        Equal requests replay a plain memory hit from now on.
+        """
+        head = found.known
+        state = self._new_state(head, found.context)
+        if refusal is not None:
+            return self._processor.failed(state, refusal)
+        reply = self.core.answer(state, body, on_reply)
+        parsed, may_repeat = state.parsed, head.is_plain and not found.context
+        if state.replay is not None:
+            self.heads.add_replayable(found.head + body, state.replay)
+        elif may_repeat and parsed is not None and parsed.stored is not None:
+            self.heads.add_replayable(found.head + body, RepeatedRequest(head, parsed))
+        return reply or state
+
+    def _new_state(self, head: CachedHead, context: str) -> RequestState:
+        state = self._processor.new_state(head.match)
+        state.principal = head.principal
+        state.options = head.options
+        if head.is_plain:
+            state.is_plain = True
+        state.wants_timing = head.wants_timing
+        if head.coding:
+            state.coding = head.coding
+        if head.own_lines:
+            state.own_lines, state.client_id = head.own_lines, head.client_id
+        if head.fields:
+            state.fields = head.fields
+        if context or self._is_traced:
+            self._processor.start_span(state, context)
+        # As `on_head_read`, which would be another call.
+        state.is_body_due = False
+        state.deadline = state.started + head.options.allowed
+        return state
+
+
 class FastPathFront(Front):
-    """The fast path of one connection."""
+    """Answers the requests of one connection by the fast path."""
 
     def __init__(self, fast_path: FastPath, connection: Connection) -> None:
         self._fast_path = fast_path
@@ -63,14 +185,15 @@ class FastPathFront(Front):
         fast_path, connection, start, size = self._fast_path, self._connection, 0, 0
         peer, answers = connection.peer, list[bytes]()
         while (end := data.find(_END, start) + 4) > 3:  # noqa: PLR2004 - found
-            head = fast_path.find(data[start:end])
+            head = fast_path.heads.find(data[start:end])
             if head is None or end + head.length > len(data):
                 break
             stop = end + head.length
             # Count the request for the client that the proxy names, before limits are charged.
             refusal = self._count(head.head) if peer.counts_requests else None
-            refused = fast_path.shed(head.known) if fast_path.shedder.add_request() else None
-            reply = refused or fast_path.answer(head, data[end:stop], self._on_reply, refusal)
+            reply = fast_path.shed(head.known) or fast_path.answer(
+                head, data[end:stop], self._on_reply, refusal
+            )
             if isinstance(reply, RequestState):
                 self._wait(reply, answers)
                 connection.hold(data[stop:])
@@ -96,8 +219,7 @@ class FastPathFront(Front):
     def _repeat(self, repeated: RepeatedRequest, request: bytes) -> None:
         """Answer a whole request that is the same as an earlier one."""
         fast_path = self._fast_path
-        refused = fast_path.shed(repeated.head) if fast_path.shedder.add_request() else None
-        reply = refused or fast_path.repeat(repeated, request, self._on_reply)
+        reply = fast_path.shed(repeated.head) or fast_path.repeat(repeated, request, self._on_reply)
         if isinstance(reply, RequestState):
             self._wait(reply)
         else:

@@ -6,7 +6,7 @@ of keys or of the configuration document clears the cache.
 
 import secrets
 from hashlib import blake2b
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -20,11 +20,10 @@ from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import HitReplay, ParsedBody
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import AuthenticationFailed, GatewayError
-from gateway.http.client_id import echo_line, split_client_id
-from gateway.http.request_head import split_length
+from gateway.http.request_head import echo_line, split_client_id, split_length
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
-from gateway.telemetry.trace_context import MOST_LINES
+from gateway.telemetry.trace_context import MARK, MOST_LINES
 from gateway.types import CacheDirectives, Principal
 from wire.http.refusals import Refusal
 from wire.http.request_head import MAX_FIELDS
@@ -61,17 +60,18 @@ class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The trace context, if `split_context` does not take out its form."""
 
 
-class RepeatedRequest(ParsedBody, kw_only=True):
+class RepeatedRequest(NamedTuple):
     """The head and parsed body of a whole request that a tier other than memory answered.
 
     An equal request is looked up in this tier again, without parsing.
     """
 
     head: CachedHead
+    parsed: ParsedBody
 
 
 class FoundHead(msgspec.Struct, frozen=True, gc=False):
-    """The decisions about the `head` of a request, its trace context, and its body's length."""
+    """The decisions about a request. `head` lacks the trace context."""
 
     known: CachedHead
     head: bytes
@@ -92,6 +92,7 @@ class RequestHeadCache:
         routes: InferenceRoutes,
     ) -> None:
         self._processor = processor
+        self._split = processor.tracer.contexts.split
         self._keys = keys
         self._runtimes = runtimes
         self._cross_origin = cross_origin
@@ -106,25 +107,25 @@ class RequestHeadCache:
         self._is_closed = False
         self._routes = routes
 
-    def __len__(self) -> int:
-        return len(self._heads)
+    def find(self, head: bytes) -> FoundHead | None:
+        """Return the decisions about `head`, which ends with its empty line.
 
-    def find(self, head: bytes) -> tuple[CachedHead, int] | None:
-        """Return the decisions about `head`, including its empty line, and the body's length.
-
-        Return `None` if the request is not plain or will not be admitted. Heads that differ only in
-        the length of the body or in the caller's id are parsed once.
+        Return `None` if the application answers the request. Heads that differ only in the trace
+        context, the length of the body or the caller's id are parsed once.
         """
         if self._runtimes.current is not self._runtime or self._keys.generation != self._generation:
             self._forget()
-        client_id = ""
+        context = client_id = ""
+        if MARK in head:
+            context, head = self._split(head)
+        whole = head
         if _NAME_PART in head:
             client_id, head = split_client_id(head)
         length, rest = split_length(head)
         if length > self._max_body_bytes:
             return None
         # The marker tells a head whose length was taken out from one that never had a length.
-        hasher = self._keyed.copy()  # as `_digest`, which would be another call
+        hasher = self._keyed.copy()
         hasher.update(rest + _TAKEN_OUT if length else rest)
         digest = hasher.digest()
         known = self._heads.newer.get(digest) or self._heads.get(digest)
@@ -132,7 +133,9 @@ class RequestHeadCache:
             known = self._read_new(head, digest)
         if not known:
             return None
-        return _named(known, client_id) if client_id else known, length or known.length
+        if client_id:
+            known = _named(known, client_id)
+        return FoundHead(known, whole, context or known.context, length or known.length)
 
     def find_replayable(self, request: bytes) -> HitReplay | RepeatedRequest | None:
         """Return what is known of a whole request that was a hit before."""
@@ -150,32 +153,14 @@ class RequestHeadCache:
     def add_replayable(self, request: bytes, known: HitReplay | RepeatedRequest) -> None:
         """Store a whole request, head and body."""
         if len(request) <= _LONGEST and not self._is_closed:
-            self._requests.put(self._digest(request), known)
-
-    def add_repeated(self, found: FoundHead, body: bytes, parsed: ParsedBody) -> None:
-        """Store a whole request that a tier other than memory has answered before."""
-        repeated = RepeatedRequest(
-            route=parsed.route,
-            body=parsed.body,
-            request=parsed.request,
-            charges=parsed.charges,
-            length=parsed.length,
-            failed=parsed.failed,
-            prepared=parsed.prepared,
-            stored=parsed.stored,
-            head=found.known,
-        )
-        self.add_replayable(found.head + body, repeated)
+            hasher = self._keyed.copy()
+            hasher.update(request)
+            self._requests.put(hasher.digest(), known)
 
     def close(self) -> None:
         """Clear the cache and store nothing more. Every request then goes to the application."""
         self._is_closed = True
         self._forget()
-
-    def _digest(self, data: bytes) -> bytes:
-        hasher = self._keyed.copy()
-        hasher.update(data)
-        return hasher.digest()
 
     def _forget(self) -> None:
         self._heads.clear()
@@ -201,7 +186,7 @@ class RequestHeadCache:
         parsed = _parsed(head)
         if parsed is None or not _is_plain(parsed):
             return None
-        match = self._routes.find_target(parsed.target)
+        match = self._routes.find(parsed.path)
         if match is None:
             return None
         request = IncomingRequest("POST", parsed.path, parsed.headers, keys=self._keys)
@@ -260,6 +245,7 @@ def _is_plain(head: RequestHead) -> bool:
         len(head.headers) < MAX_FIELDS - MOST_LINES
         and (head.method, head.version) == ("POST", "1.1")
         and head.keeps_alive
+        and head.target == head.path.encode()  # without a query, or anything that was decoded
         and len(lengths) == 1
         and lengths[0].isdigit()
     )

@@ -99,7 +99,7 @@ async def test_a_client_that_leaves_before_its_body_has_arrived_is_no_fault_of_t
         sent.append(message)
 
     async with application_of(settings, redis, ledger) as app:
-        await app(scope, receive, send)  # type: ignore[arg-type]  # as a server's
+        await app(scope, receive, send)
 
     assert sent[0]["status"] == 400
     assert caplog.records == []
@@ -335,8 +335,8 @@ async def test_methods_of_a_route_are_told(admin: httpx.AsyncClient) -> None:
     allowed = await admin.request("OPTIONS", "/admin/config")
 
     refused(unknown, 405, "method_not_allowed")
-    assert set(unknown.headers["allow"].split(", ")) == {"GET", "OPTIONS"}
-    assert allowed.headers["allow"] == "GET, OPTIONS, PUT"
+    assert set(unknown.headers["allow"].split(", ")) == {"GET", "HEAD", "OPTIONS"}
+    assert allowed.headers["allow"] == "GET, HEAD, OPTIONS, PUT"
 
 
 async def test_what_is_wrong_with_a_body_is_said_of_the_body(admin: httpx.AsyncClient) -> None:

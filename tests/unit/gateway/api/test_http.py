@@ -1,54 +1,12 @@
-"""Reading a body: in one piece, in many, too much of it, and from a caller who leaves."""
+"""The length that a body declares, headers by name, and answers in pieces."""
 
 import pytest
-from litestar.types import HTTPReceiveMessage, Message, Receive
+from litestar.types import Message
 
-from gateway.api.http import (
-    ClientDisconnected,
-    HttpReply,
-    check_length,
-    headers_by_name,
-    read_body,
-    respond,
-)
+from gateway.api.http import HttpReply, check_length, headers_by_name, respond
 from gateway.errors import InvalidRequest, PayloadTooLarge
 
 pytestmark = pytest.mark.anyio
-
-
-def arriving(*parts: bytes, leaves: bool = False) -> Receive:
-    """Return a body that arrives in `parts`, and its caller's leaving after them."""
-    messages: list[HTTPReceiveMessage] = [
-        {"type": "http.request", "body": part, "more_body": leaves or number < len(parts)}
-        for number, part in enumerate(parts, 1)
-    ]
-    if leaves:
-        messages.append({"type": "http.disconnect"})
-    queue = iter(messages)
-
-    async def receive() -> HTTPReceiveMessage:
-        return next(queue)
-
-    return receive
-
-
-@pytest.mark.parametrize(
-    "parts", [(b"",), (b"0123456789",), (b"01234", b"56789"), (b"0" * 9, b"", b"1", b"")]
-)
-async def test_a_body_is_its_parts_put_together(parts: tuple[bytes, ...]) -> None:
-    assert await read_body(arriving(*parts), limit=10) == b"".join(parts)
-
-
-@pytest.mark.parametrize("parts", [(b"0" * 11,), (b"0" * 10, b"1"), (b"0" * 6, b"0" * 6, b"never")])
-async def test_a_body_over_the_limit_is_refused_with_the_limit(parts: tuple[bytes, ...]) -> None:
-    with pytest.raises(PayloadTooLarge, match="10 bytes"):
-        await read_body(arriving(*parts), limit=10)
-
-
-@pytest.mark.parametrize("parts", [(), (b"01",), (b"01", b"23")])
-async def test_a_caller_who_leaves_has_sent_no_body(parts: tuple[bytes, ...]) -> None:
-    with pytest.raises(ClientDisconnected):
-        await read_body(arriving(*parts, leaves=True), limit=10)
 
 
 @pytest.mark.parametrize("value", [b"", b"0", b"10", b"0" * 5000, b"0" * 5000 + b"10"])

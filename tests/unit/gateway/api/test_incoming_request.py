@@ -1,16 +1,17 @@
 """Steps read a body ahead at a cost that grows with its length alone, and within its bounds."""
 
+import asyncio
 from typing import Any
 
 import pytest
 from typing_extensions import override
 
-from gateway.api.http import Headers
+from gateway.api.http import ClientDisconnected, Headers
 from gateway.api.incoming_request import IncomingBodies, IncomingBody, IncomingRequest
 from gateway.auth.key_ring import KeyRing
 from gateway.auth.keys import hash_key
 from gateway.config.document import Document
-from gateway.errors import PayloadTooLarge
+from gateway.errors import PayloadTooLarge, RequestTimeout
 from gateway.http.byte_budget import LARGE
 from gateway.runtime.runtime import compile_runtime
 from gateway.types import KeyId, Principal, TenantId
@@ -41,6 +42,8 @@ class Chunks:
         self._is_endless = is_endless
 
     async def __call__(self) -> Any:
+        if not self._left:
+            return {"type": "http.disconnect"}
         body = self._left.pop(0)
         return {
             "type": "http.request",
@@ -106,6 +109,30 @@ async def test_a_body_beyond_the_bound_is_refused(*, is_ahead: bool) -> None:
 
     with pytest.raises(PayloadTooLarge):
         await body.read(asked, RUNTIME, deadline=1e9)
+
+
+@pytest.mark.parametrize("parts", [(), (b"01",), (b"01", b"23")])
+async def test_a_caller_who_leaves_has_sent_no_body(parts: tuple[bytes, ...]) -> None:
+    body = IncomingBody(IncomingBodies(), Chunks(*parts, is_endless=True))
+
+    with pytest.raises(ClientDisconnected):
+        await body.read(request(), RUNTIME, deadline=1e9)
+
+
+async def test_a_body_that_is_there_is_read_whatever_the_time() -> None:
+    body = IncomingBody(IncomingBodies(), Chunks(b"a ", b"body", b""))
+
+    assert await body.read(request(), RUNTIME, deadline=0.0) == b"a body"
+
+
+async def test_a_body_that_does_not_arrive_is_late() -> None:
+    async def never() -> Any:
+        return await asyncio.Future()
+
+    body = IncomingBody(IncomingBodies(), never)
+
+    with pytest.raises(RequestTimeout, match="did not arrive"):
+        await body.read(request(), RUNTIME, asyncio.get_running_loop().time() + 0.01)
 
 
 async def test_a_large_body_holds_memory_until_it_is_released() -> None:

@@ -44,14 +44,8 @@ def test_a_path_finds_its_route(
     assert found is not None
     assert found.parameters == parameters
     assert template in {None, found.route.template}
-    assert _ROUTES.find_target(path.encode()) == found
 
 
 @pytest.mark.parametrize("path", ["/", "/models/", "/models", "/embeds", "/v2/models/"])
 def test_other_paths_find_none(path: str) -> None:
     assert _ROUTES.find(path) is None
-
-
-@pytest.mark.parametrize("target", [b"/models/a%2Fb", b"/embed?x=1", b"/models/\xff", b"*", b""])
-def test_a_target_that_must_be_decoded_first_finds_none(target: bytes) -> None:
-    assert _ROUTES.find_target(target) is None

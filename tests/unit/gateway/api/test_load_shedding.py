@@ -8,11 +8,9 @@ from litestar.types import Message, Receive, Scope, Send
 from typing_extensions import override
 
 from gateway.api.customer_application import CustomerApplication
-from gateway.api.inference_requests import InferenceRequests
-from gateway.api.load_shedding import LoadShedder
+from gateway.api.load_shedding import WORKER_DELAY, LoadShedder, LoopIterations
 from gateway.api.request_headers import RequestOptions
 from gateway.api.routes import inference_routes
-from gateway.http.loop_iterations import WORKER_DELAY, LoopIterations
 from gateway.types import Criticality
 from tests.support.api import KEY, Api
 from tests.support.entry_points import EntryPoint
@@ -65,9 +63,9 @@ async def passed(anyio_backend: str) -> Passed:
 
 @pytest.fixture
 async def app(api: Api, shedder: LoadShedder, passed: Passed) -> CustomerApplication:
-    requests = InferenceRequests(api.core, steps=api.steps, shedder=shedder)
+    steps = api.steps_with(shedder)
     routes = inference_routes(api.dialects)
-    return CustomerApplication(requests, passed, routes=routes, keys=api.keys, bodies=api.bodies)
+    return CustomerApplication(steps, passed, routes=routes, keys=api.keys, bodies=api.bodies)
 
 
 async def ask(
@@ -162,7 +160,7 @@ async def test_the_fast_path_refuses_before_it_charges_and_still_answers_hits(
     request = f"{_HEAD}content-length: {len(_BODY)}\r\n\r\n".encode()
     await entry_point.send(request + _BODY.replace(b"new", b"old"))
     await entry_point.send(request + _BODY.replace(b"new", b"old"))
-    api.fast_path.shedder = api.shedder(Overloaded())
+    api.fast_path._shedder = api.shedder(Overloaded())
     entry_point.events()
 
     refused = await entry_point.send(request + _BODY)

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.api.request_events import RequestEvents
-from gateway.api.request_lines import RequestLines
+from gateway.api.request_events import RequestEvents, RequestLines
 from gateway.api.request_state import RequestIds
 from gateway.events.hit_run import HitRun, ids_of
 from gateway.events.log import EventLog

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.request_lines import RequestLines, is_sampled
+from gateway.api.request_events import RequestLines, is_sampled
 from gateway.events.hit_run import HitRun
 from gateway.types import ItemFailure, RequestId
 from tests.support.api import KEY, Api

@@ -23,7 +23,7 @@ def opened(settings: Settings) -> Any:
     return open_rpc_listener(
         api.routed(),
         settings,
-        requests=api.requests,
+        steps=api.steps,
         bodies=api.bodies,
         keys=KeyRing(),
         document=Document(),

@@ -19,7 +19,6 @@ def charges(principal: Principal, items: int = 3) -> list[tuple[str, str, int]]:
         (one.rule.name, one.bucket, one.amount)
         for one in charges_for(
             principal,
-            requests=1,
             items=items,
             default_tenant_rules=(MINUTE, ITEMS),
             default_key_rules=(),
@@ -88,7 +87,6 @@ def test_a_rule_of_a_model_is_met_by_its_requests_only() -> None:
     met = {
         model: charges_for(
             principal,
-            requests=1,
             items=1,
             model=model,
             default_tenant_rules=(),
@@ -122,9 +120,7 @@ def test_new_rules_of_a_tenant_count_from_the_next_request() -> None:
 
 
 def charges_with(principal: Principal) -> tuple[Charge, ...]:
-    return charges_for(
-        principal, requests=1, items=1, default_tenant_rules=(), default_key_rules=()
-    )
+    return charges_for(principal, items=1, default_tenant_rules=(), default_key_rules=())
 
 
 def test_tokens_that_are_only_shown_hold_no_rows_and_no_tokens() -> None:

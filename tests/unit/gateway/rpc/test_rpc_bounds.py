@@ -10,8 +10,7 @@ from grpc import StatusCode
 from typing_extensions import override
 
 from gateway.api.http import Headers
-from gateway.http.edge import ListenerEdge
-from gateway.http.listener_tls import HTTP_2, ListenerTls
+from gateway.http.edge import HTTP_2, ListenerEdge, ListenerTls
 from gateway.rpc import handler, listener
 from gateway.rpc.in_process import InProcessCalls, Reply
 from gateway.rpc.infer_route import SERVICE

@@ -8,7 +8,7 @@ import pytest
 import trustme
 
 from gateway.errors import ConfigurationError
-from gateway.http.listener_tls import ListenerTls
+from gateway.http.edge import ListenerTls
 from gateway.sockets.certificate_files import expiry_of, first_certificate
 
 

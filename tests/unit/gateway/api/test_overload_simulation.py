@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.http.overload import (
+from gateway.api.load_shedding import (
     CALM,
     Iteration,
     Overload,

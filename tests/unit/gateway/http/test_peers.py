@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from gateway.http.forwarded import client_of
+from gateway.http.peers import client_of
 from gateway.sockets.networks import Networks, parse_address
 
 TRUSTED = Networks("10.0.0.0/8, ::1")

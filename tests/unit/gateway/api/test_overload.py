@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.http.overload import (
+from gateway.api.load_shedding import (
     CALM,
     FEWEST,
     Iteration,

@@ -1,37 +1,41 @@
-"""Replays memory hits of one item to requests with equal bytes.
+"""Answers one-item requests that are hits with little work.
 
 A plain one-item request that was a memory hit leaves a `HitReplay`. The fast path calls `replay`
-for requests with equal bytes, while the cache returns the same entry.
+for requests with equal bytes, while the cache returns the same entry. A result from another tier is
+put into the answer as it is stored.
 """
 
 from collections.abc import Sequence
 from time import time_ns
 
-from gateway.api.answers import PRIVATE
+from gateway.api.answers import PRIVATE, count_usage
 from gateway.api.content_coding import SMALLEST
 from gateway.api.inference_route import InferenceRoute
 from gateway.api.recent_cache import RecentCache
 from gateway.api.request_events import RequestEvents
-from gateway.api.request_state import HitReplay, RequestState
+from gateway.api.request_state import HitReplay, RequestState, StoredAnswers
+from gateway.cache.entry import CacheHit
 from gateway.events.hit_run import HitRun
+from gateway.http.unsent_answers import LARGE_BYTES
 from gateway.inference.inference import Inference
+from gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from gateway.rate_limit.base import RateLimiter
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.phases import PhaseDurations
 from gateway.telemetry.tracing import ReplayedHit, Tracer
-from gateway.types import (
-    Answer,
-    Principal,
-    RevisionUsage,
-    Source,
-)
+from gateway.types import Answer, ItemOutcome, Principal, RevisionUsage, Source
 from wire.protocol import Task
 
-_MOST_RUNS = 4096
+_MOST = 4096
+"""The callers and models whose runs, or common parts of answers, are kept."""
 MEASURED_ONE_OF = 64
 """One of this many repeated hits has its phases measured."""
+_OK = 200
+_RESULT = b"\0"
+"""Stands for a result, because JSON does not contain this byte."""
 _RunKey = tuple[Principal, InferenceRoute, Task, str, str, bool, tuple[RevisionUsage, ...]]
+_StoredKey = tuple[Principal, InferenceRoute, str, str, str]
 
 
 class MemoryHits:
@@ -54,14 +58,14 @@ class MemoryHits:
         self._limiter = limiter
         self._phases = phases
         self._tracer = tracer
-        # `until_noted` counts down from `_step` to whichever of these two comes first.
+        # `_until_noted` counts down from `_step` to whichever of these two comes first. It is 1
+        # before a hit that is measured or recorded.
         self._until_measured = MEASURED_ONE_OF
         self._until_recorded = tracer.gap()
-        self.until_noted = self._step = min(self._until_measured, self._until_recorded)
-        """The number of hits until one is measured or recorded. 1 means the next hit."""
+        self._until_noted = self._step = min(self._until_measured, self._until_recorded)
         self._id_prefix = events.ids.prefix.encode()
         self._runtime: Runtime | None = None
-        self._runs: RecentCache[_RunKey, HitRun] = RecentCache(_MOST_RUNS)
+        self._runs: RecentCache[_RunKey, HitRun] = RecentCache(_MOST)
 
     def replay(
         self, replay: HitReplay, head: bytes, times: list[int] | None = None
@@ -76,8 +80,8 @@ class MemoryHits:
         answer to replay or the answer may have changed, return `None` and charge nothing.
         """
         if times is None:
-            self.until_noted -= 1
-            if not self.until_noted:
+            self._until_noted -= 1
+            if not self._until_noted:
                 return self._replay_noted(replay, head)
         run = replay.run
         if run.count == run.max_count and not self.events.join(run):
@@ -99,22 +103,18 @@ class MemoryHits:
             replay.tail,
         )
 
-    def replay_recorded(self, replay: HitReplay, head: bytes, context: str) -> bytes | None:
-        """Do as `replay` for a request whose trace `context` is sampled."""
+    def replay_traced(self, replay: HitReplay, head: bytes, context: str) -> bytes | None:
+        """Do as `replay` for a request whose trace `context` alone says whether it is recorded."""
+        if not self._tracer.samples(context):
+            if self._until_noted == 1 and self._until_recorded == self._step:
+                self._until_recorded += self._tracer.gap()  # another one is drawn in its place
+            return self.replay(replay, head)
         times = [time_ns()]
         answer = self.replay(replay, head, times)
         if answer is not None:
             self._measure(times, 1)
             self._record(replay, answer, times, context)
         return answer
-
-    def skip_recorded(self) -> None:
-        """Do not record the next hit, even if it was drawn.
-
-        Call this only if `until_noted` is 1.
-        """
-        if self._until_recorded == self._step:
-            self._until_recorded += self._tracer.gap()
 
     def _replay_noted(self, replay: HitReplay, head: bytes) -> bytes | None:
         """Replay a hit, and measure it on behalf of unmeasured hits, or record it, or both."""
@@ -125,7 +125,7 @@ class MemoryHits:
             self._until_measured = MEASURED_ONE_OF
         if is_recorded:
             self._until_recorded = self._tracer.gap()
-        self.until_noted = self._step = min(self._until_measured, self._until_recorded)
+        self._until_noted = self._step = min(self._until_measured, self._until_recorded)
         times = [time_ns()]
         answer = self.replay(replay, head, times)
         if answer is None:
@@ -146,7 +146,7 @@ class MemoryHits:
         """Record the spans of a hit."""
         route = replay.route
         times.append(time_ns())
-        model, revision = replay.model, replay.revision
+        model, revision = replay.run.model, replay.run.revision
         hit = ReplayedHit(route.span_name, route.attributes, model, revision, answer, times)
         self._tracer.replayed(hit, context)
         if context:  # else its trace has no id yet
@@ -175,8 +175,6 @@ class MemoryHits:
             key=prepared.keys[0],
             entry=entry,
             valid_until=entry.stored_at + prepared.plan.entry.cache_ttl,
-            model=state.model,
-            revision=state.revision,
             tail=b"%bcontent-length: %d\r\n\r\n%b" % (state.content, len(body), body),
             run=run,
             charge=self._limiter.repeated_charge(parsed.charges),
@@ -225,3 +223,89 @@ class MemoryHits:
             run = HitRun(event, route=state.route.metric_name)
             self._runs.put(name, run)
         return run
+
+
+class StoredHits:
+    """Answers hits from Redis. Each worker's event loop has one."""
+
+    def __init__(self, *, inference: Inference, events: RequestEvents) -> None:
+        self._events = events
+        self._wall = inference.wall
+        self._runtime: Runtime | None = None
+        self._answers: RecentCache[_StoredKey, StoredAnswers] = RecentCache(_MOST)
+
+    def answer(self, state: RequestState, prepared: PreparedRequest, hit: CacheHit) -> bytes | None:
+        """Return the body of a one-item answer from a tier. Its usage event joins a run.
+
+        The caller must call `RequestEvents.commit` before it writes the answer. If the answer is
+        not simply the stored result, return `None` and do nothing.
+        """
+        entry, plan = hit.entry, prepared.plan
+        now = self._wall()
+        if entry.status != _OK or entry.truncated_from or entry.arm:
+            return None
+        if len(entry.payload) > LARGE_BYTES:
+            return None  # a thread encodes it
+        if not plan.is_valid(entry, now, state.options.directives.max_age):
+            return None
+        _, parsed = state.caller_and_body()
+        answers, info = parsed.stored, plan.model.info
+        if (
+            answers is None
+            or answers.runtime is not state.runtime
+            or answers.revision != info.revision
+            or answers.tier != hit.tier
+        ):
+            answers = parsed.stored = self._answers_like(state, plan, hit.tier)
+            if answers is None:
+                return None
+        body = b"%b%b%b" % (answers.start, entry.payload, answers.end)
+        run = answers.run
+        if run.count == run.max_count and not self._events.join(run):
+            return None
+        run.started = min(run.started, state.started)
+        run.began = min(run.began, state.began)
+        state.id = self._events.ids.numbered(run.add())
+        state.model, state.revision, state.usage = info.name, info.revision, answers.usage
+        state.lines = b"%b%d\r\n" % (answers.lines, max(0.0, now - entry.stored_at))
+        state.content = answers.content
+        return body
+
+    def _answers_like(
+        self, state: RequestState, plan: RequestPlan, tier: str
+    ) -> StoredAnswers | None:
+        """Return the common parts of answers by `plan` from `tier`, or `None` if there are none."""
+        principal, parsed = state.caller_and_body()
+        info = plan.model.info
+        if not state.route.is_spliced(parsed.body):
+            return None
+        if state.runtime is not self._runtime:
+            self._runtime = state.runtime
+            self._answers.clear()
+        name = (principal, state.route, info.name, info.revision, tier)
+        found = self._answers.get(name)
+        if found is None:
+            outcome = ItemOutcome(source=Source.HIT, result=_RESULT)
+            usage = count_usage([outcome])
+            answer = Answer(model=plan.model, outcomes=[outcome])
+            rendered = state.route.encode(parsed.body, answer, usage, state.id)
+            start, _, end = rendered.body.partition(_RESULT)
+            state.model, state.revision, state.usage = info.name, info.revision, usage
+            event = self._events.event_of(state)
+            if event is None:
+                return None
+            lines = b"cache-status: sluicegate; hit; detail=%b\r\nage: " % tier.encode()
+            run = HitRun(event, route=state.route.metric_name, source=f"{tier}_hit")
+            found = StoredAnswers(
+                runtime=state.runtime,
+                revision=info.revision,
+                tier=tier,
+                run=run,
+                usage=usage,
+                start=start,
+                end=end,
+                lines=lines,
+                content=rendered.lines,
+            )
+            self._answers.put(name, found)
+        return found

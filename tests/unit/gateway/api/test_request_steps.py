@@ -282,7 +282,7 @@ async def test_a_claim_has_ended_before_the_answer_is_sent(
         seen.append(key.stored)
 
     body = IncomingBody(api.bodies, never, lambda: msgspec.json.encode(_BODY))
-    await api.requests.answer(match, incoming(api), body, on_reply)
+    await api.steps.answer(match, incoming(api), body, on_reply)
 
     assert [stored == b"" for stored in seen] == [is_failing]
     assert None not in seen
@@ -302,7 +302,7 @@ async def test_a_key_that_is_revoked_while_the_body_arrives_is_refused(api: Api)
         replies.append(reply)
 
     request = incoming(api, (b"content-encoding", b"gzip"))
-    await api.requests.answer(match, request, IncomingBody(api.bodies, receive), on_reply)
+    await api.steps.answer(match, request, IncomingBody(api.bodies, receive), on_reply)
 
     assert [reply.status for reply in replies] == [401]
     assert api.events.events == []

@@ -2,8 +2,8 @@
 
 import pytest
 
+from gateway.api.idempotent_requests import fingerprint, id_of, read_key
 from gateway.errors import InvalidRequest
-from gateway.idempotency.keys import fingerprint, id_of, read_key
 from gateway.types import KeyId, Principal, TenantId
 
 CALLER = Principal(tenant=TenantId("acme"), key=KeyId("key_1"))

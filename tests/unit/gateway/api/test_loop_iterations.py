@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.http.loop_iterations import DEADLINE, WORKER_DELAY, LoopIterations
+from gateway.api.load_shedding import DEADLINE, WORKER_DELAY, LoopIterations
 from gateway.types import Criticality
 from tests.support.clock import Clock
 
