@@ -82,10 +82,16 @@ def expiry_of(chain: str) -> float:
     Raises:
         ValueError: there is none.
     """
-    try:
-        return _expiry(_first_der(chain))
-    except IndexError as error:
-        raise ValueError("the certificate is cut off") from error
+    der = _first_der(chain)
+    at = _element(der, _element(der, 0)[1])[1]  # into the certificate, and what of it is signed
+    tag, _, end = _element(der, at)
+    at = end if tag == _VERSION else at
+    for _ in ("serial number", "algorithm", "issuer"):
+        _, _, at = _element(der, at)
+    _, not_before, _ = _element(der, at)
+    tag, begin, end = _element(der, _element(der, not_before)[2])
+    form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
+    return datetime.strptime(der[begin:end].decode(), form).replace(tzinfo=UTC).timestamp()
 
 
 async def follow_files(
@@ -121,27 +127,15 @@ def _first_der(chain: str) -> bytes:
     if found is None:
         raise ValueError("there is no certificate")
     der = base64.b64decode(found[2])
-    try:
-        return der[: _element(der, 0)[2]]  # what says whom a trusted one is trusted for follows
-    except IndexError as error:
-        raise ValueError("the certificate is cut off") from error
-
-
-def _expiry(der: bytes) -> float:
-    at = _element(der, _element(der, 0)[1])[1]  # into the certificate, and what of it is signed
-    tag, _, end = _element(der, at)
-    at = end if tag == _VERSION else at
-    for _ in ("serial number", "algorithm", "issuer"):
-        _, _, at = _element(der, at)
-    _, not_before, _ = _element(der, at)
-    tag, begin, end = _element(der, _element(der, not_before)[2])
-    form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
-    return datetime.strptime(der[begin:end].decode(), form).replace(tzinfo=UTC).timestamp()
+    return der[: _element(der, 0)[2]]  # what says whom a trusted one is trusted for follows
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:
     """Return tag, begin and end of the content of the element at `at`."""
-    size, begin = der[at + 1], at + 2
+    try:
+        size, begin = der[at + 1], at + 2
+    except IndexError as error:
+        raise ValueError("the certificate is cut off") from error
     if size & 0x80:
         begin += size & 0x7F
         size = int.from_bytes(der[at + 2 : begin])
