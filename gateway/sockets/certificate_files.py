@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.errors import ConfigurationError
 
@@ -21,18 +21,6 @@ _PEM: Final = re.compile(
     r"-----BEGIN ((?:TRUSTED |X509 )?CERTIFICATE)-----(.+?)-----END \1-----", re.DOTALL
 )
 _VERSION, _UTC_TIME = 0xA0, 0x17  # tags of DER
-
-
-class RenewableFiles(Protocol):
-    """Uses files that are replaced while the process runs."""
-
-    def renew(self) -> bool:
-        """Read the files if they are others than those read last; return whether they are.
-
-        Raises:
-            ConfigurationError: they cannot be used; nothing has changed.
-        """
-        ...
 
 
 def signature_of(paths: tuple[Path, ...]) -> Signature:
@@ -95,20 +83,22 @@ def expiry_of(chain: str) -> float:
 
 
 async def follow_files(
-    files: RenewableFiles,
+    renew: Callable[[], bool],
     interval: float,
     *,
     on_outcome: Callable[[bool], object] = lambda _: None,
 ) -> None:
-    """Have `files` be read when they changed, every `interval` seconds, until cancelled.
+    """Have files be read when they changed, every `interval` seconds, until cancelled.
 
+    `renew` reads them if they are others than those read last, and returns whether they are. Where
+    they cannot be used, it raises a `ConfigurationError` and changes nothing.
     `on_outcome` is called after each look, with whether the files can be used.
     """
     trouble = ""
     while True:
         await asyncio.sleep(interval)
         try:
-            is_new = await asyncio.to_thread(files.renew)
+            is_new = await asyncio.to_thread(renew)
         except ConfigurationError as error:
             # Half of a rotation looks like this: the next look finds the other half.
             reason = f"{error.file}: {error.detail}"
