@@ -182,7 +182,7 @@ class Exchange:
 
     def send_now(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a whole answer at once, whether the peer reads or not; see `send`."""
-        if self._is_over:
+        if self.is_complete or self.is_disconnected:
             return
         says_so = self._begin(has_close=False)
         head = answer_head(status, lines, len(body), self._line.default_lines, is_last=says_so)
@@ -305,7 +305,8 @@ class Exchange:
 
     def _end(self) -> None:
         self.is_complete = True
-        self._wake()
+        if self._news is not None:
+            self._news.set()
         self._line.end_answer(is_last=self._is_last)
 
     def _fail(self, *, is_cancelled: bool = False) -> None:
