@@ -33,8 +33,8 @@ _SYN_RECV = b"03"
 TAKEOVER_INTERVAL = 0.02
 _ACCEPTED_AT_ONCE = 64
 
-MakeProtocol = Callable[[], asyncio.Protocol]
 Take = Callable[[socket.socket, str], object]
+"""Serves an accepted connection, given the address from which it comes."""
 
 
 def refuse_new_connections(listener: socket.socket) -> None:
@@ -74,17 +74,12 @@ async def wait_until_empty(
 
 
 async def accept_for_siblings(
-    listeners: Sequence[socket.socket],
-    make_protocol: MakeProtocol,
-    *,
-    until: asyncio.Event,
-    take: Take | None = None,
+    listeners: Sequence[socket.socket], take: Take, *, until: asyncio.Event
 ) -> None:
-    """Accept connections that stay in the queues of `listeners`, other workers' sockets.
+    """Have `take` serve connections that stay in the queues of `listeners`, other workers' sockets.
 
-    They stay there when their worker was killed, hangs or stops. `take` has each connection and the
-    address it comes from, where there is more to do than to make a protocol. `listeners` are
-    non-blocking. Ends when `until` is set. Does nothing on systems other than Linux.
+    They stay there when their worker was killed, hangs or stops. `listeners` are non-blocking. Ends
+    when `until` is set. Does nothing on systems other than Linux.
     """
     if not listeners or sys.platform != "linux":
         return
@@ -99,7 +94,7 @@ async def accept_for_siblings(
                 ready = _ready(poller)
                 for listener in listeners:
                     if listener.fileno() in pending & ready:
-                        await _accept(listener, make_protocol, take)
+                        _accept(listener, take)
                 pending = ready | arrivals.arrived_sockets()
 
 
@@ -132,21 +127,13 @@ class _ArrivalWatcher:
         return {descriptor for descriptor, _ in self._epoll.poll(0)}
 
 
-async def _accept(listener: socket.socket, make_protocol: MakeProtocol, take: Take | None) -> None:
-    loop = asyncio.get_running_loop()
+def _accept(listener: socket.socket, take: Take) -> None:
     for _ in range(_ACCEPTED_AT_ONCE):
         try:
             connection, address = listener.accept()
         except OSError:  # the queue is empty, or no file descriptors are free: the next poll shows
             return  # (or it is closed: this worker is stopping)
-        if take is not None:
-            take(connection, str(address[0]))
-            continue
-        connection.setblocking(False)
-        try:
-            await loop.connect_accepted_socket(make_protocol, connection)
-        except OSError:  # the client disconnected meanwhile
-            connection.close()
+        take(connection, str(address[0]))
 
 
 def _poller(listeners: Sequence[socket.socket]) -> select.poll:

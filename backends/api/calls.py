@@ -124,24 +124,26 @@ class CallHandler:
         is_call: bool = scope["path"] == CALL_PATH and scope["method"] == "POST"
         return is_call
 
-    def begin(self, body: bytes, exchange: Exchange, scope: Scope) -> bool:
-        """Begin to answer an authenticated call; return false where `__call__` has to."""
+    def begin(self, body: bytes, exchange: Exchange) -> Scope | None:
+        """Begin to answer an authenticated call.
+
+        Where `__call__` has to answer it, return what it needs in the scope.
+        """
         if len(body) > self._max_body_bytes:
-            return False
+            return {}
         try:
             answerer, work = self._open(body)
             algorithm = answerer.algorithm.as_query
             if algorithm is None:
                 # In the scope it ends with the request, also if the caller leaves now.
-                scope[_OPENED] = (answerer, work)
-                return False
+                return {_OPENED: (answerer, work)}
             work.admit()
         except (CallRefused, Overloaded) as error:
             exchange.send_now(error.status, CONTENT, encode_refusal(error))
         else:
             reply = CallReply(exchange, self._core, work, self._timer)
             DirectCall(reply, answerer, algorithm).begin()
-        return True
+        return None
 
     def _open(self, body: bytes) -> tuple[ItemAnswerer, CallWork]:
         """Return what answers a call, and its work, which is not admitted yet."""

@@ -22,29 +22,29 @@ _LONGEST_HOLD: Final = 0.05
 
 
 class ProgressTimer:
-    """Has calls in progress `report` once in `interval`, by one timer for all of them."""
+    """Has calls in progress report once in `interval`, by one timer for all of them."""
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
-        self._reports: set[Callable[[], None]] = set()
+        self._replies: set[CallReply] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, report: Callable[[], None]) -> None:
+    def add(self, reply: "CallReply") -> None:
         """Have a call report from now on."""
-        self._reports.add(report)
+        self._replies.add(reply)
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(self._interval, self._on_timer)
 
-    def remove(self, report: Callable[[], None]) -> None:
+    def remove(self, reply: "CallReply") -> None:
         """Have a call report no more."""
-        self._reports.discard(report)
+        self._replies.discard(reply)
 
     def _on_timer(self) -> None:
-        reports, self._reports, self._timer = self._reports, set(), None
-        for report in reports:
-            report()
-            self.add(report)
+        replies, self._replies, self._timer = self._replies, set(), None
+        for reply in replies:
+            reply.report()
+            self.add(reply)
 
 
 class CallReply:
@@ -61,11 +61,11 @@ class CallReply:
         self._work = work
         self._progress = progress
         core.calls.begin()
-        progress.add(self.report)
+        progress.add(self)
 
     def close(self) -> None:
         """End the call."""
-        self._progress.remove(self.report)
+        self._progress.remove(self)
         self._work.close()
         self._core.calls.end()
 
@@ -93,7 +93,7 @@ class DirectCall:
         answerer: ItemAnswerer,
         algorithm: QueryAlgorithm,
         *,
-        on_end: Callable[[], object] = lambda: None,
+        on_end: Callable[[], object] | None = None,
     ) -> None:
         self._reply = reply
         self._on_end = on_end
@@ -115,10 +115,12 @@ class DirectCall:
             return
         self._is_over = True
         self._reply.exchange.on_disconnect = None
-        self._stop_flushing()
+        if self._flushing is not None:
+            self._flushing.cancel()
         self._query.close()
         self._reply.close()
-        self._on_end()
+        if self._on_end is not None:
+            self._on_end()
 
     def _on_ready(self) -> None:
         """Send the last outcomes at once; others with those of this event-loop iteration.
@@ -146,7 +148,6 @@ class DirectCall:
             self._flushing = None
 
     def _flush(self) -> None:
-        self._stop_flushing()
         if self._is_over:
             return
         outcomes = self._query.take()
@@ -154,6 +155,7 @@ class DirectCall:
             self.close()
             self._reply.send(outcomes, is_last=True)
             return
+        self._stop_flushing()
         if outcomes:
             self._reply.send(outcomes, is_last=False)
         self._query.begin()

@@ -42,9 +42,10 @@ class RepeatedHeads(Front):
         body = _whole_body(data, len(head))
         if body is None:
             return data
-        scope = {**self._scope}
-        exchange = self._connection.begin_whole(scope, body)
-        if not (self._is_call and self._calls.begin(body, exchange, scope)):
+        exchange = self._connection.begin_whole(self._scope, body)
+        more = self._calls.begin(body, exchange) if self._is_call else {}
+        if more is not None:
+            exchange.scope = {**self._scope, **more}
             self._connection.run(exchange)
         return b""
 

@@ -4,8 +4,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from gateway.batches.answering import Result
 from gateway.errors import DependencyUnavailable
@@ -30,19 +29,12 @@ class PartResults:
         self._end = 0
         self._lock = Lock()
         try:
-            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - see `__exit__`
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115 - see `close`
         except OSError as error:
             raise _away(error) from error
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Remove the file."""
         self._file.close()
 
     def add(self, number: int, result: Result) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -107,7 +108,7 @@ class BatchRun:
         if self.batch.status is BatchState.VALIDATING:
             await self._change(lambda batch: _begun(batch, index.total, self._batches.now()))
         while not self.halt.is_set() and len(self.batch.parts) < len(index.starts):
-            with await self._persistently(PartResults, self._results_folder) as results:
+            with closing(await self._persistently(PartResults, self._results_folder)) as results:
                 numbers = await self._answer_part(index, results)
                 await self._keep(numbers, results)
 

@@ -53,8 +53,7 @@ class BatchRunner:
         self._most = most
         self._poll = poll
         self._report = report
-        self._runs: dict[str, BatchRun] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
         self._counts = dict.fromkeys(("begun", "ended", "lost", "files_removed"), 0)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -79,13 +78,14 @@ class BatchRunner:
                     await pause(stop, 1.0)
                 await pause(stop, self._poll)
         finally:
-            for task in self._tasks.values():
+            tasks = [task for _, task in self._runs.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _begin(self) -> bool:
         """Begin a batch if one waits; return whether it did."""
-        running = [run.batch for run in self._runs.values()]
+        running = [run.batch for run, _ in self._runs.values()]
         batch = await asyncio.to_thread(
             self._batches.claim,
             self._holder,
@@ -95,11 +95,11 @@ class BatchRunner:
         )
         if batch is None:
             return False
-        run = self._runs[batch.id] = await self._start(batch)
+        run = await self._start(batch)
         self._counts["begun"] += 1
         _log.info("a batch begins", extra={"batch": batch.id, "parts": len(batch.parts)})
-        task = self._tasks[batch.id] = asyncio.get_running_loop().create_task(self._watch(run))
-        task.add_done_callback(lambda _: self._tasks.pop(batch.id, None))
+        task = asyncio.get_running_loop().create_task(self._watch(run))
+        self._runs[batch.id] = run, task
         self._report(self.statistics())
         return True
 
@@ -121,9 +121,9 @@ class BatchRunner:
         own = list(self._runs)
         held = await asyncio.to_thread(self._batches.renew, self._holder, own, seconds=_LEASE)
         for batch in own:
-            task, run = self._tasks.get(batch), self._runs.get(batch)
-            if task is None or run is None:
+            if batch not in self._runs:
                 continue  # it has ended meanwhile
+            run, task = self._runs[batch]
             if batch not in held:
                 task.cancel()
             elif held[batch] is BatchState.CANCELLING:

@@ -25,7 +25,7 @@ PURPOSES: Final = ("batch",)
 _THREADS: Final = 8
 _SHORTEST_LIFE: Final = 3600
 T = TypeVar("T")
-WriteLater = Callable[[bytes], Awaitable[None]]
+WriteLater = Callable[[bytes], Awaitable[object]]
 """Stores the next bytes of a file."""
 
 
@@ -107,12 +107,8 @@ class TenantFiles:
         context = self._storage.writing(file_object(file.id))
         try:
             write = await run(context.__enter__)
-
-            async def write_later(content: bytes) -> None:
-                await run(write, content)
-
             try:
-                yield Upload(self, file, write_later)
+                yield Upload(self, file, partial(run, write))
             except BaseException:  # also cancellation: nothing half-written may stay
                 await asyncio.shield(run(context.__exit__, *sys.exc_info()))
                 raise

@@ -194,7 +194,7 @@ class ListenerEdge(Edge):
             return
         self.metrics.certificate(tls.expires, is_usable=True)
         await follow_files(
-            tls,
+            tls.renew,
             interval,
             on_outcome=lambda is_usable: self.metrics.certificate(tls.expires, is_usable=is_usable),
         )

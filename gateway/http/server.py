@@ -61,14 +61,7 @@ async def serve(
         watchers = [
             tasks.create_task(server.watch(on_check)),
             tasks.create_task(edge.follow()),
-            tasks.create_task(
-                accept_for_siblings(
-                    siblings,
-                    server.connect,
-                    until=stop,
-                    take=None if server.acceptor is None else server.acceptor.take,
-                )
-            ),
+            tasks.create_task(accept_for_siblings(siblings, server.acceptor.take, until=stop)),
         ]
         await stop.wait()
         await _drain(server, sockets, draining, stop)

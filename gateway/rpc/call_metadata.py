@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from gateway.api.http import Headers
+from gateway.api.http import Headers, header_fields
 from gateway.auth.bearer import find_bearer_token
 
 _API_KEY = b"x-api-key"
@@ -57,11 +57,11 @@ def key_in(metadata: Sequence[tuple[str, str | bytes]]) -> bytes:
     return find_bearer_token(key_headers(metadata))
 
 
-def trailing_metadata(headers: Headers) -> tuple[tuple[str, str], ...]:
-    """Return what of an answer's headers a caller is told: its id, limits, cache."""
+def trailing_metadata(lines: bytes) -> tuple[tuple[str, str], ...]:
+    """Return what of an answer's header lines a caller is told: its id, limits, cache."""
     return tuple(
         (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in headers
+        for name, value in header_fields(lines)
         if not (name.startswith(_PREFIXES) or name in _OF_TRANSPORT or name in _NOT_RETURNED)
     )
 

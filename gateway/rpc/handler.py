@@ -12,12 +12,12 @@ import grpc.aio
 from grpc import StatusCode
 from typing_extensions import override
 
-from gateway.api.http import Headers
+from gateway.api.http import Headers, HttpReply
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import GatewayError, NotCached, Overloaded
 from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
 from gateway.rpc.call_metadata import key_headers, key_in, request_headers, trailing_metadata
-from gateway.rpc.in_process import ApplicationRequest, InProcessCalls, Reply, error_in
+from gateway.rpc.in_process import ApplicationRequest, InProcessCalls, error_in
 from gateway.rpc.infer_route import SERVICE
 from gateway.rpc.messages import Message, MessageTable, decode_message
 from gateway.rpc.metadata_methods import METADATA_METHODS, REFUSED_METHODS, MetadataMethod
@@ -284,17 +284,19 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
             answer.infer_response.id = decode_message(self._messages["ModelInferRequest"], raw).id
         return answer, 0
 
-    async def _answer(self, message: bytes, context: _Context, *, without: bytes = b"") -> Reply:
+    async def _answer(
+        self, message: bytes, context: _Context, *, without: bytes = b""
+    ) -> HttpReply:
         """Return the answer to a `ModelInferRequest`."""
         headers = [one for one in _headers_of(context) if one[0] != without]
         reply = await self._calls.infer(message, headers)
-        context.set_trailing_metadata(trailing_metadata(reply.headers))
+        context.set_trailing_metadata(trailing_metadata(reply.lines))
         return reply
 
-    async def _ask(self, call: ApplicationRequest, context: _Context) -> Reply:
+    async def _ask(self, call: ApplicationRequest, context: _Context) -> HttpReply:
         """Return the application's answer to a request."""
         reply = await self._calls.ask(call, _headers_of(context))
-        context.set_trailing_metadata(trailing_metadata(reply.headers))
+        context.set_trailing_metadata(trailing_metadata(reply.lines))
         return reply
 
 
@@ -302,13 +304,13 @@ def _headers_of(context: _Context) -> Headers:
     return request_headers(context.invocation_metadata(), remaining=context.time_remaining())
 
 
-async def _abort(context: _Context, reply: Reply) -> Any:
+async def _abort(context: _Context, reply: HttpReply) -> Any:
     """End a call with the error in `reply`."""
     error = error_in(reply)
     code = _CODES.get(reply.status, StatusCode.INTERNAL)
     if error.code == NotCached.code:  # else a deadline's status
         code = StatusCode.NOT_FOUND
-    await context.abort(code, _details(error.error), trailing_metadata(reply.headers))
+    await context.abort(code, _details(error.error), trailing_metadata(reply.lines))
 
 
 def _details(text: str) -> str:

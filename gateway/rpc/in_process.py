@@ -11,7 +11,7 @@ from urllib.parse import quote
 import msgspec
 from litestar.types import ASGIApp, Message, Receive
 
-from gateway.api.http import Headers, HttpReply, header_fields
+from gateway.api.http import Headers, HttpReply
 from gateway.api.incoming_request import IncomingBodies, IncomingBody, IncomingRequest
 from gateway.api.inference_route import RouteMatch
 from gateway.api.request_steps import RequestSteps
@@ -22,6 +22,7 @@ from gateway.rpc.infer_route import ModelInferRoute
 from gateway.rpc.messages import MessageTable
 from gateway.tasks import TaskScope, ignore_outcome
 from gateway.types import KeyId
+from wire.http.messages import header_lines
 
 _error = msgspec.json.Decoder(OipError).decode
 
@@ -34,15 +35,7 @@ class ApplicationRequest(NamedTuple):
     body: bytes = b""
 
 
-class Reply(NamedTuple):
-    """Holds an answer; names of headers are in lower case."""
-
-    status: int
-    headers: Headers
-    body: bytes
-
-
-def error_in(reply: Reply) -> OipError:
+def error_in(reply: HttpReply) -> OipError:
     """Return what went wrong."""
     try:
         return _error(reply.body)
@@ -51,9 +44,9 @@ def error_in(reply: Reply) -> OipError:
 
 
 # grpcio bounds the calls, but the request of a cancelled call goes on and is not counted there.
-_BUSY: Final = Reply(
+_BUSY: Final = HttpReply(
     Overloaded.status,
-    [(b"retry-after", b"1")],
+    b"retry-after: 1\r\n",
     OIP_ERRORS.encode(Overloaded("Too many requests are under way; try again soon."), ""),
 )
 
@@ -83,22 +76,22 @@ class InProcessCalls:
         self._bodies = bodies
         self._most = most
 
-    async def infer(self, message: bytes, headers: Headers) -> Reply:
+    async def infer(self, message: bytes, headers: Headers) -> HttpReply:
         """Return the answer to a `ModelInferRequest`. `headers` are those of the caller."""
         return await self._start(lambda: self._infer(message, headers))
 
-    async def ask(self, call: ApplicationRequest, headers: Headers) -> Reply:
+    async def ask(self, call: ApplicationRequest, headers: Headers) -> HttpReply:
         """Return the application's answer. `headers` are those of the caller."""
         return await self._start(lambda: _ask(self._app, call, _with_own(headers, call.body)))
 
-    async def _start(self, call: Callable[[], Coroutine[Any, Any, Reply]]) -> Reply:
+    async def _start(self, call: Callable[[], Coroutine[Any, Any, HttpReply]]) -> HttpReply:
         if len(self._tasks) >= self._most:
             return _BUSY
         task = self._tasks.create_task(call())
         task.add_done_callback(ignore_outcome)
         return await asyncio.shield(task)
 
-    async def _infer(self, message: bytes, headers: Headers) -> Reply:
+    async def _infer(self, message: bytes, headers: Headers) -> HttpReply:
         route = self._match.route
         request = IncomingRequest(
             "POST",
@@ -107,29 +100,30 @@ class InProcessCalls:
             keys=self._keys,
             target=quote(route.path).encode() + b"?",
         )
-        found: list[Reply] = []
+        found: list[HttpReply] = []
 
         async def on_reply(reply: HttpReply, _: KeyId | None) -> None:
-            found.append(Reply(reply.status, header_fields(reply.lines), reply.body))
+            found.append(reply)
 
         body = IncomingBody(self._bodies, _receive_of(message))
         await self._steps.answer(self._match, request, body, on_reply)
         return found[0]
 
 
-async def _ask(app: ASGIApp, request: ApplicationRequest, headers: Headers) -> Reply:
+async def _ask(app: ASGIApp, request: ApplicationRequest, fields: Headers) -> HttpReply:
     """Return the answer of `app`."""
-    status, lines, chunks = 500, Headers(), list[bytes]()
+    status, headers, chunks = 500, Headers(), list[bytes]()
 
     async def send(message: Message) -> None:
-        nonlocal status, lines
+        nonlocal status, headers
         if message["type"] == "http.response.start":
-            status, lines = message["status"], list(message["headers"])
+            status, headers = message["status"], list(message["headers"])
         elif message["type"] == "http.response.body":
             chunks.append(message["body"])
 
-    await app(_scope(request, headers), _receive_of(request.body), send)
-    return Reply(status, [(name.lower(), value) for name, value in lines], b"".join(chunks))
+    await app(_scope(request, fields), _receive_of(request.body), send)
+    lines = header_lines([(name.lower(), value) for name, value in headers])
+    return HttpReply(status, lines, b"".join(chunks))
 
 
 def _receive_of(body: bytes) -> Receive:

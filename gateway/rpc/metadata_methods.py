@@ -9,8 +9,9 @@ from typing import Any, Final
 import msgspec
 from google.protobuf.json_format import ParseDict
 
+from gateway.api.http import HttpReply
 from gateway.errors import ModelNotFound
-from gateway.rpc.in_process import ApplicationRequest, Reply
+from gateway.rpc.in_process import ApplicationRequest
 from gateway.rpc.messages import Message
 
 _OK: Final = 200
@@ -29,7 +30,7 @@ class MetadataMethod(msgspec.Struct, frozen=True, kw_only=True):
     is_public: bool = False
     """Whether the method needs no key."""
 
-    def answer(self, reply: Reply, response: Message) -> Message | None:
+    def answer(self, reply: HttpReply, response: Message) -> Message | None:
         """Return a message of the class `response`, or `None` if the reply is an error."""
         if self.is_probe:
             is_answer = reply.status == _OK or reply.status in _NOT_READY

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.errors import ConfigurationError
 
@@ -21,18 +21,6 @@ _PEM: Final = re.compile(
     r"-----BEGIN ((?:TRUSTED |X509 )?CERTIFICATE)-----(.+?)-----END \1-----", re.DOTALL
 )
 _VERSION, _UTC_TIME = 0xA0, 0x17  # tags of DER
-
-
-class RenewableFiles(Protocol):
-    """Uses files that are replaced while the process runs."""
-
-    def renew(self) -> bool:
-        """Read the files if they are others than those read last; return whether they are.
-
-        Raises:
-            ConfigurationError: they cannot be used; nothing has changed.
-        """
-        ...
 
 
 def signature_of(paths: tuple[Path, ...]) -> Signature:
@@ -82,27 +70,35 @@ def expiry_of(chain: str) -> float:
     Raises:
         ValueError: there is none.
     """
-    try:
-        return _expiry(_first_der(chain))
-    except IndexError as error:
-        raise ValueError("the certificate is cut off") from error
+    der = _first_der(chain)
+    at = _element(der, _element(der, 0)[1])[1]  # into the certificate, and what of it is signed
+    tag, _, end = _element(der, at)
+    at = end if tag == _VERSION else at
+    for _ in ("serial number", "algorithm", "issuer"):
+        _, _, at = _element(der, at)
+    _, not_before, _ = _element(der, at)
+    tag, begin, end = _element(der, _element(der, not_before)[2])
+    form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
+    return datetime.strptime(der[begin:end].decode(), form).replace(tzinfo=UTC).timestamp()
 
 
 async def follow_files(
-    files: RenewableFiles,
+    renew: Callable[[], bool],
     interval: float,
     *,
     on_outcome: Callable[[bool], object] = lambda _: None,
 ) -> None:
-    """Have `files` be read when they changed, every `interval` seconds, until cancelled.
+    """Have files be read when they changed, every `interval` seconds, until cancelled.
 
+    `renew` reads them if they are others than those read last, and returns whether they are. Where
+    they cannot be used, it raises a `ConfigurationError` and changes nothing.
     `on_outcome` is called after each look, with whether the files can be used.
     """
     trouble = ""
     while True:
         await asyncio.sleep(interval)
         try:
-            is_new = await asyncio.to_thread(files.renew)
+            is_new = await asyncio.to_thread(renew)
         except ConfigurationError as error:
             # Half of a rotation looks like this: the next look finds the other half.
             reason = f"{error.file}: {error.detail}"
@@ -121,27 +117,15 @@ def _first_der(chain: str) -> bytes:
     if found is None:
         raise ValueError("there is no certificate")
     der = base64.b64decode(found[2])
-    try:
-        return der[: _element(der, 0)[2]]  # what says whom a trusted one is trusted for follows
-    except IndexError as error:
-        raise ValueError("the certificate is cut off") from error
-
-
-def _expiry(der: bytes) -> float:
-    at = _element(der, _element(der, 0)[1])[1]  # into the certificate, and what of it is signed
-    tag, _, end = _element(der, at)
-    at = end if tag == _VERSION else at
-    for _ in ("serial number", "algorithm", "issuer"):
-        _, _, at = _element(der, at)
-    _, not_before, _ = _element(der, at)
-    tag, begin, end = _element(der, _element(der, not_before)[2])
-    form = "%y%m%d%H%M%SZ" if tag == _UTC_TIME else "%Y%m%d%H%M%SZ"
-    return datetime.strptime(der[begin:end].decode(), form).replace(tzinfo=UTC).timestamp()
+    return der[: _element(der, 0)[2]]  # what says whom a trusted one is trusted for follows
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:
     """Return tag, begin and end of the content of the element at `at`."""
-    size, begin = der[at + 1], at + 2
+    try:
+        size, begin = der[at + 1], at + 2
+    except IndexError as error:
+        raise ValueError("the certificate is cut off") from error
     if size & 0x80:
         begin += size & 0x7F
         size = int.from_bytes(der[at + 2 : begin])

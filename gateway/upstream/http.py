@@ -103,7 +103,7 @@ class HttpBackendClient:
         if self._tls.has_files:
             # Read before the first call: it must not find them broken.
             await asyncio.to_thread(self._tls.renew)
-            self._tasks.start(follow_files(self._tls, self._look_interval))
+            self._tasks.start(follow_files(self._tls.renew, self._look_interval))
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

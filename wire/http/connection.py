@@ -45,7 +45,7 @@ class Cancellable(Protocol):
 class Front:
     """Answers requests of one connection by their bytes, before the parser sees them.
 
-    It is asked while no request is under way and the peer reads.
+    It is asked while no request is under way and the peer reads. By default it answers none.
     """
 
     def take(self, data: bytes) -> bytes:
@@ -54,13 +54,10 @@ class Front:
         To answer later, set the connection's `answering`, call its `hold` with what is behind the
         request, and `end_answer` at the end.
         """
-        raise NotImplementedError
+        return data
 
     def learn(self, data: bytes, exchange: Exchange, headers: Headers) -> None:
-        """Note that the parser made `exchange` of `data`, the bytes that `take` returned.
-
-        By default, nothing is noted.
-        """
+        """Note that the parser made `exchange` of `data`, the bytes that `take` returned."""
 
 
 class Side(Protocol):
@@ -145,8 +142,8 @@ class Connection(asyncio.Protocol):
             on_end=self._on_end,
             clock=self.loop.time,
         )
-        self._front: Front | None = None
-        self._take: Callable[[bytes], bytes] = _take_nothing
+        self._front = Front()
+        self._take = self._front.take
         self._progress: ReadProgress | None = None
         self._waiting_since = self.loop.time()
         self._answers_seen = self._answers_parsed = 0
@@ -170,9 +167,8 @@ class Connection(asyncio.Protocol):
         address = self.peer.address
         self._address = (address, 0) if address else _address(transport.get_extra_info("peername"))
         state.connections.add(self)
-        self._front = state.side.front(self)
-        if self._front is not None:
-            self._take = self._front.take
+        self._front = state.side.front(self) or self._front
+        self._take = self._front.take
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
@@ -184,7 +180,8 @@ class Connection(asyncio.Protocol):
         self.writer.lose()
         # These refer to the connection, which would be left to the garbage collector.
         self._parser.close()
-        self._front, self._take = None, _take_nothing
+        self._front = Front()
+        self._take = self._front.take
         self.answering = self.on_leave = self._receiving = None
         self._queue.clear()
         self._held = b""
@@ -438,7 +435,7 @@ class Connection(asyncio.Protocol):
             self._parser.forget_empty_lines()
         self._parse(data)
         exchange = self.answering
-        if self._front is not None and isinstance(exchange, Exchange) and not self._queue:
+        if isinstance(exchange, Exchange) and not self._queue:
             self._front.learn(data, exchange, self._parser.headers)
 
     def _parse(self, data: bytes) -> None:
@@ -539,10 +536,6 @@ class Connection(asyncio.Protocol):
     def _on_large_write(self, size: int) -> None:
         self._measure(self.loop.time())
         self.state.on_large_write(size)
-
-
-def _take_nothing(data: bytes) -> bytes:
-    return data
 
 
 def _address(name: Any) -> tuple[str, int] | None:

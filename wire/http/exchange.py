@@ -137,14 +137,14 @@ class Exchange:
             await app(scope, self.receive, self.send_message)
         except BaseException as error:  # whatever it was, it must not end the server
             _log.error("the application failed", exc_info=error)
-            if isinstance(error, asyncio.CancelledError):
-                await self._fail(may_wait=False)
+            is_cancelled = isinstance(error, asyncio.CancelledError)
+            self._fail(is_cancelled=is_cancelled)
+            if is_cancelled:
                 raise
-            await self._fail()
             return
         if not self.is_complete and not self.is_disconnected:
             _log.error("the application returned without a complete answer")
-            await self._fail()
+            self._fail()
 
     def body(self) -> bytes | None:
         """Return the whole body; `None` where it has to be waited for, by `receive`."""
@@ -182,7 +182,7 @@ class Exchange:
 
     def send_now(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a whole answer at once, whether the peer reads or not; see `send`."""
-        if self._is_over:
+        if self.is_complete or self.is_disconnected:
             return
         says_so = self._begin(has_close=False)
         head = answer_head(status, lines, len(body), self._line.default_lines, is_last=says_so)
@@ -305,25 +305,23 @@ class Exchange:
 
     def _end(self) -> None:
         self.is_complete = True
-        self._wake()
+        if self._news is not None:
+            self._news.set()
         self._line.end_answer(is_last=self._is_last)
 
-    async def _fail(self, *, may_wait: bool = True) -> None:
+    def _fail(self, *, is_cancelled: bool = False) -> None:
         if self.is_complete or self.is_disconnected:
             return
         writer = self._line.writer
         # An answer that ends with its connection would seem whole.
-        if self._is_unframed or (writer.is_paused and (self.has_begun or not may_wait)):
+        if self._is_unframed or (writer.is_paused and (self.has_begun or is_cancelled)):
             writer.transport.abort()
-            return
-        if self.has_begun:
+        elif self.has_begun:
             self._is_last = True
             self._end()
-            return
-        await self.send_message(
-            {"type": "http.response.start", "status": 500, "headers": _FAILURE_HEADERS}
-        )
-        await self.send_message({"type": "http.response.body", "body": _FAILURE})
+        else:
+            self._send_head(500, list(_FAILURE_HEADERS))
+            self._send_body(_FAILURE, has_more=False)
 
     def _take_body(self) -> bytes:
         parts, self._body_parts = self._body_parts, []

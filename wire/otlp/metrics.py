@@ -30,10 +30,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.core import Metric as Family, Sample
 
 from wire.metric_declaration import unit_of
-from wire.otlp.spans import open_exporter
+from wire.otlp.spans import CLOSE_WITHIN, open_exporter
 from wire.otlp.variables import number
 
-CLOSE_WITHIN: Final = 2.0
 _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 _SCOPE: Final = InstrumentationScope("sluicegate")
 _UNITS: Final = {"seconds": "s", "bytes": "By", "ratio": "1"}

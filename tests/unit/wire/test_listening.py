@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from typing_extensions import override
 
 from testing.waiting import until
 from wire.listening import (
@@ -18,14 +17,9 @@ from wire.listening import (
 pytestmark = pytest.mark.anyio
 
 
-class Answering(asyncio.Protocol):
-    """Says `hello` to whoever connects."""
-
-    @override
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(b"hello")
-        transport.close()
+def greet(connection: socket.socket, _address: str) -> None:
+    connection.send(b"hello")
+    connection.close()
 
 
 @pytest.fixture
@@ -47,7 +41,7 @@ async def test_who_waits_at_a_socket_that_nobody_reads_is_taken_over(
     listener: socket.socket,
 ) -> None:
     loop, leaving = asyncio.get_running_loop(), asyncio.Event()
-    taking = asyncio.create_task(accept_for_siblings([listener], Answering, until=leaving))
+    taking = asyncio.create_task(accept_for_siblings([listener], greet, until=leaving))
     callers = [caller(listener) for _ in range(100)]
 
     answers = [await loop.sock_recv(each, 100) for each in callers]
@@ -63,7 +57,7 @@ async def test_a_socket_that_does_not_listen_yet_is_left_alone() -> None:
     leaving = asyncio.Event()
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        taking = asyncio.create_task(accept_for_siblings([bound], Answering, until=leaving))
+        taking = asyncio.create_task(accept_for_siblings([bound], greet, until=leaving))
         leaving.set()
         await taking
 

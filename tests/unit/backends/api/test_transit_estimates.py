@@ -102,6 +102,6 @@ def test_a_call_that_waited_has_less_time(delay: float, left: float) -> None:
             sender=GATEWAY,
             sent=AHEAD + sent,
         )
-        handler.begin(msgspec.msgpack.encode(call), nobody, {})
+        handler.begin(msgspec.msgpack.encode(call), nobody)
 
     assert [call.items[0].remaining for call in core.seen] == [1.0, pytest.approx(left)]

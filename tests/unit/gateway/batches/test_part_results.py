@@ -1,6 +1,7 @@
 """The results of a part are on disk until its last line is answered, and then in order."""
 
 import tracemalloc
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ LARGE = 2 << 20
 
 
 def test_results_are_read_in_the_order_of_their_lines(tmp_path: Path) -> None:
-    with PartResults(tmp_path) as results:
+    with closing(PartResults(tmp_path)) as results:
         for number in reversed(NUMBERS[:4]):
             result = Result(line=b"%d\n" % number, is_success=number % 2 == 0)
             results.add(number, result)
@@ -27,7 +28,7 @@ def test_results_are_read_in_the_order_of_their_lines(tmp_path: Path) -> None:
 def test_results_take_no_memory(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
-        with PartResults(tmp_path) as results:
+        with closing(PartResults(tmp_path)) as results:
             for number in NUMBERS:
                 results.add(number, Result(line=b"x" * LARGE, is_success=True))
             size = sum(map(len, results.content(NUMBERS, is_success=True)))

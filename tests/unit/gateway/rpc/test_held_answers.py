@@ -9,11 +9,11 @@ import pytest
 from grpc import StatusCode
 from typing_extensions import override
 
-from gateway.api.http import Headers
+from gateway.api.http import Headers, HttpReply
 from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
 from gateway.rpc import handler, listener
 from gateway.rpc.handler import HeldAnswers
-from gateway.rpc.in_process import InProcessCalls, Reply
+from gateway.rpc.in_process import InProcessCalls
 from gateway.rpc.infer_route import SERVICE
 from testing.waiting import until
 from tests.support.api import KEY
@@ -72,7 +72,7 @@ async def test_an_answer_without_room_is_refused(monkeypatch: pytest.MonkeyPatch
         """Another key takes the room between the core's answer and the call's."""
 
         @override
-        async def infer(self, message: bytes, headers: Headers) -> Reply:
+        async def infer(self, message: bytes, headers: Headers) -> HttpReply:
             reply = await super().infer(message, headers)
             taken.append(await rpc.api.unsent.hold(other, 8_000_000, 0.0))
             return reply

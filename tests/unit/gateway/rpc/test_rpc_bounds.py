@@ -9,10 +9,10 @@ import pytest
 from grpc import StatusCode
 from typing_extensions import override
 
-from gateway.api.http import Headers
+from gateway.api.http import Headers, HttpReply
 from gateway.http.edge import HTTP_2, ListenerEdge, ListenerTls
 from gateway.rpc import handler, listener
-from gateway.rpc.in_process import InProcessCalls, Reply
+from gateway.rpc.in_process import InProcessCalls
 from gateway.rpc.infer_route import SERVICE
 from gateway.tasks import TaskScope
 from testing.certificates import Authority
@@ -71,7 +71,7 @@ async def test_a_stream_reads_no_more_than_it_has_places_for(
 
     class Counting(InProcessCalls):
         @override
-        async def infer(self, message: bytes, headers: Headers) -> Reply:
+        async def infer(self, message: bytes, headers: Headers) -> HttpReply:
             asked.append(message)
             return await super().infer(message, headers)
 
@@ -199,7 +199,7 @@ async def test_an_idempotency_key_is_not_that_of_each_request_of_a_stream(
 
     class Noting(InProcessCalls):
         @override
-        async def infer(self, message: bytes, headers: Headers) -> Reply:
+        async def infer(self, message: bytes, headers: Headers) -> HttpReply:
             sent.append(headers)
             return await super().infer(message, headers)
 

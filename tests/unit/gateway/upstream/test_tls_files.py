@@ -33,7 +33,7 @@ async def test_files_are_followed_after_one_could_not_be_opened(tmp_path: Path) 
     tls = ClientTls(certificate=chain, key=key)
     tls.renew()
     first = tls.context
-    following = asyncio.create_task(follow_files(tls, 0.01))
+    following = asyncio.create_task(follow_files(tls.renew, 0.01))
 
     key.unlink()
     key.mkdir()
