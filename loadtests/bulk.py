@@ -6,13 +6,11 @@ drops the texts of the round before, because every garbage collection would trav
 memory.
 """
 
-import itertools
 import os
 import time
-from collections.abc import Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
-from statistics import median
 
 import click
 
@@ -23,20 +21,17 @@ from bulk.items import key_prefix
 from bulk.options import BulkOptions, encoded_parameters, make_manifest
 from bulk.output import work_folder
 from bulk.shared_cache import NullCache
-from loadtests.bare_sessions import BareSessions, Batching
+from loadtests.bare_sessions import BareSessions, bare_sessions, best_first
 from loadtests.generator import OK, Outcome
 from loadtests.machine import resident_bytes
 from loadtests.measured import demo_models, metered
 from loadtests.options import rounds
-from loadtests.padded import write_padded
-from loadtests.report import show, table_of
+from loadtests.report import Turn, show, table_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
 from wire.protocol import Task
 
 _MODEL = "minilm"
-_BATCHING = Batching(rows=16, tokens=4096, together=2048)
-_JOB = "sluicegate bulk"
 
 
 @click.command()
@@ -44,88 +39,60 @@ _JOB = "sluicegate bulk"
 @rounds(3)
 @click.option("--bare-share", default=1.0, help="Share of the texts that bare sessions run.")
 def measure(*, rows: int, rounds: int, bare_share: float) -> None:
-    """Measure bare sessions with two forms of the graph, and a bulk job, on the same texts.
+    """Compare a bulk job with bare sessions over two forms of the graph, on the same texts.
 
     The bare sessions run only the fraction `bare_share` of each round's texts, which are in random
     order.
     """
     size = rows // rounds
-    own: list[str] = []
+    texts: list[str] = []
     memory: list[int] = []
-    turns_done = itertools.count()
-    with (
-        demo_models() as models,
-        BulkRunner(models, model=_MODEL, task="embed") as runner,
-    ):
-        source = models.parent / "in.parquet"
-        bare = _bare_sessions(models)
+    numbers = count()
+    with demo_models() as models, BulkRunner(models, model=_MODEL, task="embed") as runner:
+        bare = bare_sessions(models, rows=16, tokens=4096, together=2048)
+        here = [os.getpid()]
 
-        def prepare() -> None:
-            """Write new texts before each round."""
-            turn = next(turns_done)
-            if turn % (1 + len(bare)) == 0:
-                own[:] = sentences(size, seed=4 + turn)
-                _write_texts(source, own)
-
-        def job() -> Outcome:
-            found = _timed(_bulk_job(runner, source, models.parent / f"out-{len(memory)}"), size)
+        def job() -> Turn:
+            """Write new texts, and measure a job over them."""
+            number = next(numbers)
+            texts[:] = sentences(size, seed=4 + number)
+            source = models.parent / "in.parquet"
+            arrow, parquet = import_pyarrow(), import_pyarrow("pyarrow.parquet")
+            parquet.write_table(arrow.table({"text": texts}), source)
+            target = models.parent / f"out-{number}"
+            turn = metered(partial(_bulk_job, runner, source, target, size), server=here)()
             memory.append(resident_bytes(os.getpid()) >> 20)
-            return found
+            return turn
 
         def alone(sessions: BareSessions) -> Outcome:
-            texts = own[: max(1, round(bare_share * size))]
-            return _timed(lambda: sessions.run(texts), len(texts))
+            own = texts[: max(1, round(bare_share * size))]
+            started = time.perf_counter()
+            sessions.run(own)
+            return _outcome(started, len(own))
 
-        variants = {_JOB: job} | {what: partial(alone, each) for what, each in bare.items()}
-        here = [os.getpid()]
-        prepare()
         turns = in_turns(
-            {what: metered(run, server=here) for what, run in variants.items()},
+            {"sluicegate bulk": job}
+            | {what: metered(partial(alone, each), server=here) for what, each in bare.items()},
             rounds,
-            rest=prepare,
         )
-    best = max(bare, key=lambda what: median(run.outcome.rate for run in turns[what]))
     show(
         f"Bulk: {size:,} texts a round",
-        table_of({best: turns[best]} | turns),
+        table_of(best_first(turns, bare)),
         f"Resident MiB after each round of the bulk job: {memory}.",
     )
 
 
-def _bare_sessions(models: Path) -> dict[str, BareSessions]:
-    """Return bare sessions over the served graph, and over the graph that computes padding."""
-    folder = models / _MODEL / "1"
-    graphs = {
-        "served": folder / "model.onnx",
-        "padded": write_padded(models.parent / "padded.onnx"),
-    }
-    return {
-        f"bare session, {form} graph": BareSessions(graph, folder / "tokenizer.json", _BATCHING)
-        for form, graph in graphs.items()
-    }
-
-
-def _bulk_job(runner: BulkRunner, source: Path, target: Path) -> Callable[[], None]:
+def _bulk_job(runner: BulkRunner, source: Path, target: Path, size: int) -> Outcome:
     options = BulkOptions(model=_MODEL, task=Task.EMBED, columns=("text",))
     parameters = encoded_parameters(runner.parameters)
     prefix = key_prefix(runner.info, options, parameters, secret=b"", scope="bulk", epoch="")
     manifest = make_manifest(options, find_inputs([str(source)]), runner.info, runner.provider)
-
-    def run() -> None:
-        folder = OutputFolder(str(target))
-        with work_folder(None, folder, manifest) as work:
-            run_job(runner, manifest, prefix, NullCache(), folder, work=work, max_errors=None)
-
-    return run
-
-
-def _write_texts(path: Path, texts: list[str]) -> None:
-    """Write a Parquet file with a column of texts."""
-    arrow, parquet = import_pyarrow(), import_pyarrow("pyarrow.parquet")
-    parquet.write_table(arrow.table({"text": texts}), path)
-
-
-def _timed(run: Callable[[], None], texts: int) -> Outcome:
     started = time.perf_counter()
-    run()
+    folder = OutputFolder(str(target))
+    with work_folder(None, folder, manifest) as work:
+        run_job(runner, manifest, prefix, NullCache(), folder, work=work, max_errors=None)
+    return _outcome(started, size)
+
+
+def _outcome(started: float, texts: int) -> Outcome:
     return Outcome(duration=time.perf_counter() - started, statuses={OK: texts}, latencies=[])

@@ -12,14 +12,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import click
 import httpx
 import msgspec
+import sqlalchemy
+from sqlalchemy import Connection
 
 from gateway.console.pages import PAGES
-from loadtests.console_ledger import MODELS, fill_ledger
+from gateway.ledger.ledger import Ledger
+from gateway.ledger.types import KeySpec, Units
+from gateway.ledger.usage_marks import DAY, HOUR
 from loadtests.gateway import Gateway, add_tenants
 from loadtests.generator import percentile, run_closed
 from loadtests.machine import processor_seconds
@@ -30,18 +34,20 @@ from testing.stub_backend import StubBackend, stub_model
 from testing.valkey import Valkey
 from testing.waiting import wait_until
 
-LIMIT: Final = 0.3
+_LIMIT = 0.3
 """The most seconds that a page may take."""
 _ADMIN_KEY, _KEY = "admin-bench-key-0123456789", "sk-console-bench-0123456789"
 _REGIONS = ("eu", "us", "ap", "sa")
 _SPANS = ("24h", "7d", "30d", "month", "365d")
 _WORKERS = 2
-_REQUESTS = 50
-"""Requests that each model gets before the measurement, so that metrics have counts."""
+_REQUESTS = 50  # that each model gets before the measurement, so that metrics have counts
 _PROBED_EVERY = 5.0
+_MODELS = 40
+_DAYS, _WEEK, _HOURS_OF_DAY = 365, 7, 24
+_SUMMED = Units.__struct_fields__
 
 
-class PageTime(NamedTuple):
+class _PageTime(NamedTuple):
     """The size of a page, and the seconds that each request for the page took.
 
     `processor` is the processor time of the operators' process. Other work on the machine affects
@@ -71,11 +77,11 @@ def measure(*, tenants: int, backends: int, rounds: int, postgresql: bool) -> No
     heading("Pages of the console")
     columns = ("page", "median", "p95", "longest", "processor", "KiB")
     print_table(columns, map(_line, sorted(pages, key=lambda page: -max(page.seconds))))
-    if slow := [page.path for page in pages if max(page.seconds) > LIMIT]:
-        raise click.ClickException(f"over {LIMIT * 1e3:.0f} ms: {', '.join(slow)}")
+    if slow := [page.path for page in pages if max(page.seconds) > _LIMIT]:
+        raise click.ClickException(f"over {_LIMIT * 1e3:.0f} ms: {', '.join(slow)}")
 
 
-def _line(page: PageTime) -> tuple[str, ...]:
+def _line(page: _PageTime) -> tuple[str, ...]:
     times = sorted(page.seconds)
     processor = statistics.median(page.processor)
     figures = (statistics.median(times), percentile(times, 0.95), times[-1], processor)
@@ -84,8 +90,8 @@ def _line(page: PageTime) -> tuple[str, ...]:
 
 async def _beside_stubs(
     ledger_url: str, *, tenants: int, backends: int, rounds: int
-) -> list[PageTime]:
-    models = [stub_model(f"m-{number}") for number in range(MODELS)]
+) -> list[_PageTime]:
+    models = [stub_model(f"m-{number}") for number in range(_MODELS)]
     async with AsyncExitStack() as stack:
         stubs = []
         for number in range(backends):
@@ -93,7 +99,7 @@ async def _beside_stubs(
             stub = StubBackend(backend_id=f"{region}-{number}", region=region, models=models)
             stubs.append(await stack.enter_async_context(stub))
 
-        def work() -> list[PageTime]:
+        def work() -> list[_PageTime]:
             with _gateway(ledger_url, stubs, tenants) as gateway, _operator(gateway) as client:
                 paths = [*(page.path for page in PAGES), *_more(client, tenants)]
                 pid = gateway.processes()["admin 0"]
@@ -122,12 +128,12 @@ def _gateway(ledger_url: str, stubs: Sequence[StubBackend], tenants: int) -> Ite
             state_url=valkey.url,
             cache_url=valkey.url,
         )
-        fill_ledger(gateway.settings.ledger, tenants)
+        _fill_ledger(gateway.settings.ledger, tenants)
         add_tenants(gateway.settings.ledger, {"bench": _KEY})
         with gateway:
             bodies = (
-                msgspec.json.encode({"model": f"m-{number % MODELS}", "input": f"text {number}"})
-                for number in range(_REQUESTS * MODELS)
+                msgspec.json.encode({"model": f"m-{number % _MODELS}", "input": f"text {number}"})
+                for number in range(_REQUESTS * _MODELS)
             )
             run_closed(gateway.target(_KEY), bodies, connections=8)
             yield gateway
@@ -158,7 +164,7 @@ def _more(client: httpx.Client, tenants: int) -> list[str]:
     return [path for path in paths if client.get(path).status_code == httpx.codes.OK]
 
 
-def _time(client: httpx.Client, path: str, rounds: int, pid: int) -> PageTime:
+def _time(client: httpx.Client, path: str, rounds: int, pid: int) -> _PageTime:
     seconds, processor = [], []
     response = client.get(path)
     for _ in range(rounds):
@@ -168,4 +174,81 @@ def _time(client: httpx.Client, path: str, rounds: int, pid: int) -> PageTime:
         processor.append(processor_seconds(pid) - used)
         if response.status_code != httpx.codes.OK:
             raise RuntimeError(f"{path}: {response.status_code}")
-    return PageTime(path, seconds, processor, len(response.content) / 1024)
+    return _PageTime(path, seconds, processor, len(response.content) / 1024)
+
+
+def _fill_ledger(url: str, tenants: int) -> None:
+    """Create tenants with one key each, and write usage and its hourly sums as billing does."""
+    specs = [
+        KeySpec(tenant=f"tenant-{number:05}", key_hash=f"{number:064x}", name="bench")
+        for number in range(tenants)
+    ]
+    now = time.time_ns()
+    week = now // DAY - _WEEK + 1
+    hours = now // HOUR - week * _HOURS_OF_DAY + 1
+    days = _DAYS - _WEEK
+    engine = sqlalchemy.create_engine(url)
+    with Ledger.create(url) as ledger:
+        for first in range(0, tenants, 1000):
+            ledger.accounts.create_keys(specs[first : first + 1000], new_tenants=True)
+        with engine.begin() as connection:
+            _insert(connection, tenants, length=DAY, first=week - days, count=days, is_summed=0)
+            first = week * _HOURS_OF_DAY
+            _insert(connection, tenants, length=HOUR, first=first, count=hours, is_summed=1)
+            _sum_hours(connection, week * DAY)
+        # Billing does this in its idle time.
+        for _ in range(_DAYS):  # each step scans a hundred hours
+            ledger.rollup.add_up(before=now - 3 * DAY, limit=1000)
+        while ledger.rollup.sum_day():
+            pass
+    with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
+        # PostgreSQL does this by itself after a while.
+        connection.exec_driver_sql("ANALYZE")
+    engine.dispose()
+
+
+def _insert(
+    connection: Connection, tenants: int, *, length: int, first: int, count: int, is_summed: int
+) -> None:
+    """Insert a row for each tenant and for each of `count` periods of `length` nanoseconds."""
+    numbers = {"items": "100 + n", "hit": "60", "collapsed": "0", "computed": "40 + n"}
+    numbers |= {"failed": "0", "rows": "40 + n", "tokens": "500", "requests": "20"}
+    values = {
+        "id": f"'rollup-{length}-' || t || '-' || n",
+        "tenant": "'tenant-' || substr(CAST(100000 + n AS TEXT), 2)",
+        "time": f"({first} + t) * CAST({length} AS BIGINT)",
+        "key": "'key'",
+        "model": f"'m-' || mod(n, {_MODELS})",
+        "task": "'classify'",
+        "status": "200",
+        "region": "'eu'",
+        "revision": "'abc'",
+        "code": "''",
+        "batch": "0",
+        "is_summed": str(is_summed),
+        **numbers,
+    }
+    query = (
+        "WITH RECURSIVE tenants(n) AS"  # noqa: S608 - of constants
+        f" (SELECT 0 UNION ALL SELECT n + 1 FROM tenants WHERE n + 1 < {tenants}),"
+        f" times(t) AS (SELECT 0 UNION ALL SELECT t + 1 FROM times WHERE t + 1 < {count})"
+        f" INSERT INTO usage_events ({', '.join(values)})"
+        f" SELECT {', '.join(values.values())} FROM times, tenants"
+    )
+    connection.execute(sqlalchemy.text(query))
+
+
+def _sum_hours(connection: Connection, since: int) -> None:
+    """Write the hourly sums, which billing updates in the transaction that writes the events."""
+    kind = "tenant, model, batch, is_free"
+    sums = ", ".join(f"sum({name})" for name in _SUMMED)
+    hour, day = f"time / {HOUR}", f"hour / {_HOURS_OF_DAY} * {_HOURS_OF_DAY}"
+    columns = f"length, hour, {kind}, {', '.join(_SUMMED)}"
+    by_hour = f"WHERE time >= {since} GROUP BY {hour}, tenant, model, batch"
+    by_day = f"GROUP BY {day}, {kind}"
+    for rows in (
+        f"1, {hour}, tenant, model, batch, 0, {sums} FROM usage_events {by_hour}",
+        f"1, hour, '*', model, batch, 0, {sums} FROM usage_hours GROUP BY hour, model, batch",
+        f"{_HOURS_OF_DAY}, {day}, {kind}, {sums} FROM usage_hours {by_day}",
+    ):
+        connection.exec_driver_sql(f"INSERT INTO usage_hours ({columns}) SELECT {rows}")

@@ -7,14 +7,15 @@ processor time, which is little compared with the time of the measured server.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
+import httptools
 import msgspec
 import uvloop
 from typing_extensions import override
 
 OK = 200
-_clock = time.perf_counter
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,71 +65,75 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-_Answered = Callable[[int, bytes, bytes], None]
-"""Takes the status, the head and the body of an answer; status 0 means that there was no answer."""
+class Reply(NamedTuple):
+    """An answer and the time at which it came; `head` has its lines in lower case.
+
+    Status 0 means that there was no answer.
+    """
+
+    status: int
+    head: bytes
+    body: bytes
+    came: float
 
 
 class ClientConnection(asyncio.Protocol):
     """A connection with at most one request on it."""
 
     def __init__(self, head: bytes) -> None:
-        self._head = head
-        self._buffer = b""
-        self._answered: _Answered | None = None
+        self._request_head = head
+        self._parser = httptools.HttpResponseParser(self)
+        self._reply: asyncio.Future[Reply] | None = None
         self.is_open = True
 
-    @override
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: asyncio.Transport = transport  # type: ignore[assignment]  # uvloop's is no subclass
-
-    def send(self, body: bytes, answered: _Answered) -> None:
-        """Send a request, and call `answered` once it has ended."""
-        self._answered = answered
-        self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (self._head, len(body), body))
+    def ask(self, body: bytes) -> asyncio.Future[Reply]:
+        """Send a request; the result of the future is its reply."""
+        self._reply = asyncio.get_running_loop().create_future()
+        self._transport.write(
+            b"%bcontent-length: %d\r\n\r\n%b" % (self._request_head, len(body), body)
+        )
+        return self._reply
 
     def close(self) -> None:
         """Close the connection immediately. A request in flight ends with status 0."""
-        self.is_open = False
-        self.transport.abort()
-        self._end(0, b"", b"")
+        self._transport.abort()
+        self.connection_lost(None)
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]  # uvloop's is no subclass
 
     @override
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            return
-        head = self._buffer[:end].lower()
-        start = head.find(b"content-length:")
-        if start < 0:
-            if not self._buffer.endswith(b"\r\n0\r\n\r\n"):  # the last chunk
-                return
-        elif len(self._buffer) < end + 4 + int(head[start + 15 :].split(b"\r\n", 1)[0]):
-            return
-        body = self._buffer[end + 4 :]
-        self._buffer = b""
-        if b"\r\nconnection: close" in head:
-            self.is_open = False
-            self.transport.close()
-        self._end(int(head[9:12]), head, body if start >= 0 else b"".join(_chunks(body)))
+        self._parser.feed_data(data)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
         self._end(0, b"", b"")
 
+    def on_message_begin(self) -> None:
+        """Forget the answer before."""
+        self._head, self._body = b"", b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a line of the head."""
+        self._head += b"\r\n%b: %b" % (name.lower(), value.lower())
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        """End the request."""
+        if not self._parser.should_keep_alive():
+            self.is_open = False
+            self._transport.close()
+        self._end(self._parser.get_status_code(), self._head, self._body)
+
     def _end(self, status: int, head: bytes, body: bytes) -> None:
-        answered, self._answered = self._answered, None
-        if answered is not None:
-            answered(status, head, body)
-
-
-def _chunks(body: bytes) -> Iterator[bytes]:
-    while body:
-        size, _, rest = body.partition(b"\r\n")
-        length = int(size, 16)
-        yield rest[:length]
-        body = rest[length + 2 :]
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(Reply(status, head, body, time.perf_counter()))
 
 
 async def connect(target: Target) -> ClientConnection:
@@ -149,32 +154,20 @@ async def closed_loop(
     """
     statuses: Counter[int] = Counter()
     latencies: list[float] = []
-    callers = set(await asyncio.gather(*(connect(target) for _ in range(connections))))
-    done = asyncio.Event()
-    started = _clock()
+    callers = await asyncio.gather(*(connect(target) for _ in range(connections)))
+    started = time.perf_counter()
 
-    def call(caller: ClientConnection) -> None:
-        has_time = _clock() < started + duration and caller.is_open
-        body = next(bodies, None) if has_time else None
-        if body is None:
-            callers.discard(caller)
-            caller.close()
-            if not callers:
-                done.set()
-            return
-        sent = _clock()
+    async def call(caller: ClientConnection) -> None:
+        while caller.is_open and (sent := time.perf_counter()) < started + duration:
+            if (body := next(bodies, None)) is None:
+                break
+            reply = await caller.ask(body)
+            statuses[reply.status] += 1
+            latencies.append(reply.came - sent)
+        caller.close()
 
-        def answered(status: int, _head: bytes, _body: bytes) -> None:
-            statuses[status] += 1
-            latencies.append(_clock() - sent)
-            call(caller)
-
-        caller.send(body, answered)
-
-    for caller in list(callers):
-        call(caller)
-    await done.wait()
-    took = _clock() - started
+    await asyncio.gather(*map(call, callers))
+    took = time.perf_counter() - started
     return Outcome(duration=took, statuses=dict(statuses), latencies=sorted(latencies))
 
 

@@ -1,18 +1,14 @@
-"""Starts what a benchmark measures, the whole system or a bare server, and pins its processes.
+"""Measures the whole system: fills its caches, pins its processes and reads their time.
 
 The measured process has one core, and everything else shares another core.
 """
 
 import contextlib
 import resource
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -22,14 +18,11 @@ from loadtests.generator import Outcome, Target
 from loadtests.machine import pin, processor_seconds, resident_mib
 from loadtests.report import Costs, Turn
 from loadtests.workload import sentences
-from testing.ports import free_port
 from testing.system import System
 from testing.waiting import wait_until
 
 SERVER, OTHERS = 0, 1
 """The core of the measured process, and the core of all other processes."""
-BARE = "a bare server, which does nothing"
-_ROOT = Path(__file__).parents[1]
 _TEXTS = 100
 _LATER = ("shipper", "billing", "request-log")
 
@@ -145,35 +138,3 @@ def own_seconds() -> float:
 
 def _used(processes: Sequence[int]) -> float:
     return sum(map(processor_seconds, processes))
-
-
-class BareServer(NamedTuple):
-    """A server that answers every request with the same bytes."""
-
-    target: Target
-    pid: int
-
-
-@contextlib.contextmanager
-def bare_server(
-    *, length: int = 330, core: int | None = SERVER, status: int = 200, delay: float = 0.0
-) -> Iterator[BareServer]:
-    """Run the HTTP server with an application that sends `length` bytes after `delay` seconds."""
-    port = free_port()
-    arguments = [str(each) for each in (port, length, status, delay)]
-    command = [sys.executable, "-m", "loadtests.bare_server", *arguments]
-    child = subprocess.Popen(command, cwd=_ROOT)
-    try:
-        wait_until(lambda: _listens(port), what="the bare server listens")
-        if core is not None:
-            pin([child.pid], core)
-        yield BareServer(Target(host="127.0.0.1", port=port, path="/"), child.pid)
-    finally:
-        child.terminate()
-        child.wait()
-
-
-def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-        return True
-    return False

@@ -2,16 +2,24 @@
 
 import asyncio
 import contextlib
+import gc
+import itertools
+import os
 import random
+import selectors
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 
 import msgspec
 
-from loadtests.generator import ClientConnection, Outcome, Target, connect
+from loadtests.generator import ClientConnection, Outcome, Reply, Target, connect
 
-_clock = time.perf_counter
+_WARM = 0.2
+"""Seconds of a steady load that are not measured: a connection's first request is slow."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,55 +72,44 @@ async def open_loop(
     chooser = None if seed is None else random.Random(seed)
     idle = deque([await connect(target) for _ in range(connections)])
     opened = set(idle)
-    answers: list[Answer] = []
-    landed = asyncio.Event()
-    started = _clock()
+    asked: list[tuple[float, float, asyncio.Future[Reply]]] = []
+    due = started = time.perf_counter()
     zero = started if since is None else since
-
-    def send(caller: ClientConnection, body: bytes, due: float) -> None:
-        sent = _clock()
-
-        def answered(status: int, head: bytes, reply: bytes) -> None:
-            answers.append(
-                Answer(
-                    due=due - zero,
-                    sent=sent - zero,
-                    came=_clock() - zero,
-                    status=status,
-                    body=reply,
-                    head=head,
-                )
-            )
-            if caller.is_open:
-                idle.append(caller)
-            if len(answers) == number:
-                landed.set()
-
-        caller.send(body, answered)
-
-    due, number = started, 0
     while due < started + duration:
         due += chooser.expovariate(rate) if chooser else 1 / rate
-        await asyncio.sleep(max(0.0, due - _clock()))
-        caller = _free(idle) or await connect(target)
-        opened.add(caller)
-        number += 1
-        landed.clear()
-        send(caller, next(bodies), due)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(patience):
-            await landed.wait()
-    for caller in opened:
-        caller.close()
-    return answers
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        connection = _free(idle) or await connect(target)
+        opened.add(connection)
+        sent = time.perf_counter()
+        reply = connection.ask(next(bodies))
+        reply.add_done_callback(partial(_put_back, idle, connection))
+        asked.append((due, sent, reply))
+    await asyncio.wait([reply for *_, reply in asked], timeout=patience)
+    for connection in opened:
+        connection.close()
+    answers = ((due, sent, reply.result()) for due, sent, reply in asked)
+    return [
+        Answer(
+            due=due - zero,
+            sent=sent - zero,
+            came=reply.came - zero,
+            status=reply.status,
+            body=reply.body,
+            head=reply.head,
+        )
+        for due, sent, reply in answers
+    ]
+
+
+def _put_back(idle: deque[ClientConnection], connection: ClientConnection, _: object) -> None:
+    idle.append(connection)
 
 
 def _free(idle: deque[ClientConnection]) -> ClientConnection | None:
-    """Take the connection that is idle for longest."""
+    """Take the open connection that is idle for longest."""
     while idle:
-        caller = idle.popleft()
-        if caller.is_open:
-            return caller
+        if (connection := idle.popleft()).is_open:
+            return connection
     return None
 
 
@@ -121,3 +118,39 @@ def run_open(
 ) -> list[Answer]:
     """Run an open loop in an event loop of its own."""
     return asyncio.run(open_loop(target, bodies, rate=rate, duration=duration))
+
+
+def steady_load(
+    target: Target, bodies: list[bytes], *, rate: float, duration: float, core: int
+) -> Outcome:
+    """Send `bodies` in turns, evenly spaced, from a process that other work disturbs little.
+
+    Timers of the event loop are exact to tens of microseconds. As root, the process gets a
+    real-time priority on its core. Otherwise, other work may delay the sending of a request, and
+    the delay would be measured as latency.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(_run_steadily, target, bodies, rate, duration, core).result()
+
+
+def _run_steadily(
+    target: Target, bodies: list[bytes], rate: float, duration: float, core: int
+) -> Outcome:
+    os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    gc.disable()
+    load = open_loop(
+        target,
+        itertools.cycle(bodies),
+        rate=rate,
+        duration=_WARM + duration,
+        seed=None,
+        connections=64,
+        patience=2.0,
+    )
+    # `epoll` rounds timeouts to milliseconds, but `select` does not.
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        answers = runner.run(load)
+    return outcome([answer for answer in answers if answer.due > _WARM], duration)
