@@ -22,10 +22,11 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "Faults": ("faults",),
 }
 _ELSEWHERE = {
-    "dialect-hits": "hit",
-    "latency": "hit",
+    **dict.fromkeys(("dialect-hits", "latency", "traced-hits"), "hit"),
+    **dict.fromkeys(("batches", "hostile", "shares"), "isolation"),
+    **dict.fromkeys(("mixed", "rows", "threads"), "batching"),
+    "bulk": "miss",
     "regions": "limits",
-    "traced-hits": "hit",
     "whole-requests": "overload",
 }
 

@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import httptools
 import msgspec
@@ -65,16 +64,24 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-class Reply(NamedTuple):
-    """An answer and the time at which it came; `head` has its lines in lower case.
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer, and the times when its request was due and sent and when the answer came.
 
-    Status 0 means that there was no answer.
+    Times are readings of `time.perf_counter`. The status is 0 if the connection ended or no answer
+    came in time. Names and values in `head` are in lower case.
     """
 
+    due: float
+    sent: float
+    came: float
     status: int
     head: bytes
     body: bytes
-    came: float
+
+    @property
+    def latency(self) -> float:
+        """Seconds from when the request was due, which include the delay of a late generator."""
+        return self.came - self.due
 
 
 class ClientConnection(asyncio.Protocol):
@@ -83,16 +90,19 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, head: bytes) -> None:
         self._request_head = head
         self._parser = httptools.HttpResponseParser(self)
-        self._reply: asyncio.Future[Reply] | None = None
+        self._answer: asyncio.Future[Answer] | None = None
+        self._due = self._sent = 0.0
         self.is_open = True
 
-    def ask(self, body: bytes) -> asyncio.Future[Reply]:
-        """Send a request; the result of the future is its reply."""
-        self._reply = asyncio.get_running_loop().create_future()
+    def ask(self, body: bytes, due: float | None = None) -> asyncio.Future[Answer]:
+        """Send a request that was due at `due`, or now; the result of the future is its answer."""
+        self._sent = time.perf_counter()
+        self._due = self._sent if due is None else due
+        self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(
             b"%bcontent-length: %d\r\n\r\n%b" % (self._request_head, len(body), body)
         )
-        return self._reply
+        return self._answer
 
     def close(self) -> None:
         """Close the connection immediately. A request in flight ends with status 0."""
@@ -132,8 +142,18 @@ class ClientConnection(asyncio.Protocol):
         self._end(self._parser.get_status_code(), self._head, self._body)
 
     def _end(self, status: int, head: bytes, body: bytes) -> None:
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_result(Reply(status, head, body, time.perf_counter()))
+        if self._answer is None or self._answer.done():
+            return
+        self._answer.set_result(
+            Answer(
+                due=self._due,
+                sent=self._sent,
+                came=time.perf_counter(),
+                status=status,
+                head=head,
+                body=body,
+            )
+        )
 
 
 async def connect(target: Target) -> ClientConnection:
@@ -158,12 +178,12 @@ async def closed_loop(
     started = time.perf_counter()
 
     async def call(caller: ClientConnection) -> None:
-        while caller.is_open and (sent := time.perf_counter()) < started + duration:
+        while caller.is_open and time.perf_counter() < started + duration:
             if (body := next(bodies, None)) is None:
                 break
-            reply = await caller.ask(body)
-            statuses[reply.status] += 1
-            latencies.append(reply.came - sent)
+            answer = await caller.ask(body)
+            statuses[answer.status] += 1
+            latencies.append(answer.latency)
         caller.close()
 
     await asyncio.gather(*map(call, callers))

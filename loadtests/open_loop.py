@@ -14,32 +14,10 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 
-import msgspec
-
-from loadtests.generator import ClientConnection, Outcome, Reply, Target, connect
+from loadtests.generator import Answer, ClientConnection, Outcome, Target, connect
 
 _WARM = 0.2
 """Seconds of a steady load that are not measured: a connection's first request is slow."""
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer: its status and body, and the times when its request was due, sent and answered.
-
-    Times are seconds since the start of the run. The status is 0 if the connection ended or no
-    answer came in time. Names and values in `head` are in lower case.
-    """
-
-    due: float
-    sent: float
-    came: float
-    status: int
-    body: bytes
-    head: bytes
-
-    @property
-    def latency(self) -> float:
-        """Seconds from when the request was due, which include the delay of a late generator."""
-        return self.came - self.due
 
 
 def outcome(answers: Sequence[Answer], duration: float) -> Outcome:
@@ -59,46 +37,31 @@ async def open_loop(
     duration: float,
     seed: int | None = 1,
     connections: int = 0,
-    since: float | None = None,
     patience: float = 10.0,
 ) -> list[Answer]:
-    """Send `rate` requests a second for `duration` seconds; return the answer to each request.
+    """Send `rate` requests a second for `duration` seconds; return the answers in their order.
 
     Requests are spaced at random by `seed`, or evenly if `seed` is `None`. `connections` are opened
     before the start and used in turns. If no connection is free, a new connection is opened.
-    `patience` is how many seconds the last requests may take after the end of the load. Times are
-    measured from `since`, a reading of `time.perf_counter`, or by default from the first request.
+    `patience` is how many seconds the last requests may take after the end of the load.
     """
     chooser = None if seed is None else random.Random(seed)
     idle = deque([await connect(target) for _ in range(connections)])
     opened = set(idle)
-    asked: list[tuple[float, float, asyncio.Future[Reply]]] = []
+    answers: list[asyncio.Future[Answer]] = []
     due = started = time.perf_counter()
-    zero = started if since is None else since
     while due < started + duration:
         due += chooser.expovariate(rate) if chooser else 1 / rate
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         connection = _free(idle) or await connect(target)
         opened.add(connection)
-        sent = time.perf_counter()
-        reply = connection.ask(next(bodies))
-        reply.add_done_callback(partial(_put_back, idle, connection))
-        asked.append((due, sent, reply))
-    await asyncio.wait([reply for *_, reply in asked], timeout=patience)
+        answer = connection.ask(next(bodies), due)
+        answer.add_done_callback(partial(_put_back, idle, connection))
+        answers.append(answer)
+    await asyncio.wait(answers, timeout=patience)
     for connection in opened:
         connection.close()
-    answers = ((due, sent, reply.result()) for due, sent, reply in asked)
-    return [
-        Answer(
-            due=due - zero,
-            sent=sent - zero,
-            came=reply.came - zero,
-            status=reply.status,
-            body=reply.body,
-            head=reply.head,
-        )
-        for due, sent, reply in answers
-    ]
+    return [answer.result() for answer in answers]
 
 
 def _put_back(idle: deque[ClientConnection], connection: ClientConnection, _: object) -> None:
@@ -153,4 +116,5 @@ def _run_steadily(
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         answers = runner.run(load)
-    return outcome([answer for answer in answers if answer.due > _WARM], duration)
+    begun = answers[0].due + _WARM
+    return outcome([answer for answer in answers if answer.due > begun], duration)
