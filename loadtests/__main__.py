@@ -25,6 +25,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("dialect-hits", "latency", "traced-hits"), "hit"),
     **dict.fromkeys(("batches", "hostile", "shares"), "isolation"),
     **dict.fromkeys(("mixed", "rows", "threads"), "batching"),
+    **dict.fromkeys(("dashboards", "scaling"), "monitoring"),
     "bulk": "miss",
     "regions": "limits",
     "whole-requests": "overload",

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
 from pathlib import Path
 from statistics import median
@@ -184,18 +185,17 @@ def measure_hostile(*, rate: float, seconds: float, rounds: int) -> None:
 def _harm(running: RunningBackend, ended: Counter[str]) -> Iterator[None]:
     """Send harmful items to every algorithm while entered; count how the items ended."""
     is_over = threading.Event()
-    threads = [
-        threading.Thread(target=_send_harm, args=(running.url, running.model(name), is_over, ended))
-        for name in HARM
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(len(HARM)) as pool:
+        sending = [
+            pool.submit(_send_harm, running.url, running.model(name), is_over, ended)
+            for name in HARM
+        ]
+        try:
+            yield
+        finally:
+            is_over.set()
+    for each in sending:
+        each.result()
 
 
 def _send_harm(url: str, info: ModelInfo, is_over: threading.Event, ended: Counter[str]) -> None:

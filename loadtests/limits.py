@@ -78,7 +78,6 @@ class LimitsResult(msgspec.Struct, frozen=True, kw_only=True):
     - `other` counts answers that were neither 200 nor 429.
     """
 
-    tenants: list[Line]
     over: float
     allowed: float
     ahead: float
@@ -106,15 +105,20 @@ class RegionsResult(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--away", default=10.0, help="Seconds without Redis in one run.")
 def measure_limits(*, duration: float, away: float) -> None:
     """Check that four workers together keep limits, with Redis and without."""
-    for title, gone in (("there", 0.0), (f"killed for {away:g} s", away)):
+    lines: list[Line] = []
+    for what, gone in (("there", 0.0), (f"killed for {away:g} s", away)):
         with running_fleet() as (gateway, state):
             result = run_on(gateway, state, duration=duration, away=gone)
-        show(
-            f"Limits while Redis is {title}",
-            result.tenants,
-            f"Worst window {result.over:+.2f}; allowed over the limit: {result.allowed:.1f}.",
-            f"Answers neither 200 nor 429: {result.other}.",
+        lines.append(
+            {
+                "Redis": what,
+                "worst window, over": result.over,
+                "allowed over": result.allowed,
+                "least share of what a tenant may get": result.share,
+                "answers neither 200 nor 429": result.other,
+            }
         )
+    show("Limits", lines)
 
 
 @click.command("regions")
@@ -175,21 +179,15 @@ def run_on(gateway: Gateway, state: Valkey, *, duration: float, away: float) -> 
         what="the workers report what they admitted",
     )
     by_workers = (_admissions(gateway) - before)["local_share"]
-    over = [most_over_the_limit(of_tenant, RULE) for of_tenant in good]
-    shares = [
-        len(own) / min(len(all_), bound(RULE, _took(all_)))
-        for own, all_ in zip(good, answers, strict=True)
-    ]
     ahead = bound_ahead(RULE, workers=WORKERS, by_share=by_workers)
     return LimitsResult(
-        tenants=[
-            {"admitted": len(own), "worst window, over": worst, "of what it may get": share}
-            for own, worst, share in zip(good, over, shares, strict=True)
-        ],
-        over=max(over),
+        over=max(most_over_the_limit(of_tenant, RULE) for of_tenant in good),
         allowed=max(by_share, ahead),
         ahead=ahead,
-        share=min(shares),
+        share=min(
+            len(own) / min(len(all_), bound(RULE, _took(all_)))
+            for own, all_ in zip(good, answers, strict=True)
+        ),
         other=_count_other(answers),
     )
 

@@ -203,7 +203,6 @@ def _measured(
 def _lines(items: int, samples: Sequence[_Sample], units: Sequence[float]) -> list[Line]:
     """Return an item's processor time in microseconds, and in multiples of a bare server's time."""
     together = median(sample.costs["together"] for sample in samples)
-    outcomes = [sample.outcome for sample in samples]
     ways = {"µs": [1.0] * len(samples), "bare requests": units}
     return [
         {
@@ -213,9 +212,7 @@ def _lines(items: int, samples: Sequence[_Sample], units: Sequence[float]) -> li
                 name: paired([sample.costs[name] for sample in samples], unit)
                 for name in samples[0].costs
             },
-            "items/s": items * median(outcome.rate for outcome in outcomes),
-            "p50 ms": 1e3 * median(outcome.percentile(0.5) for outcome in outcomes),
-            "p99 ms": 1e3 * median(outcome.percentile(0.99) for outcome in outcomes),
+            "items/s": items * median(sample.outcome.rate for sample in samples),
             "rows/s a core": 1e6 / together,
             f"cores for {_AIM:,} rows/s": _AIM * together / 1e6,
         }
