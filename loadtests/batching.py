@@ -83,8 +83,6 @@ def _run_mixed(
     with backend(models, **settings) as running:
         bodies = _warm(running, seed=next(seeds))
         answers = run_open(running.target, bodies, rate=rate, duration=duration)
-        waste = running.counter("padding_waste_ratio", _ENCODER)
-    print(f"padding made {waste:.2f} of the work of {settings or 'batches by length'}")
     return outcome([answer for answer in answers if 0 < _tokens(answer) < _LONG], duration)
 
 

@@ -29,7 +29,6 @@ from loadtests.measured import (
     SERVER,
     fill,
     give_core,
-    memory_of,
     metered,
     popular_bodies,
     settle,
@@ -125,10 +124,12 @@ def measure_hits(*, connections: int, duration: float, rounds: int) -> None:
         load = Load(root, connections, duration, list(systems.values()))
         runs = {what: partial(load.run, each, bodies) for what, each in candidates.items()}
         turns = in_turns(runs, rounds)
-        notes = [memory_of(systems[FAST])]
-    if not nginx.is_installed():
-        notes.append("nginx with Lua is missing: `make install-system` installs it")
-    show("Hits: one worker on one core", table_of(turns), *notes)
+    missing = ["nginx with Lua is missing: `make install-system` installs it"]
+    show(
+        "Hits: one worker on one core",
+        table_of(turns),
+        *([] if nginx.is_installed() else missing),
+    )
 
 
 @click.command("dialect-hits")
@@ -179,14 +180,13 @@ def measure_traced(*, connections: int, duration: float, rounds: int) -> None:
 
 
 @click.command("latency")
-@click.option("--most", default=12_000.0, help="Highest rate, in requests a second.")
 @duration(4.0)
 @rounds(5)
-def measure_latency(*, most: float, duration: float, rounds: int) -> None:
+def measure_latency(*, duration: float, rounds: int) -> None:
     """Measure the latency of hits at a steady rate: of each cache tier, and of LiteLLM's proxy.
 
-    The rate is half the capacity of each system, but at most `most`. The bare server's latency
-    shows how much of the measured latencies comes from the machine and the load generator.
+    The rate is half the capacity of each system, but at most 12,000 requests a second. The latency
+    of the bare server shows how much comes from the machine and the load generator.
     """
     wrk.require()
     bodies = popular_bodies()
@@ -207,7 +207,7 @@ def measure_latency(*, most: float, duration: float, rounds: int) -> None:
         for what, (target, own) in targets.items():
             full = wrk.send(target, own, connections=32, duration=2.0, core=OTHERS, folder=root)
             rest()
-            rate = float(f"{min(most, full.rate / 2):.2g}")
+            rate = float(f"{min(12_000.0, full.rate / 2):.2g}")
             load = partial(steady_load, target, own, rate=rate, duration=duration, core=OTHERS)
             runs[f"{what}, {rate:,.0f} a second"] = metered(load, rest=rest)
         turns = in_turns(runs, rounds)

@@ -19,11 +19,9 @@ from loadtests.machine import pin, processor_seconds, resident_mib
 from loadtests.report import Costs, Turn
 from loadtests.workload import sentences
 from testing.system import System
-from testing.waiting import wait_until
 
 SERVER, OTHERS = 0, 1
 """The core of the measured process, and the core of all other processes."""
-_TEXTS = 100
 _LATER = ("shipper", "billing", "request-log")
 
 
@@ -43,7 +41,7 @@ def classify_bodies(texts: Iterable[str]) -> list[bytes]:
 
 def popular_bodies() -> list[bytes]:
     """Return the hundred requests that the benchmarks of cache hits repeat."""
-    return classify_bodies(sentences(_TEXTS, seed=1))
+    return classify_bodies(sentences(100, seed=1))
 
 
 def target_of(system: System, path: str = "/v1/classify", **headers: str) -> Target:
@@ -91,17 +89,13 @@ def settle(systems: Iterable[System]) -> None:
     This work uses a processor core, so it would slow the next run.
     """
     processes = [p.pid for system in systems for p in system.processes() if p.role in _LATER]
-    seen = [sum(map(processor_seconds, processes))]
-
-    def is_quiet() -> bool:
-        used = sum(map(processor_seconds, processes))
-        rests = used - seen[0] < 0.03
-        seen[0] = used
+    used = processor_seconds(*processes)
+    for _ in range(120):
         time.sleep(0.5)
-        return rests
-
-    time.sleep(0.5)
-    wait_until(is_quiet, within=60, what="events are billed")
+        before, used = used, processor_seconds(*processes)
+        if used - before < 0.03:
+            return
+    raise TimeoutError("the events were not billed within 60 s")
 
 
 def metered(
@@ -117,14 +111,15 @@ def metered(
     """
 
     def turn() -> Turn:
-        before = _used(server), _used(others), own_seconds()
+        own, serving = own_seconds(), processor_seconds(*server)
+        other = processor_seconds(*others)
         outcome = run()
-        own, serving = own_seconds() - before[2], _used(server) - before[0]
+        own, serving = own_seconds() - own, processor_seconds(*server) - serving
         rest()
+        other = processor_seconds(*others) - other
         each = 1e6 / max(1, outcome.requests)
-        used = serving, _used(others) - before[1]
         return Turn(
-            outcome, Costs(server=each * used[0], others=each * used[1], generator=each * own)
+            outcome, Costs(server=each * serving, others=each * other, generator=each * own)
         )
 
     return turn
@@ -134,7 +129,3 @@ def own_seconds() -> float:
     """Return the processor time of this process, and of its children that have ended."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(each.ru_utime + each.ru_stime for each in used)
-
-
-def _used(processes: Sequence[int]) -> float:
-    return sum(map(processor_seconds, processes))

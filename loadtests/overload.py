@@ -156,12 +156,10 @@ def _measure(system: System, name: str, kind: _Kind, duration: float) -> tuple[l
         system, target, bodies(), full, duration=seconds, deadline=deadline, items=kind.items
     )
     eager = closed(_EAGER, seconds, deadline)
-    good = Outcome(
-        duration=eager.duration, statuses={OK: eager.requests - eager.failed}, latencies=[]
-    )
+    good = Outcome(duration=eager.duration, statuses={OK: eager.statuses.get(OK, 0)}, latencies=[])
     what = f"answered to {_EAGER} callers who ask again at once"
-    eager_row = row_of(what, good, baseline=full.rate * kind.items, items=kind.items)
-    return [*rows, eager_row], f"{note} Callers who ask again at once got {eager.statuses}."
+    rows.append(row_of(what, good, baseline=full.rate * kind.items, items=kind.items))
+    return rows, f"{note} Callers who ask again at once got {eager.statuses}."
 
 
 def _overloaded(

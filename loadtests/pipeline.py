@@ -124,7 +124,7 @@ class Pipeline:
 
     def used(self) -> dict[str, float]:
         """Return the processor time that each process has used so far."""
-        return {what: sum(map(processor_seconds, pids)) for what, pids in self.processes.items()}
+        return {what: processor_seconds(*pids) for what, pids in self.processes.items()}
 
     def counters(self) -> tuple[float, float, float]:
         """Return how many batches, rows and padded tokens the backends ran."""
