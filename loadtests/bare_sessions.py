@@ -1,6 +1,5 @@
 """Runs a graph without a server, to measure the highest speed that a server could reach."""
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +11,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 
-from backends.model_tools.demo.source import find_source
-from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.shapes import BertShape
-from backends.model_tools.graphs.weights import read_safetensors
+from loadtests.models import write_padded
 from loadtests.report import Turn
 from wire.cores import usable_cores
 
@@ -39,18 +35,6 @@ def best_first(turns: Mapping[str, Sequence[Turn]], bare: Iterable[str]) -> dict
     """Return all runs, and before them the runs of the fastest bare session: the baseline."""
     best = max(bare, key=lambda what: median(run.outcome.rate for run in turns[what]))
     return {what: list(turns[what]) for what in (best, *turns)}
-
-
-def write_padded(path: Path) -> Path:
-    """Write the demo encoder to `path` as common exporters do; return `path`.
-
-    That graph also computes padding tokens.
-    """
-    source = find_source()
-    shape = BertShape.from_config(json.loads((source / "config.json").read_bytes()))
-    model = build_bert(shape, read_safetensors(source / "model.safetensors"))
-    path.write_bytes(model.SerializeToString())
-    return path
 
 
 class BareSessions:

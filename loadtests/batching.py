@@ -12,10 +12,16 @@ import click
 import msgspec
 
 from loadtests.backend import RunningBackend, backend, calls
-from loadtests.bare_sessions import write_padded
-from loadtests.entailment import JUDGE, LABELS, ZERO_SHOT, write_entailment
 from loadtests.generator import OK, Answer, Outcome, run_closed
-from loadtests.measured import backends_of, demo_models, metered, target_of
+from loadtests.measured import backends_of, metered, target_of
+from loadtests.models import (
+    JUDGE,
+    LABELS,
+    ZERO_SHOT,
+    demo_models,
+    write_entailment,
+    write_padded,
+)
 from loadtests.open_loop import outcome, run_open
 from loadtests.options import duration, rounds
 from loadtests.report import Line, Turn, show, table_of
@@ -49,7 +55,7 @@ def measure_mixed(*, duration: float, rounds: int) -> None:
         write_padded(exported / _ENCODER / "1" / "model.onnx")
         with backend(exported, **_ARRIVAL) as running:
             bodies = _warm(running, seed=99)
-            able = run_closed(running.target, bodies, connections=32, duration=duration).rate
+            able = run_closed(running.target, bodies, duration=duration).rate
         rate = _OFFERED * able
         # Batches by length and by arrival get the same texts.
         seeds = (seed for seed in itertools.count() for _ in range(2))
@@ -102,10 +108,9 @@ def _tokens(answer: Answer) -> int:
 
 
 @click.command("rows")
-@click.option("--connections", default=64, help="Callers at once.")
 @click.option("--count", default=300, help="Number of zero-shot requests in a run.")
 @rounds(3)
-def measure_rows(*, connections: int, count: int, rounds: int) -> None:
+def measure_rows(*, count: int, rounds: int) -> None:
     """Measure the rows a second of zero-shot requests with many rows, and of one-row requests.
 
     No text is sent twice. The rows of both kinds have the same lengths, because the text of a
@@ -120,13 +125,13 @@ def measure_rows(*, connections: int, count: int, rounds: int) -> None:
             def one() -> Outcome:
                 own[:] = itertools.islice(texts, count)
                 target = target_of(system, "/v1/classify", x_request_timeout="60")
-                return run_closed(target, _single_rows(own), connections=connections)
+                return run_closed(target, _single_rows(own), connections=64)
 
             def many() -> Outcome:
                 target = target_of(system, "/v1/zero-shot", x_request_timeout="60")
                 fields = {"model": ZERO_SHOT, "labels": LABELS, "hypothesis_template": _TEMPLATE}
                 bodies = (msgspec.json.encode(fields | {"input": text}) for text in own)
-                found = run_closed(target, bodies, connections=connections)
+                found = run_closed(target, bodies, connections=64)
                 rows = {status: len(LABELS) * each for status, each in found.statuses.items()}
                 return msgspec.structs.replace(found, statuses=rows)
 
@@ -136,7 +141,7 @@ def measure_rows(*, connections: int, count: int, rounds: int) -> None:
                 f"zero-shot requests of {len(LABELS)} labels": metered(many, server=backends),
             }
             turns = in_turns(variants, rounds)
-    show(f"Rows: {connections} connections, rates and costs of rows", table_of(turns))
+    show("Rows: 64 connections, rates and costs of rows", table_of(turns))
 
 
 def _single_rows(texts: Iterable[str]) -> Iterator[bytes]:

@@ -15,6 +15,8 @@ import uvloop
 from typing_extensions import override
 
 OK = 200
+CALLERS = 32
+"""The callers of most benchmarks: each waits for an answer before its next request."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,7 +194,7 @@ async def closed_loop(
 
 
 def run_closed(
-    target: Target, bodies: Iterator[bytes], *, connections: int, duration: float = 120.0
+    target: Target, bodies: Iterator[bytes], *, connections: int = CALLERS, duration: float = 120.0
 ) -> Outcome:
     """Run a closed loop in an event loop of its own."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

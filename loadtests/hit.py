@@ -22,7 +22,7 @@ import msgspec
 from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
 from loadtests.bare_server import BARE, bare_server
-from loadtests.generator import Target
+from loadtests.generator import CALLERS, Target
 from loadtests.machine import pin
 from loadtests.measured import (
     OTHERS,
@@ -35,7 +35,7 @@ from loadtests.measured import (
     target_of,
 )
 from loadtests.open_loop import steady_load
-from loadtests.options import connections, duration, rounds
+from loadtests.options import duration, rounds
 from loadtests.peers.litellm import proxy
 from loadtests.report import Row, Turn, show, table_of
 from loadtests.rivals import nginx
@@ -102,10 +102,9 @@ class Load(NamedTuple):
 
 
 @click.command("hit")
-@connections
 @duration(5.0)
 @rounds(5)
-def measure_hits(*, connections: int, duration: float, rounds: int) -> None:
+def measure_hits(*, duration: float, rounds: int) -> None:
     """Compare cache hits by tier with the hits of rivals and with a server without logic."""
     wrk.require()
     bodies = popular_bodies()
@@ -121,7 +120,7 @@ def measure_hits(*, connections: int, duration: float, rounds: int) -> None:
         if nginx.is_installed():
             texts = sentences(len(bodies), seed=1)
             candidates |= rivals(stack, root, texts, answer=answer_of(systems, bodies[0]))
-        load = Load(root, connections, duration, list(systems.values()))
+        load = Load(root, CALLERS, duration, list(systems.values()))
         runs = {what: partial(load.run, each, bodies) for what, each in candidates.items()}
         turns = in_turns(runs, rounds)
     missing = ["nginx with Lua is missing: `make install-system` installs it"]
@@ -133,17 +132,16 @@ def measure_hits(*, connections: int, duration: float, rounds: int) -> None:
 
 
 @click.command("dialect-hits")
-@connections
 @duration(5.0)
 @rounds(5)
-def measure_dialects(*, connections: int, duration: float, rounds: int) -> None:
+def measure_dialects(*, duration: float, rounds: int) -> None:
     """Compare memory hits of OpenAI's embeddings route with those of the native route."""
     wrk.require()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root = Path(folder)
         (system,) = start_systems(stack, root, [], ways=[FAST]).values()
-        load = Load(root, connections, duration, [system])
+        load = Load(root, CALLERS, duration, [system])
         for texts, form in product((1, 4), ("float", "base64")):
             bodies = _embedding_bodies(texts, form)
             runs = {}
@@ -156,10 +154,9 @@ def measure_dialects(*, connections: int, duration: float, rounds: int) -> None:
 
 
 @click.command("traced-hits")
-@connections
 @duration(5.0)
 @rounds(5)
-def measure_traced(*, connections: int, duration: float, rounds: int) -> None:
+def measure_traced(*, duration: float, rounds: int) -> None:
     """Measure how tracing slows memory hits, with a healthy, dead, slow or refusing collector."""
     wrk.require()
     bodies = popular_bodies()
@@ -172,7 +169,7 @@ def measure_traced(*, connections: int, duration: float, rounds: int) -> None:
             unsampled = msgspec.structs.replace(target, headers=(*target.headers, _UNSAMPLED))
             name = f"{what}, callers with an unsampled `traceparent`"
             candidates[name] = candidates[what]._replace(target=unsampled)
-        load = Load(root, connections, duration, list(systems.values()))
+        load = Load(root, CALLERS, duration, list(systems.values()))
         runs = {what: partial(load.run, each, bodies) for what, each in candidates.items()}
         turns = in_turns(runs, rounds)
         spans = [f"Spans, {what}: {_spans(system)}" for what, system in systems.items()]
@@ -205,7 +202,9 @@ def measure_latency(*, duration: float, rounds: int) -> None:
         rest = partial(settle, list(systems.values()))
         runs = {}
         for what, (target, own) in targets.items():
-            full = wrk.send(target, own, connections=32, duration=2.0, core=OTHERS, folder=root)
+            full = wrk.send(
+                target, own, connections=CALLERS, duration=2.0, core=OTHERS, folder=root
+            )
             rest()
             rate = float(f"{min(12_000.0, full.rate / 2):.2g}")
             load = partial(steady_load, target, own, rate=rate, duration=duration, core=OTHERS)

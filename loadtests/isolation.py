@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import os
 import re
-import shutil
 import signal
 import tempfile
 import threading
@@ -29,7 +28,8 @@ from loadtests.faults.model import MODEL, PATH, texts, write_revision
 from loadtests.gateway import WIDE_LIMITS
 from loadtests.generator import Outcome, run_closed
 from loadtests.machine import pin
-from loadtests.measured import demo_models, metered, target_of
+from loadtests.measured import metered, target_of
+from loadtests.models import copy_model, demo_models
 from loadtests.open_loop import open_loop, outcome, run_open
 from loadtests.options import rounds
 from loadtests.report import Line, show, table_of
@@ -39,7 +39,7 @@ from testing.hostile_algorithms import HARM, HEAD, IMPORTS, write_algorithm
 from testing.loopback import get, no_authorities
 from testing.system import System
 from testing.waiting import wait_until
-from wire.protocol import CALL_PATH, Done, Failed, FrameReader, InferParameters, ModelInfo, Task
+from wire.protocol import CALL_PATH, Done, Failed, FrameReader, ModelInfo, Task
 
 _RATE, _WINDOW = 20.0, 4.0
 """Requests a second beside a batch job, and seconds of each measured load."""
@@ -204,9 +204,7 @@ def _send_harm(url: str, info: ModelInfo, is_over: threading.Event, ended: Count
             if is_over.wait(_BETWEEN):
                 return
             harm = f"harm {id(is_over)} {number}"
-            content = call(
-                [harm], info, task=Task.INFER, parameters=InferParameters(), remaining=20.0
-            )
+            content = call([harm], info, task=Task.INFER, remaining=20.0)
             answer = client.post(CALL_PATH, content=content)
             for frame in FrameReader().feed(answer.content):
                 if isinstance(frame, Done | Failed):
@@ -222,7 +220,9 @@ def measure_shares(*, phase: float) -> None:
     other way round. The device seconds of each model are read in the second half of both phases.
     """
     with demo_models() as models:
-        _add_twin(models)
+        # So that two encoders compete.
+        copy_model(models, "minilm", "minilm-twin")
+        copy_model(models, _MODEL, f"{_MODEL}-twin", encoder="minilm-twin")
         with backend(models, threads="1") as running:
             pin([running.pid], _BACKEND)
             pin([os.getpid()], _GENERATOR)
@@ -231,7 +231,7 @@ def measure_shares(*, phase: float) -> None:
                 for seed, name in ((7, _MODEL), (8, f"{_MODEL}-twin"))
             )
             mixture = _mixed(first, second)
-            able = run_closed(running.target, mixture, connections=32, duration=5.0).rate
+            able = run_closed(running.target, mixture, duration=5.0).rate
             rate = _OVERLOAD * able
             bodies = _swapped(first, second, round(rate * phase))
             lines = asyncio.run(_shares(running, bodies, rate=rate, phase=phase))
@@ -274,13 +274,3 @@ def _swapped(first: Iterator[bytes], second: Iterator[bytes], count: int) -> Ite
     """Yield `count` calls, ten of `first` for each of `second`; then go on with roles swapped."""
     yield from islice(_mixed(first, second), count)
     yield from _mixed(second, first)
-
-
-def _add_twin(models: Path) -> None:
-    """Copy the encoder and a head over it under other names, so that two encoders compete."""
-    encoder, twin = _ENCODERS
-    shutil.copytree(models / encoder, models / twin)
-    copy = Path(shutil.copytree(models / _MODEL, models / f"{_MODEL}-twin"))
-    for manifest in copy.rglob("model.yaml"):
-        text = manifest.read_text().replace(f"encoder: {encoder}\n", f"encoder: {twin}\n")
-        manifest.write_text(text)

@@ -17,17 +17,17 @@ from bulk.output import work_folder
 from bulk.shared_cache import NullCache
 from loadtests.backend import calls
 from loadtests.bare_sessions import BareSessions, bare_sessions, best_first
-from loadtests.generator import OK, Outcome, run_closed
+from loadtests.generator import CALLERS, OK, Outcome, run_closed
 from loadtests.machine import resident_bytes
 from loadtests.measured import (
     backends_of,
     classify_bodies,
-    demo_models,
     memory_of,
     metered,
     target_of,
 )
-from loadtests.options import connections, rounds
+from loadtests.models import demo_models
+from loadtests.options import rounds
 from loadtests.report import Turn, show, table_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
@@ -38,11 +38,10 @@ _MODEL = "minilm"
 
 
 @click.command("miss")
-@connections
 @click.option("--count", default=3000, help="Number of sentences in each run.")
 @rounds(3)
 @click.option("--two-backends", is_flag=True, help="Serve two regions instead of one.")
-def measure_misses(*, connections: int, count: int, rounds: int, two_backends: bool) -> None:
+def measure_misses(*, count: int, rounds: int, two_backends: bool) -> None:
     """Compare a bare session, a backend over HTTP and the gateway, one after another in each round.
 
     One bare session runs the served graph, and a second one runs the graph that computes padding.
@@ -64,11 +63,11 @@ def measure_misses(*, connections: int, count: int, rounds: int, two_backends: b
 
         def backend() -> Outcome:
             bodies = calls(fresh(), running.model("sentiment"))
-            return run_closed(running.target, bodies, connections=connections)
+            return run_closed(running.target, bodies)
 
         def gateway() -> Outcome:
             bodies = iter(classify_bodies(fresh()))
-            return run_closed(target_of(system), bodies, connections=connections)
+            return run_closed(target_of(system), bodies)
 
         workers = [each.pid for each in system.processes("gateway")]
         variants = {
@@ -83,7 +82,7 @@ def measure_misses(*, connections: int, count: int, rounds: int, two_backends: b
         }
         turns = in_turns(variants | bare, rounds)
         memory = memory_of(system)
-    title = f"Misses on all cores: {connections} connections"
+    title = f"Misses on all cores: {CALLERS} connections"
     show(title, table_of(best_first(turns, bare)), memory)
 
 

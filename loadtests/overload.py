@@ -8,10 +8,17 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from loadtests.entailment import JUDGE, LABELS, ZERO_SHOT, write_algorithm, write_entailment
 from loadtests.generator import OK, Outcome, Target, run_closed
 from loadtests.machine import pin
-from loadtests.measured import backends_of, classify_bodies, demo_models, give_core, target_of
+from loadtests.measured import backends_of, classify_bodies, give_core, target_of
+from loadtests.models import (
+    JUDGE,
+    LABELS,
+    ZERO_SHOT,
+    demo_models,
+    write_algorithm,
+    write_entailment,
+)
 from loadtests.open_loop import outcome, run_open
 from loadtests.options import duration
 from loadtests.report import Row, row_of, show
@@ -60,7 +67,7 @@ def measure_overload(*, duration: float) -> None:
         pin([os.getpid()], _REST)
         bodies = iter(classify_bodies(sentences(200_000, seed=6)))
         patient = target_of(system, x_request_timeout="60")
-        full = run_closed(patient, bodies, connections=32, duration=max(3.0, duration / 4))
+        full = run_closed(patient, bodies, duration=max(3.0, duration / 4))
         target = target_of(system, x_request_timeout=f"{_DEADLINE}")
         rows, note = _overloaded(
             system, target, bodies, full, duration=duration, deadline=_DEADLINE

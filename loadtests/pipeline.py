@@ -28,9 +28,10 @@ from backends.executors.padded_batch import ones
 from backends.types import OutputKind
 from loadtests.backend import RunningBackend, backend
 from loadtests.bare_server import bare_server
-from loadtests.generator import OK, Outcome, run_closed
+from loadtests.generator import CALLERS, OK, Outcome, run_closed
 from loadtests.machine import pin, processor_seconds
-from loadtests.measured import backends_of, demo_models, own_seconds, settle, target_of
+from loadtests.measured import backends_of, own_seconds, settle, target_of
+from loadtests.models import demo_models
 from loadtests.options import rounds
 from loadtests.report import Line, show
 from loadtests.turns import in_turns, paired
@@ -39,7 +40,7 @@ from testing.system import System
 
 _ROOT = Path(__file__).parents[1]
 _MODEL, _ENCODER, _DIMENSIONS = "sentiment", "minilm", 384
-_CONNECTIONS, _MOST_ITEMS = 32, 2048  # items in flight; a backend queues up to 4,096 rows
+_MOST_ITEMS = 2048  # in flight; a backend queues up to 4,096 rows
 _BARE_REQUESTS = 4096
 _CORES = {"gateway": 0, "backend": 1}
 _GENERATOR_CORE, _OTHER_CORE = 2, 3
@@ -164,7 +165,7 @@ def measure(*, sizes: str, count: int, rounds: int, topology: str, backends: int
         def run_bare() -> _Sample:
             bodies = itertools.repeat(b'{"model":"sentiment","input":"a film"}', _BARE_REQUESTS)
             used = processor_seconds(bare.pid)
-            outcome = run_closed(bare.target, bodies, connections=_CONNECTIONS)
+            outcome = run_closed(bare.target, bodies)
             used = processor_seconds(bare.pid) - used
             return _Sample(outcome, {"together": 1e6 * used / _BARE_REQUESTS})
 
@@ -185,7 +186,7 @@ def _measured(
     """Send `count` new texts, `items` in a request; return the time of each process."""
     own = list(itertools.islice(texts, count))
     shape, before, generator = pipeline.counters(), pipeline.used(), own_seconds()
-    callers = max(1, min(_CONNECTIONS, _MOST_ITEMS // items))
+    callers = max(1, min(CALLERS, _MOST_ITEMS // items))
     outcome = pipeline.run(own, items=items, connections=callers)
     generator = own_seconds() - generator
     serving = pipeline.used()
@@ -222,7 +223,7 @@ def _lines(items: int, samples: Sequence[_Sample], units: Sequence[float]) -> li
 
 @contextlib.contextmanager
 def _running(environment: dict[str, str], backends: int) -> Iterator[Pipeline]:
-    """Start the system with backends that share a device, and check that all of them get items."""
+    """Start the system with backends that share a device."""
     with demo_models() as models:
         config = Path(copytree(_ROOT / "config", models.parent / "config"))
         data = models.parent / "data"
@@ -231,9 +232,6 @@ def _running(environment: dict[str, str], backends: int) -> Iterator[Pipeline]:
             sharing_backends(system, models, config, environment, count=backends) as running,
         ):
             yield Pipeline(system, running)
-            unused = [each for each in running if not each.counter("rows_total", _ENCODER)]
-            if unused:
-                raise RuntimeError(f"backends were asked nothing: {unused}")
 
 
 @contextlib.contextmanager

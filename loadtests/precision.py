@@ -11,13 +11,13 @@ import click
 import httpx
 import msgspec
 import numpy as np
-import yaml
 
 from loadtests.backend import RunningBackend, backend, call, calls
-from loadtests.generator import Outcome, run_closed
+from loadtests.generator import CALLERS, Outcome, run_closed
 from loadtests.machine import resident_mib
-from loadtests.measured import demo_models, metered
-from loadtests.options import connections, rounds
+from loadtests.measured import metered
+from loadtests.models import copy_model, demo_models
+from loadtests.options import rounds
 from loadtests.report import Line, show, table_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
@@ -32,10 +32,9 @@ Way = tuple[RunningBackend, str]
 
 
 @click.command()
-@connections
 @click.option("--count", default=2000, help="Number of sentences in each run.")
 @rounds(5)
-def measure(*, connections: int, count: int, rounds: int) -> None:
+def measure(*, count: int, rounds: int) -> None:
     """Compare bf16 and fp32 in a backend with OpenVINO with fp32 in ONNX Runtime.
 
     The processor time is also measured, because other load on the machine affects processor times
@@ -44,14 +43,15 @@ def measure(*, connections: int, count: int, rounds: int) -> None:
     texts = sentences((count * rounds + 3 * _WARM_UP) * 3 + _COMPARED, seed=12)
     asked = iter(texts[_COMPARED:])
     with demo_models() as models:
-        _write_rounded(models)
+        copy_model(models, _ENCODER, _ENCODER + _SUFFIX, profile="bf16")
+        copy_model(models, _HEAD, _HEAD + _SUFFIX, encoder=_ENCODER + _SUFFIX)
         with backend(models, provider="openvino") as one, backend(models, provider="cpu") as other:
             ways = {_RUNTIME: (other, ""), _EXACT: (one, ""), _ROUNDED: (one, _SUFFIX)}
 
             def run(way: Way, number: int = count) -> Outcome:
                 running, suffix = way
                 bodies = calls(islice(asked, number), running.model(_HEAD + suffix))
-                return run_closed(running.target, bodies, connections=connections)
+                return run_closed(running.target, bodies)
 
             for way in ways.values():
                 run(way, _WARM_UP)
@@ -62,7 +62,7 @@ def measure(*, connections: int, count: int, rounds: int) -> None:
             differences = _differences(ways, texts[:_COMPARED])
         memory = {what: _memory(models, what, asked) for what in ways}
     show(
-        f"bf16 on a CPU: {connections} connections, {_COMPARED} texts compared",
+        f"bf16 on a CPU: {CALLERS} connections, {_COMPARED} texts compared",
         [row.line() | differences[row.what] | {"MiB (PSS)": memory[row.what]} for row in table],
     )
 
@@ -103,15 +103,5 @@ def _memory(models: Path, what: str, texts: Iterator[str]) -> float:
         pass  # the first start writes the weights that later starts share
     with backend(own, **settings) as running:
         bodies = calls(islice(texts, _WARM_UP), running.model(_HEAD + suffix))
-        run_closed(running.target, bodies, connections=32)
+        run_closed(running.target, bodies)
         return resident_mib(running.pid)
-
-
-def _write_rounded(models: Path) -> None:
-    """Write a second demo encoder, and a head over it, both with the profile bf16."""
-    changes = {_ENCODER: {"profile": "bf16"}, _HEAD: {"encoder": _ENCODER + _SUFFIX}}
-    for name, changed in changes.items():
-        copy = Path(shutil.copytree(models / name, models / (name + _SUFFIX)))
-        for manifest in copy.glob("*/model.yaml"):
-            content = yaml.safe_load(manifest.read_bytes())
-            manifest.write_text(yaml.safe_dump(content | changed))

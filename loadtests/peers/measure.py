@@ -19,9 +19,9 @@ from backends.executors.openvino_graph import computes_bf16
 from backends.model_tools.demo.build import build_demo_models
 from backends.model_tools.demo.source import find_source
 from loadtests.backend import backend, call
-from loadtests.bare_sessions import write_padded
 from loadtests.generator import Outcome, Target, run_closed
 from loadtests.measured import target_of
+from loadtests.models import write_padded
 from loadtests.peers.configuration import PUBLISHED, PeerConfiguration
 from loadtests.peers.servers import PEERS, Peer, PeerFailed, running
 from loadtests.report import Costs, Row, row_of, show
