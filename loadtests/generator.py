@@ -6,7 +6,7 @@ processor time, which is little compared with the time of the measured server.
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 
 import httptools
@@ -87,10 +87,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientConnection(asyncio.Protocol):
-    """A connection with at most one request on it."""
+    """A connection with at most one request on it.
 
-    def __init__(self, head: bytes) -> None:
+    It joins `idle`, if given, each time that a request ends.
+    """
+
+    def __init__(self, head: bytes, idle: "deque[ClientConnection] | None") -> None:
         self._request_head = head
+        self._idle = idle
         self._parser = httptools.HttpResponseParser(self)
         self._answer: asyncio.Future[Answer] | None = None
         self._due = self._sent = 0.0
@@ -156,13 +160,15 @@ class ClientConnection(asyncio.Protocol):
                 body=body,
             )
         )
+        if self._idle is not None:
+            self._idle.append(self)
 
 
-async def connect(target: Target) -> ClientConnection:
-    """Open a connection."""
+async def connect(target: Target, idle: deque[ClientConnection] | None = None) -> ClientConnection:
+    """Open a connection, which joins `idle` each time that a request ends."""
     head = target.head()
     _, connection = await asyncio.get_running_loop().create_connection(
-        lambda: ClientConnection(head), target.host, target.port
+        lambda: ClientConnection(head, idle), target.host, target.port
     )
     return connection
 

@@ -257,7 +257,6 @@ def run_regions(
                     "demand": ", ".join(f"{name} {share:.0%}" for name, share in pairs),
                     "admitted": _count(answers, begin, begin + phase),
                     "of the limit": _share(answers, begin, begin + phase),
-                    "in the last third": _share(answers, begin + phase * 2 / 3, begin + phase),
                 }
             )
         gateways[-1].kill()

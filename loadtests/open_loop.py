@@ -11,7 +11,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from multiprocessing import get_context
 
 from loadtests.generator import Answer, ClientConnection, Outcome, Target, connect
@@ -46,26 +45,21 @@ async def open_loop(
     `patience` is how many seconds the last requests may take after the end of the load.
     """
     chooser = None if seed is None else random.Random(seed)
-    idle = deque([await connect(target) for _ in range(connections)])
+    idle: deque[ClientConnection] = deque()
+    idle += [await connect(target, idle) for _ in range(connections)]
     opened = set(idle)
     answers: list[asyncio.Future[Answer]] = []
     due = started = time.perf_counter()
     while due < started + duration:
         due += chooser.expovariate(rate) if chooser else 1 / rate
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        connection = _free(idle) or await connect(target)
+        connection = _free(idle) or await connect(target, idle)
         opened.add(connection)
-        answer = connection.ask(next(bodies), due)
-        answer.add_done_callback(partial(_put_back, idle, connection))
-        answers.append(answer)
+        answers.append(connection.ask(next(bodies), due))
     await asyncio.wait(answers, timeout=patience)
     for connection in opened:
         connection.close()
     return [answer.result() for answer in answers]
-
-
-def _put_back(idle: deque[ClientConnection], connection: ClientConnection, _: object) -> None:
-    idle.append(connection)
 
 
 def _free(idle: deque[ClientConnection]) -> ClientConnection | None:
