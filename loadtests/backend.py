@@ -93,9 +93,10 @@ def call(
     info: ModelInfo,
     *,
     task: Task = Task.CLASSIFY,
+    parameters: Any = None,
     remaining: float = 30.0,
 ) -> bytes:
-    """Return one call of all items, with the task's default parameters."""
+    """Return one call of all items, by default with the task's default parameters."""
     encode = msgspec.msgpack.encode
     scope = "tenant:bench"
     return encode(
@@ -104,7 +105,7 @@ def call(
             revision=info.revision,
             profile=info.profile,
             task=task,
-            parameters=encode(_PARAMETERS[task]),
+            parameters=encode(parameters or _PARAMETERS[task]),
             items=[CallItem(body=encode(item), remaining=remaining, scope=scope) for item in items],
         )
     )

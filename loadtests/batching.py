@@ -13,12 +13,11 @@ import msgspec
 
 from loadtests.backend import RunningBackend, backend, calls
 from loadtests.generator import OK, Answer, Outcome, run_closed
-from loadtests.measured import backends_of, metered, target_of
+from loadtests.measured import backends_of, demo_models, metered, target_of
 from loadtests.models import (
     JUDGE,
     LABELS,
     ZERO_SHOT,
-    demo_models,
     write_entailment,
     write_padded,
 )

@@ -92,7 +92,7 @@ class ClientConnection(asyncio.Protocol):
     It joins `idle`, if given, each time that a request ends.
     """
 
-    def __init__(self, head: bytes, idle: "deque[ClientConnection] | None") -> None:
+    def __init__(self, head: bytes = b"", idle: "deque[ClientConnection] | None" = None) -> None:
         self._request_head = head
         self._idle = idle
         self._parser = httptools.HttpResponseParser(self)
@@ -101,13 +101,17 @@ class ClientConnection(asyncio.Protocol):
         self.is_open = True
 
     def ask(self, body: bytes, due: float | None = None) -> asyncio.Future[Answer]:
+        """Send a body behind the connection's head, as `send` does."""
+        return self.send(
+            b"%bcontent-length: %d\r\n\r\n%b" % (self._request_head, len(body), body), due
+        )
+
+    def send(self, request: bytes, due: float | None = None) -> asyncio.Future[Answer]:
         """Send a request that was due at `due`, or now; the result of the future is its answer."""
         self._sent = time.perf_counter()
         self._due = self._sent if due is None else due
         self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(
-            b"%bcontent-length: %d\r\n\r\n%b" % (self._request_head, len(body), body)
-        )
+        self._transport.write(request)
         return self._answer
 
     def close(self) -> None:

@@ -28,8 +28,8 @@ from loadtests.faults.model import MODEL, PATH, texts, write_revision
 from loadtests.gateway import WIDE_LIMITS
 from loadtests.generator import Outcome, run_closed
 from loadtests.machine import pin
-from loadtests.measured import metered, target_of
-from loadtests.models import copy_model, demo_models
+from loadtests.measured import demo_models, metered, target_of
+from loadtests.models import copy_model
 from loadtests.open_loop import open_loop, outcome, run_open
 from loadtests.options import rounds
 from loadtests.report import Line, show, table_of

@@ -3,12 +3,16 @@
 The measured process has one core, and everything else shares another core.
 """
 
+import contextlib
 import resource
+import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 
+from backends.model_tools.demo.build import build_demo_models
 from loadtests.backend import RunningBackend
 from loadtests.generator import Outcome, Target
 from loadtests.machine import pin, processor_seconds, resident_mib
@@ -19,6 +23,15 @@ from testing.system import System
 SERVER, OTHERS = 0, 1
 """The core of the measured process, and the core of all other processes."""
 _LATER = ("shipper", "billing", "request-log")
+
+
+@contextlib.contextmanager
+def demo_models() -> Iterator[Path]:
+    """Build the demo models below a temporary folder; delete the folder at the exit."""
+    with tempfile.TemporaryDirectory() as folder:
+        models = Path(folder) / "models"
+        build_demo_models(models, print)
+        yield models
 
 
 def classify_bodies(texts: Iterable[str]) -> list[bytes]:

@@ -22,11 +22,11 @@ from loadtests.machine import resident_bytes
 from loadtests.measured import (
     backends_of,
     classify_bodies,
+    demo_models,
     memory_of,
     metered,
     target_of,
 )
-from loadtests.models import demo_models
 from loadtests.options import rounds
 from loadtests.report import Turn, show, table_of
 from loadtests.turns import in_turns

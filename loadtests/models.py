@@ -1,15 +1,11 @@
-"""Writes the models that benchmarks serve: the demo models, and variants of them."""
+"""Writes variants of the demo models, and models over them, that benchmarks serve."""
 
-import contextlib
 import json
 import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import yaml
 
-from backends.model_tools.demo.build import build_demo_models
 from backends.model_tools.demo.source import find_source
 from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.shapes import BertShape
@@ -18,15 +14,6 @@ from testing.model_repository import write_head, write_model
 
 JUDGE, ZERO_SHOT = "bench-nli", "bench-zero-shot"
 LABELS = ["music", "work", "family", "picture", "world", "life", "time", "people", "story", "fast"]
-
-
-@contextlib.contextmanager
-def demo_models() -> Iterator[Path]:
-    """Build the demo models below a temporary folder; delete the folder at the exit."""
-    with tempfile.TemporaryDirectory() as folder:
-        models = Path(folder) / "models"
-        build_demo_models(models, print)
-        yield models
 
 
 def copy_model(models: Path, name: str, copy: str, **changes: str) -> None:

@@ -17,8 +17,7 @@ import msgspec
 
 from loadtests.backend import RunningBackend, backend, calls
 from loadtests.generator import closed_loop
-from loadtests.measured import target_of
-from loadtests.models import demo_models
+from loadtests.measured import demo_models, target_of
 from loadtests.open_loop import run_open
 from loadtests.report import Line, show
 from loadtests.workload import sentences

@@ -10,12 +10,11 @@ import msgspec
 
 from loadtests.generator import OK, Outcome, Target, run_closed
 from loadtests.machine import pin
-from loadtests.measured import backends_of, classify_bodies, give_core, target_of
+from loadtests.measured import backends_of, classify_bodies, demo_models, give_core, target_of
 from loadtests.models import (
     JUDGE,
     LABELS,
     ZERO_SHOT,
-    demo_models,
     write_algorithm,
     write_entailment,
 )

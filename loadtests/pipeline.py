@@ -30,8 +30,7 @@ from loadtests.backend import RunningBackend, backend
 from loadtests.bare_server import bare_server
 from loadtests.generator import CALLERS, OK, Outcome, run_closed
 from loadtests.machine import pin, processor_seconds
-from loadtests.measured import backends_of, own_seconds, settle, target_of
-from loadtests.models import demo_models
+from loadtests.measured import backends_of, demo_models, own_seconds, settle, target_of
 from loadtests.options import rounds
 from loadtests.report import Line, show
 from loadtests.turns import in_turns, paired

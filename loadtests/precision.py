@@ -15,8 +15,8 @@ import numpy as np
 from loadtests.backend import RunningBackend, backend, call, calls
 from loadtests.generator import CALLERS, Outcome, run_closed
 from loadtests.machine import resident_mib
-from loadtests.measured import metered
-from loadtests.models import copy_model, demo_models
+from loadtests.measured import demo_models, metered
+from loadtests.models import copy_model
 from loadtests.options import rounds
 from loadtests.report import Line, show, table_of
 from loadtests.turns import in_turns
