@@ -6,6 +6,7 @@ from functools import partial
 from random import Random
 
 import msgspec
+from typing_extensions import override
 
 from backends.batching.row import RowWaiter
 from backends.errors import BackendError, Overloaded
@@ -21,7 +22,6 @@ from loadtests.simulate.world import World
 from wire.plans import PlanTrial, ServingPlans
 from wire.protocol import (
     Call,
-    CallItem,
     ClassifyParameters,
     Done,
     EmbedParameters,
@@ -58,8 +58,8 @@ def length_of(body: bytes) -> int:
     return int.from_bytes(body[:2], "big")
 
 
-class SimulatedClient:
-    """Implements `BackendClient` for one gateway; `round_trips` has the seconds to each region."""
+class SimulatedClient(BackendClient):
+    """Calls simulated backends for one gateway; `round_trips` has the seconds to each region."""
 
     def __init__(self, world: World, *, round_trips: Mapping[str, float], random: Random) -> None:
         self.answered: dict[bytes, str] = {}
@@ -71,6 +71,7 @@ class SimulatedClient:
         self._open: dict[_Frames, str] = {}
         world.on_lost.append(self._lose)
 
+    @override
     def start_call(
         self,
         endpoint: Endpoint,
@@ -81,7 +82,6 @@ class SimulatedClient:
         receive: Receive,
         on_end: OnEnd,
     ) -> asyncio.Task[None]:
-        """See `BackendClient.start_call`."""
         patience = min(idle_timeout, deadline - self._loop.time())
 
         async def run() -> None:
@@ -106,7 +106,7 @@ class SimulatedClient:
     async def _call(
         self, endpoint: Endpoint, call: Call, patience: float, receive: Receive
     ) -> Report:
-        """Let a backend run the items of a call.
+        """Let a backend run the items of a call, and pass on each result as soon as it is ready.
 
         Raises:
             Overloaded: the backend refuses an item.
@@ -119,14 +119,22 @@ class SimulatedClient:
             if self._world.is_silent(endpoint):
                 frames.put_nowait(None)
             await asyncio.sleep(delay)
-            for index, item in enumerate(call.items):
-                if frames.empty():  # a lost backend does not answer
-                    ended = partial(self._answer, endpoint, item, index, frames, delay)
-                    remaining, length = item.remaining - delay, length_of(item.body)
-                    waiters.append(
-                        backend.begin(length, scope=item.scope, remaining=remaining, ended=ended)
-                    )
-            await self._pass_on(endpoint, call, frames, patience, receive)
+            # A lost backend does not answer.
+            for index, item in enumerate(call.items if frames.empty() else ()):
+                length, remaining = length_of(item.body), item.remaining - delay
+                done = Done(index=index, result=b"", rows=1, tokens=length)
+                ended = partial(self._answer, endpoint, done, frames, delay)
+                waiters.append(
+                    backend.begin(length, scope=item.scope, remaining=remaining, ended=ended)
+                )
+            for _ in call.items:
+                frame = await frames.get()
+                if frame is None:
+                    await asyncio.sleep(patience)
+                    raise CallFailed(Cause.TIMED_OUT, "silence")
+                if isinstance(frame, Done):
+                    self.answered[call.items[frame.index].body] = endpoint.region
+                receive([frame])
             return backend.report()
         finally:
             del self._open[frames]
@@ -134,37 +142,18 @@ class SimulatedClient:
                 if waiter.is_awaited:
                     backend.leave(waiter)
 
-    async def _pass_on(
-        self,
-        endpoint: Endpoint,
-        call: Call,
-        frames: "_Frames",
-        patience: float,
-        receive: Receive,
-    ) -> None:
-        """Pass each item's result to the caller of the backend as soon as the result is ready."""
-        for _ in call.items:
-            frame = await frames.get()
-            if frame is None:
-                await asyncio.sleep(patience)
-                raise CallFailed(Cause.TIMED_OUT, "silence")
-            if isinstance(frame, Done):
-                self.answered[call.items[frame.index].body] = endpoint.region
-            receive([frame])
-
     def _answer(
         self,
         endpoint: Endpoint,
-        item: CallItem,
-        index: int,
+        done: Done,
         frames: _Frames,
         delay: float,
         error: BackendError | None,
     ) -> None:
-        frame: Done | Failed = Done(index=index, result=b"", rows=1, tokens=length_of(item.body))
+        frame: Done | Failed = done
         if error is not None:
             frame = Failed(
-                index=index,
+                index=done.index,
                 status=error.status,
                 code=error.code,
                 detail="",
@@ -179,8 +168,8 @@ class SimulatedClient:
             if region == lost:
                 frames.put_nowait(None)
 
+    @override
     async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
-        """See `BackendClient.state`."""
         if self._world.is_silent(endpoint):
             await asyncio.sleep(time_limit)
             raise CallFailed(Cause.TIMED_OUT, "silence")
@@ -195,16 +184,16 @@ class SimulatedClient:
             report=self._world.backend(endpoint).report(),
         )
 
+    @override
     async def reload(
         self, endpoint: Endpoint, plans: ServingPlans, *, time_limit: float
     ) -> ServingState:
-        """See `BackendClient.reload`."""
         raise NotImplementedError
 
+    @override
     async def check(
         self, endpoint: Endpoint, trial: PlanTrial, *, time_limit: float
     ) -> PlanVerdict:
-        """See `BackendClient.check`."""
         raise NotImplementedError
 
     def _delay(self, endpoint: Endpoint) -> float:
@@ -233,14 +222,12 @@ class Caller:
         if found is None:
             ended(0.0, "unknown_model")
             return
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-
+        started = asyncio.get_running_loop().time()
         work = Work(
             model=found,
             task=task,
             parameters=_PARAMETERS[task],
-            owner=_Request(loop, started, ended),
+            owner=_Request(started, ended),
             deadline=started + limit,
             scope="tenant:a",
         )
@@ -250,10 +237,7 @@ class Caller:
 class _Request:
     """A request of one item that waits for its answer."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, started: float, ended: Callable[[float, str], None]
-    ) -> None:
-        self._loop = loop
+    def __init__(self, started: float, ended: Callable[[float, str], None]) -> None:
         self._started = started
         self._ended = ended
 
@@ -261,7 +245,7 @@ class _Request:
         """See `ItemOwner`."""
         outcome = items[0].outcome
         failure = None if outcome is None else outcome.failure
-        seconds = self._loop.time() - self._started
+        seconds = asyncio.get_running_loop().time() - self._started
         self._ended(seconds, "" if failure is None else failure.code)
 
 
