@@ -14,7 +14,7 @@ import httpx
 
 from gateway.supervisor.priority import give_way
 from loadtests.fuzz_amplification.requests import AmplifiedRequest, amplified, lines
-from loadtests.fuzz_dialects.rpc import METHOD, tensor_message
+from loadtests.fuzz_dialects.routes import METHOD, tensor_message
 from testing.loopback import no_authorities
 
 _PATIENCE = 120.0

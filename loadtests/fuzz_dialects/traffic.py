@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from typing import Any  # Any: JSON
 
 import grpc
@@ -14,14 +13,21 @@ import msgspec
 from typing_extensions import override
 
 from loadtests.fuzz_dialects.backend import MODELS, SHARED
-from loadtests.fuzz_dialects.routes import ROUTES, TENSOR_ROUTES, Asked, DialectRoute
-from loadtests.fuzz_dialects.rpc import infer, payload_of, tensor_message
-from loadtests.fuzz_http.callers import NAMES, Caller
+from loadtests.fuzz_dialects.routes import (
+    ROUTES,
+    TENSOR_ROUTES,
+    Asked,
+    DialectRoute,
+    infer,
+    payload_of,
+    tensor_message,
+)
+from loadtests.fuzz_http.bodies import NAMES, Caller
 from loadtests.fuzz_http.expect import OVERLOADED, ExpectedResponse, UnexpectedResponse
 from loadtests.fuzz_http.requests import Request
 from loadtests.fuzz_http.run import Traffic
 from loadtests.fuzz_http.script import Script, make_script, script
-from testing.raw_http import Response
+from testing.raw_http import Response, post
 
 _PIPELINED = (1, 1, 2, 4, 8, 16)
 _KNOWN_TEXTS, _KNOWN_QUERIES, _KEYS = 24, 4, 40
@@ -42,7 +48,7 @@ class SentRequest(msgspec.Struct, frozen=True, kw_only=True):
     route: DialectRoute
     asked: Asked
     client_id: str
-    key: str
+    key: str = ""
     """The request's idempotency key, if it has one."""
 
 
@@ -53,7 +59,6 @@ class DialectTraffic(Traffic):
     """
 
     name = "dialects"
-    has_calls = True
 
     def __init__(self, *, alternates: bool = False) -> None:
         self._alternates = alternates
@@ -98,12 +103,17 @@ class DialectTraffic(Traffic):
         sent = SentRequest(
             caller=caller, route=route, asked=asked, client_id=f"own-{unique}", key=key
         )
+        headers = {"X-Request-Id": sent.client_id}
+        headers |= {"Idempotency-Key": key} if key else {}
+        headers |= {"Accept-Encoding": "gzip"} if chance.random() < 0.3 else {}
+        path = route.path.replace("{model}", asked.model)
+        body = msgspec.json.encode(route.body(asked))
         expect = ExpectedResponse(
             name=route.name,
             statuses=frozenset({200}),
             check=lambda response: self._check(sent, response),
         )
-        return Request(_bytes(sent, zipped=chance.random() < 0.3), expect)
+        return Request(post(path, body, key=caller.key, headers=headers), expect)
 
     def _check(self, sent: SentRequest, response: Response) -> int:
         """Return the status of the answer to `sent`; an overload is 503 in every dialect.
@@ -164,20 +174,14 @@ class DialectTraffic(Traffic):
 
     @override
     def call(self, address: str, people: list[Caller], calls: int) -> list[str]:
-        numbers, findings = count(), list[str]()
+        findings = list[str]()
 
-        def run(channel: grpc.Channel) -> None:
-            for number in numbers:
-                if number >= calls or findings:
-                    return
+        def run(number: int) -> None:
+            if not findings:
                 findings.extend(self._call(channel, people, number))
 
-        with (
-            grpc.insecure_channel(address) as channel,
-            ThreadPoolExecutor(_CALLS_AT_ONCE) as pool,
-        ):
-            for running in [pool.submit(run, channel) for _ in range(_CALLS_AT_ONCE)]:
-                running.result()
+        with grpc.insecure_channel(address) as channel, ThreadPoolExecutor(_CALLS_AT_ONCE) as pool:
+            list(pool.map(run, range(calls)))
         return findings
 
     def _call(self, channel: grpc.Channel, people: list[Caller], number: int) -> Iterator[str]:
@@ -185,13 +189,13 @@ class DialectTraffic(Traffic):
         chance, unique = random.Random(f"{people[0].key}/rpc/{number}"), f"rpc-{number}"
         caller = chance.choice(people)
         route, asked = question(chance, caller, unique, TENSOR_ROUTES)
-        sent = SentRequest(caller=caller, route=route, asked=asked, client_id=unique, key="")
+        sent = SentRequest(caller=caller, route=route, asked=asked, client_id=unique)
         call = infer(channel, tensor_message(route, asked, unique), caller.key, unique)
         if chance.random() < 0.1:
             threading.Event().wait(chance.choice([0.0, 0.002, 0.02]))
             call.cancel()
             return
-        error = call.exception()
+        wrong, error = "", call.exception()
         if error is None:
             answer = call.result()
             self.calls += 1
@@ -199,10 +203,10 @@ class DialectTraffic(Traffic):
             wrong = wrong or self._wrong_payload(sent, payload_of(answer))
             if answer.id != unique:
                 wrong = f"the id {answer.id} in place of {unique}"
-            if wrong:
-                yield f"{route.name} of {caller.tenant} over gRPC: {wrong}"
         elif call.code() not in _BUSY:
-            yield f"{route.name} of {caller.tenant} over gRPC: {error}"
+            wrong = str(error)
+        if wrong:
+            yield f"{route.name} of {caller.tenant} over gRPC: {wrong}"
 
 
 def question(
@@ -213,7 +217,6 @@ def question(
 ) -> tuple[DialectRoute, Asked]:
     """Return a random question of a caller, and a route for it."""
     route = chance.choice(routes)
-    model = _BY_TASK[route.task]
     shared = SHARED if chance.random() < 0.3 and route.name != "openai moderations" else ""
     most = chance.choice([1, 1, 1, 2, 6, 40])
     texts = [_text(chance, f"{unique}.{place}") for place in range(chance.randint(1, most))]
@@ -222,7 +225,7 @@ def question(
     has_dimensions = route.task.value == "embed" and "similarity" not in route.name
     return route, Asked(
         scope="shared" if shared else caller.scope,
-        model=model + shared,
+        model=_BY_TASK[route.task] + shared,
         texts=texts,
         dimensions=chance.choice([None, None, 4, 64]) if has_dimensions else None,
         form=chance.choice(route.forms),
@@ -233,18 +236,3 @@ def question(
 
 def _text(chance: random.Random, unique: str) -> str:
     return f"new {unique}" if chance.random() < 0.1 else f"text {chance.randrange(_KNOWN_TEXTS)}"
-
-
-def _bytes(sent: SentRequest, *, zipped: bool) -> bytes:
-    asked = sent.asked
-    body = msgspec.json.encode(sent.route.body(asked))
-    lines = [
-        f"POST {sent.route.path.replace('{model}', asked.model)} HTTP/1.1",
-        "Host: fuzz",
-        f"Authorization: Bearer {sent.caller.key}",
-        f"X-Request-Id: {sent.client_id}",
-        f"Content-Length: {len(body)}",
-    ]
-    lines += [f"Idempotency-Key: {sent.key}"] if sent.key else []
-    lines += ["Accept-Encoding: gzip"] if zipped else []
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

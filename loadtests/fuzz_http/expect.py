@@ -55,12 +55,15 @@ def judge(expect: ExpectedResponse, response: Response) -> int:
     """
     if expect.check is not None:
         return expect.check(response)
-    wrong = _wrong(expect, response)
-    if not wrong and response.status == 200 and expect.is_inference and not expect.to_head:
-        results = _json(response)["results"]
-        wrong = _wrong_results(expect, results)
-        if any("error" in result for result in results) and not wrong:
-            return OVERLOADED
+    try:
+        wrong = _wrong(expect, response)
+        if not wrong and response.status == 200 and expect.is_inference and not expect.to_head:
+            results = response.json()["results"]
+            wrong = _wrong_results(expect, results)
+            if any("error" in result for result in results) and not wrong:
+                return OVERLOADED
+    except msgspec.DecodeError:
+        wrong = f"the body is no JSON: {response.body[:300]!r}"
     if wrong:
         raise UnexpectedResponse(f"{expect.name}: {wrong}")
     return response.status
@@ -78,7 +81,7 @@ def _wrong(expect: ExpectedResponse, response: Response) -> str:
     if status >= 400 and not expect.to_head:
         if not headers.get("content-type", "").startswith("application/problem+json"):
             return f"{status} is no problem"
-        problem = _json(response)
+        problem = response.json()
         if problem.get("status") != status or not problem.get("code"):
             return "the problem says another status, or no code"
     return ""
@@ -103,10 +106,3 @@ def _wrong_results(expect: ExpectedResponse, results: list[Any]) -> str:
         if label != wanted and (expect.texts is not None or not label.startswith(begin)):
             return f"a crossed answer, {label} in place of {wanted}"
     return ""
-
-
-def _json(response: Response) -> Any:
-    try:
-        return response.json()
-    except msgspec.DecodeError as error:
-        raise UnexpectedResponse(f"the body is no JSON: {response.body[:300]!r}") from error

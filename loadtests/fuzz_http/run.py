@@ -1,7 +1,6 @@
 """Fuzzes a gateway over many connections, and then checks its processes."""
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -12,10 +11,10 @@ import click
 import uvloop
 
 from loadtests.fuzz_dialects import backend
-from loadtests.fuzz_http.callers import MAX_BODY_BYTES, MAX_ITEMS, Caller, callers
-from loadtests.fuzz_http.client import run_script
+from loadtests.fuzz_http.bodies import Caller, callers
 from loadtests.fuzz_http.expect import OVERLOADED
-from loadtests.fuzz_http.script import Script, script
+from loadtests.fuzz_http.requests import MAX_BODY_BYTES, MAX_ITEMS
+from loadtests.fuzz_http.script import Script, plain_script, run_script, script
 from loadtests.fuzzing import MemoryWatch, end_with, print_answers, seeded_run
 from loadtests.gateway import WIDE_LIMITS, Gateway, one_backend, running_gateway
 from testing.ports import free_port
@@ -24,6 +23,7 @@ from testing.stub_process import stub_process
 _MEMORY_BOUND = 256 * 1024 * 1024
 """The most bytes that a process may have resident, whatever was sent to it."""
 _CONNECTIONS = 48
+_CONNECTIONS_AFTERWARDS = 80
 _REQUESTS_A_CALL = 10
 _ENOUGH = 10
 # On a busy machine, the gateway may refuse this number of requests or this share of all requests,
@@ -36,8 +36,6 @@ class Traffic:
     """Makes the scripts of HTTP requests. Subclasses make other traffic."""
 
     name = "http"
-    has_calls = False
-    """Whether to send gRPC calls beside the scripts."""
 
     def script(self, seed: int, number: int, people: list[Caller]) -> Script:
         """Return the script of connection `number`."""
@@ -56,8 +54,8 @@ class FuzzRun:
     """A run on a gateway, and its findings."""
 
     def __init__(self, seed: int, people: list[Caller], gateway: Gateway, traffic: Traffic) -> None:
-        self.seed = seed
-        self.traffic = traffic
+        self._seed = seed
+        self._traffic = traffic
         self._people = people
         self._gateway = gateway
         self.answers: Counter[tuple[str, int]] = Counter()
@@ -65,61 +63,48 @@ class FuzzRun:
         self.memory: dict[str, int] = {}
         """The most bytes that each process had resident."""
         self.connections = self.requests = 0
-        self.seconds = 0.0
 
     async def run(self, requests: int, only: int | None) -> None:
         """Send `requests` requests, or only connection `only`, and check the processes."""
-        started = time.monotonic()
-        pids = self._pids()
+        pids = self._gateway.processes()
         with MemoryWatch(pids) as watch:
             if only is None:
-                called = asyncio.create_task(self._call(requests // _REQUESTS_A_CALL))
-                await asyncio.gather(*(self._play_many(requests) for _ in range(_CONNECTIONS)))
-                self.findings += await called
+                calls = requests // _REQUESTS_A_CALL
+                address = f"127.0.0.1:{self._gateway.settings.grpc_port}"
+                async with asyncio.TaskGroup() as group:
+                    call = asyncio.to_thread(self._traffic.call, address, self._people, calls)
+                    called = group.create_task(call)
+                    for _ in range(_CONNECTIONS):
+                        group.create_task(self._play_many(requests))
+                self.findings += called.result()
             else:
-                await self._play(self.traffic.script(self.seed, only, self._people))
-            self.seconds = time.monotonic() - started
-            await self._play_afterwards()
+                await self._play(self._traffic.script(self._seed, only, self._people))
+            for number in range(_CONNECTIONS_AFTERWARDS):
+                played = plain_script(self._seed, number, self._people)
+                if found := await run_script(played, self._gateway.port, self.answers):
+                    self.findings.append(f"afterwards: {found}")
         self.memory = watch.most
-        self.findings += [*self._faults(pids), *self.traffic.afterwards()]
+        self.findings += [*self._faults(pids), *self._traffic.afterwards()]
 
     async def _play_many(self, requests: int) -> None:
         while self.requests < requests and len(self.findings) < _ENOUGH:
-            played = self.traffic.script(self.seed, self.connections, self._people)
+            played = self._traffic.script(self._seed, self.connections, self._people)
             self.connections += 1
             self.requests += played.size
             await self._play(played)
 
-    async def _call(self, calls: int) -> list[str]:
-        if not self.traffic.has_calls:
-            return []
-        address = f"127.0.0.1:{self._gateway.settings.grpc_port}"
-        return await asyncio.to_thread(self.traffic.call, address, self._people, calls)
-
     async def _play(self, played: Script) -> None:
         if found := await run_script(played, self._gateway.port, self.answers):
-            again = f"ARGS='--seed {self.seed} --only {played.number}'"
-            self.findings.append(f"make fuzz NAME={self.traffic.name} {again}: {found}")
-
-    async def _play_afterwards(self) -> None:
-        """Send plain requests after the run."""
-        for number in range(1, 81):
-            played = script(self.seed, -number, self._people, is_plain=True)
-            # A connection that sends nothing would only wait until the server closes it.
-            port = self._gateway.port
-            if played.size and (found := await run_script(played, port, self.answers)):
-                self.findings.append(f"afterwards: {found}")
-
-    def _pids(self) -> dict[str, int]:
-        return self._gateway.processes()
+            again = f"ARGS='--seed {self._seed} --only {played.number}'"
+            self.findings.append(f"make fuzz NAME={self._traffic.name} {again}: {found}")
 
     def _faults(self, pids: dict[str, int]) -> Iterator[str]:
         """Yield what is wrong with the processes."""
         refused = sum(count for (_, status), count in self.answers.items() if status == OVERLOADED)
         if refused > max(_REFUSED, self.requests * _SHARE_REFUSED):
             yield f"{refused} of {self.requests} requests were refused as too many"
-        if self._pids() != pids:
-            yield f"processes were replaced: {pids} before, {self._pids()} now"
+        if (now := self._gateway.processes()) != pids:
+            yield f"processes were replaced: {pids} before, {now} now"
         for name, most in self.memory.items():
             if most > _MEMORY_BOUND:
                 yield f"{name} took {most // 1024**2} MiB"
@@ -151,9 +136,9 @@ def fuzz(
 ) -> FuzzRun:
     """Send `requests` requests, or only connection `only`, and return the run."""
     people = callers(seed)
-    with contextlib.ExitStack() as stack:
-        stub = stack.enter_context(stub_process(module=backend.__name__))
-        gateway = running_gateway(
+    with (
+        stub_process(module=backend.__name__) as stub,
+        running_gateway(
             folder / "gateway",
             document_of(stub.url),
             keys={caller.tenant: caller.key for caller in people},
@@ -161,9 +146,10 @@ def fuzz(
             batches=False,
             # On a machine that is busy enough, Redis needs longer than the default timeout.
             state_timeout=60.0,
-            grpc_port=free_port() if traffic.has_calls else 0,
-        )
-        run = FuzzRun(seed, people, stack.enter_context(gateway), traffic)
+            grpc_port=free_port(),
+        ) as gateway,
+    ):
+        run = FuzzRun(seed, people, gateway, traffic)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run.run(requests, only))
         return run
@@ -171,12 +157,11 @@ def fuzz(
 
 def run_and_show(traffic: Traffic, *, requests: int, seed: int | None, only: int | None) -> None:
     """Run the fuzzer, print the result, and fail if anything was found."""
+    started = time.monotonic()
     with seeded_run(seed) as (folder, chosen):
         done = fuzz(folder, traffic, seed=chosen, requests=requests, only=only)
-    click.echo(
-        f"{done.requests} requests on {done.connections} connections in {done.seconds:.0f} s,"
-        f" {done.requests / done.seconds:.0f} a second, seed {done.seed}"
-    )
+    took = time.monotonic() - started
+    click.echo(f"{done.requests} requests on {done.connections} connections in {took:.0f} s")
     print_answers(done.answers)
     click.echo(f"\nmost resident, in MiB (bound {_MEMORY_BOUND // 1024**2}):")
     for name, most in sorted(done.memory.items()):
