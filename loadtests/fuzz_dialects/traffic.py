@@ -109,9 +109,7 @@ class DialectTraffic(Traffic):
         path = route.path.replace("{model}", asked.model)
         body = msgspec.json.encode(route.body(asked))
         expect = ExpectedResponse(
-            name=route.name,
-            statuses=frozenset({200}),
-            check=lambda response: self._check(sent, response),
+            name=route.name, statuses={200}, check=lambda response: self._check(sent, response)
         )
         return Request(post(path, body, key=caller.key, headers=headers), expect)
 

@@ -3,7 +3,7 @@
 The rules are from RFC 9110, RFC 9112 and docs/api.md. None of the gateway's code is used.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any  # Any: JSON
 
 import msgspec
@@ -20,7 +20,7 @@ class ExpectedResponse(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     """The kind of request."""
-    statuses: frozenset[int]
+    statuses: Collection[int]
     """The right statuses. If 200 is right, 503 is right too, because a busy system may refuse a
     request. Each run bounds the number of refusals."""
     scope: str = ""
@@ -37,7 +37,8 @@ class ExpectedResponse(msgspec.Struct, frozen=True, kw_only=True):
     must_close: bool = False
     may_be_silent: bool = False
     """Whether the server may close the connection instead of responding."""
-    is_inference: bool = True
+    is_inference: bool = False
+    """Whether a 200 has results."""
     check: Callable[[Response], int] | None = None
     """Judges the whole response and returns its status. If this is set, the other fields are
     ignored."""

@@ -152,7 +152,7 @@ class _Simulation:
 
     def _follow(self) -> None:
         for gateway in self._gateways:
-            gateway.follow(gateway.fleet.routing)
+            gateway.follow()
         known = [each for each in self._world.endpoints() if not self._world.is_silent(each)]
         self._oracle.follow(known, self._clock())
 
@@ -197,8 +197,8 @@ class _Simulation:
 
         def send() -> None:
             if self._clock() < until:
-                tokens = draw_length(self._random)
-                gateway.send(self._ended(gateway.region), tokens=tokens, limit=_DEADLINE)
+                body = gateway.body(draw_length(self._random))
+                gateway.start(body, self._ended(gateway.region), _DEADLINE)
                 self._send_later(gateway, until)
 
         asyncio.get_running_loop().call_later(self._random.expovariate(rate), send)
@@ -207,13 +207,13 @@ class _Simulation:
         """Return the callback that counts a request in the bucket in which it was sent."""
         bucket = self._bucket
 
-        def ended(seconds: float, code: str, region: str) -> None:
+        def ended(seconds: float, code: str, region: bytes) -> None:
             if bucket is None:
                 return
             if code:
                 bucket.failed += 1
             else:
                 bucket.latencies.append(seconds)
-                bucket.spilled += region != own
+                bucket.spilled += region.decode() != own
 
         return ended

@@ -25,7 +25,6 @@ from loadtests.simulate.gateway import Caller, SimulatedGateway
 from loadtests.simulate.virtual_time import run_virtual
 from loadtests.simulate.world import World
 from testing.model_repository import WORDS, write_encoder
-from wire.protocol import Task
 
 _BACKENDS = 3
 _SECONDS = 110.0
@@ -35,8 +34,6 @@ _DEADLINE = 10.0
 
 Arrivals = list[tuple[float, int]]
 """For each request, when it is due and how many tokens it has."""
-_Ended = Callable[[float, str], None]
-"""Takes the seconds of a request, and the code of its failure."""
 
 
 def validate(busy: float) -> None:
@@ -76,12 +73,11 @@ async def _real(running: Sequence[RunningBackend], due: Arrivals) -> list[float]
         client.configure(endpoints, fleet.routing)
         caller = Caller(fleet=fleet, client=client, random=random)
 
-        def send(tokens: int, ended: _Ended) -> None:
+        def body(tokens: int) -> bytes:
             # The tokenizer adds two tokens, for begin and end.
-            body = msgspec.msgpack.encode(" ".join(random.choices(WORDS, k=tokens - 2)))
-            caller.start("tiny", Task.EMBED, body, ended, _DEADLINE)
+            return msgspec.msgpack.encode(" ".join(random.choices(WORDS, k=tokens - 2)))
 
-        return await _latencies(caller, due, send)
+        return await _latencies(caller, due, body)
 
 
 async def _simulated(due: Arrivals) -> list[float]:
@@ -93,25 +89,19 @@ async def _simulated(due: Arrivals) -> list[float]:
     gateway = SimulatedGateway(
         "eu", world=world, fleet=fleet, round_trips={"eu": 2e-3}, random=random
     )
-    gateway.follow(fleet.routing)
-
-    def send(tokens: int, ended: _Ended) -> None:
-        gateway.send(lambda took, code, _: ended(took, code), tokens=tokens, limit=_DEADLINE)
-
-    return await _latencies(gateway, due, send)
+    gateway.follow()
+    return await _latencies(gateway, due, gateway.body)
 
 
-async def _latencies(
-    caller: Caller, due: Arrivals, send: Callable[[int, _Ended], None]
-) -> list[float]:
+async def _latencies(caller: Caller, due: Arrivals, body: Callable[[int], bytes]) -> list[float]:
     """Send each request when it is due, and return the latencies of the answers."""
     loop = asyncio.get_running_loop()
-    ends: asyncio.Queue[tuple[float, str]] = asyncio.Queue()
+    ends: asyncio.Queue[tuple[float, str, bytes]] = asyncio.Queue()
     async with caller.prober, caller.dispatcher:
         await caller.prober.wait_until_ready()
         began = loop.time()
         for at, tokens in due:
             await asyncio.sleep(max(0.0, began + at - loop.time()))
-            send(tokens, lambda *end: ends.put_nowait(end))
+            caller.start(body(tokens), lambda *end: ends.put_nowait(end), _DEADLINE)
         ended = [await ends.get() for _ in due]
-    return [seconds for seconds, code in ended if not code]
+    return [seconds for seconds, code, _ in ended if not code]

@@ -15,7 +15,7 @@ from testing.raw_http import Response
 from wire.protocol import Call, Done, EmbedParameters, Failed, Task
 
 EXPECT = ExpectedResponse(
-    name="plain", statuses=frozenset({200}), scope="tenant", texts=("one", "two")
+    name="plain", statuses={200}, scope="tenant", texts=("one", "two"), is_inference=True
 )
 
 
