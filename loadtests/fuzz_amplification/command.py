@@ -11,11 +11,10 @@ from typing import Any  # Any: JSON
 import click
 import msgspec
 
-from backends.model_tools.demo.build import build_demo_models
 from loadtests.fuzz_amplification.sending import Answer, Target, leave_the_session, send_all
 from loadtests.fuzzing import MemoryWatch, end_with, print_answers, seeded_run
 from loadtests.generator import Outcome
-from loadtests.measured import OTHERS, classify_bodies, fill, target_of
+from loadtests.measured import OTHERS, classify_bodies, demo_models, fill, target_of
 from loadtests.options import duration, seed
 from loadtests.steady import SteadyLoad
 from testing.ports import free_port
@@ -64,10 +63,11 @@ def fuzz_amplification_command(*, duration: float, seed: int | None) -> None:
 
 def fuzz(folder: Path, *, seed: int, duration: float) -> Observed:
     """Send one customer's requests for `duration` seconds, and watch the system."""
-    models = folder / "models"
-    build_demo_models(models, print)
     environment = {"SLUICEGATE_BATCHES": "true", "SLUICEGATE_GRPC_PORT": str(free_port())}
-    with System(folder / "data", models=models, workers=2, environment=environment) as system:
+    with (
+        demo_models() as models,
+        System(folder / "data", models=models, workers=2, environment=environment) as system,
+    ):
         target = Target(system.url, system.grpc_address, _new_key(system))
         bodies = classify_bodies(["a film"])
         fill(system, bodies)

@@ -8,18 +8,19 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any  # options of several types
 
 import msgspec
 
-from backends.model_tools.demo.build import build_demo_models
 from loadtests.growth.deployment import KEY, Deployment, deployment
 from loadtests.growth.points import Point
+from loadtests.measured import demo_models
 from loadtests.turns import middle
 from testing.loopback import get
+from testing.raw_http import post
 from testing.valkey import Valkey
 from testing.waiting import wait_until
 
@@ -46,13 +47,6 @@ class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
     def deployment(self, **options: Any) -> AbstractContextManager[Deployment]:
         """Run a deployment with these options in a new folder."""
         return deployment(Path(tempfile.mkdtemp(dir=self.folder)), **options)
-
-    def demo_models(self) -> Path:
-        """Return the demo models, built only once."""
-        models = self.folder / "demo"
-        if not models.exists():
-            build_demo_models(models, print)
-        return models
 
     def measure(
         self,
@@ -93,9 +87,10 @@ def _workers(run: SectionRun) -> None:
 
 def _backends(run: SectionRun) -> None:
     """Measure misses for each number of backends in one region."""
-    for size in run.sizes:
-        with run.deployment(backends=size, models=run.demo_models()) as system:
-            run.measure(system, "miss", size, _misses(f"backends {size}", model=_HEAD))
+    with demo_models() as models:
+        for size in run.sizes:
+            with run.deployment(backends=size, models=models) as system:
+                run.measure(system, "miss", size, _misses(f"backends {size}", models=[_HEAD]))
 
 
 def _connections(run: SectionRun) -> None:
@@ -112,13 +107,13 @@ def _connections(run: SectionRun) -> None:
 
 def _items(run: SectionRun) -> None:
     """Measure hits and misses for each number of items in a request."""
-    with run.deployment(models=run.demo_models()) as system:
+    with demo_models() as models, run.deployment(models=models) as system:
         for size in run.sizes:
             callers = max(1, min(8, 512 // size))  # so few rows that backends refuse none
             known = _body(_texts(f"known {size}", size), model=_HEAD)
             system.fill([known])
             run.measure(system, "memory hit", size, itertools.repeat(_request(known)), callers)
-            misses = _misses(f"items {size}", items=size, model=_HEAD)
+            misses = _misses(f"items {size}", items=size, models=[_HEAD])
             run.measure(system, "miss", size, misses, callers)
 
 
@@ -171,18 +166,16 @@ def _with_keys(run: SectionRun, system: Deployment, *, each_its_tenant: bool) ->
 
 
 def _models(run: SectionRun) -> None:
-    """Measure misses for each number of models. All models are heads on the same encoder.
-
-    Each request is for a model chosen at random.
-    """
-    demo = run.demo_models()
-    for size in run.sizes:
-        models = Path(tempfile.mkdtemp(dir=run.folder))
-        shutil.copytree(demo / "minilm", models / "minilm")
-        for number in range(size):
-            shutil.copytree(demo / _HEAD, models / f"head-{number}")
-        with run.deployment(models=models) as system:
-            run.measure(system, "miss", size, _misses_of_models(size))
+    """Measure misses for each number of models, all heads on the same encoder, in turns."""
+    with demo_models() as demo:
+        for size in run.sizes:
+            models = Path(tempfile.mkdtemp(dir=run.folder))
+            shutil.copytree(demo / "minilm", models / "minilm")
+            names = [f"head-{number}" for number in range(size)]
+            for name in names:
+                shutil.copytree(demo / _HEAD, models / name)
+            with run.deployment(models=models) as system:
+                run.measure(system, "miss", size, _misses(f"models {size}", models=names))
 
 
 SECTIONS = {
@@ -198,11 +191,7 @@ SECTIONS = {
 
 
 def _request(body: bytes, *, key: str = KEY) -> bytes:
-    return (
-        b"POST /v1/classify HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-        b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
-        % (key.encode(), len(body), body)
-    )
+    return post("/v1/classify", body, key=key, headers={"content-type": "application/json"})
 
 
 def _body(texts: list[str], *, model: str = "stub") -> bytes:
@@ -231,15 +220,9 @@ def _hits_of_any_key(count: int) -> Iterator[bytes]:
         yield _request(chooser.choice(bodies), key=_key(chooser.randrange(count)))
 
 
-def _misses(seed: str, *, items: int = 1, model: str = "stub") -> Iterator[bytes]:
-    for number in itertools.count(0, items):
-        yield _request(_body(_texts(seed, items, number), model=model))
-
-
-def _misses_of_models(count: int) -> Iterator[bytes]:
-    for number in itertools.count():
-        text = _texts(f"models {count}", 1, number)
-        yield _request(_body(text, model=f"head-{number % count}"))
+def _misses(seed: str, *, items: int = 1, models: Sequence[str] = ("stub",)) -> Iterator[bytes]:
+    for first, model in zip(itertools.count(0, items), itertools.cycle(models), strict=False):
+        yield _request(_body(_texts(seed, items, first), model=model))
 
 
 def _random_texts(count: int) -> Iterator[bytes]:
