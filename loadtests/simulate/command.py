@@ -85,7 +85,7 @@ def _draw(days: Sequence[DayResult], item_seconds: float, folder: Path) -> Path:
             hours = [point.start / 3600 for point in day.points]
             axes.plot(hours, [value(point) for point in day.points], label=day.policy)
         axes.set_xticks(range(0, 25, 2))
-        if "errors" not in what:
+        if "errors" not in what and any(point.p95 for day in days for point in day.points):
             axes.set_yscale("log")
         finish_axes(axes, "hour of the day (UTC)", what)
     return save_figure(figure, folder / "simulation.svg")
