@@ -1,6 +1,7 @@
 """Sends requests of the largest allowed size, and measures how they affect other callers."""
 
 import multiprocessing
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -11,19 +12,17 @@ from typing import Any  # Any: JSON
 import click
 import msgspec
 
-from loadtests.fuzz_amplification.sending import Answer, Target, leave_the_session, send_all
+from loadtests.fuzz_amplification.sending import Answer, Target, hits, leave_the_session, send_all
 from loadtests.fuzzing import MemoryWatch, end_with, print_answers, seeded_run
-from loadtests.generator import Outcome
-from loadtests.measured import OTHERS, classify_bodies, demo_models, fill, target_of
+from loadtests.generator import percentile
+from loadtests.measured import demo_models
 from loadtests.options import duration, seed
-from loadtests.steady import SteadyLoad
 from testing.ports import free_port
 from testing.system import System
 
 _MOST_HIT_P99 = 0.05
 _CALM = 5.0
 """Seconds for which hits are measured before any large request is sent."""
-_HITS_A_SECOND = 50.0
 _ROLES = ("gateway", "batches", "backend")
 _BOUND = 1024**3
 """The most bytes that each process of these roles may have resident."""
@@ -39,10 +38,10 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a run."""
 
     answers: list[Answer]
-    calm_hits: Outcome
-    """Another customer's hits before the run."""
-    hits: Outcome
-    """The same customer's hits during the run."""
+    calm_hits: list[float]
+    """The latencies of another customer's hits before the run, in order."""
+    hits: list[float]
+    """The latencies of the same customer's hits during the run, in order."""
     held: Counter[str]
     """How many times the event loop of a `gateway` or a `backend` was held for over 100 ms."""
     memory: dict[str, int]
@@ -64,36 +63,26 @@ def fuzz_amplification_command(*, duration: float, seed: int | None) -> None:
 def fuzz(folder: Path, *, seed: int, duration: float) -> Observed:
     """Send one customer's requests for `duration` seconds, and watch the system."""
     environment = {"SLUICEGATE_BATCHES": "true", "SLUICEGATE_GRPC_PORT": str(free_port())}
+    spawning = multiprocessing.get_context("spawn")
     with (
         demo_models() as models,
         System(folder / "data", models=models, workers=2, environment=environment) as system,
+        # In a session of its own, a process is scheduled as if on a separate machine.
+        ProcessPoolExecutor(1, spawning, os.setsid) as bystander,
+        ProcessPoolExecutor(1, spawning, leave_the_session) as amplifier,
     ):
-        target = Target(system.url, system.grpc_address, _new_key(system))
-        bodies = classify_bodies(["a film"])
-        fill(system, bodies)
-        load = SteadyLoad(
-            target=target_of(system),
-            bodies=bodies,
-            rate=_HITS_A_SECOND,
-            duration=_CALM,
-            core=OTHERS,
-            connections=1,
-        )
-        calm_hits = load.run()
+        calm_hits = bystander.submit(hits, system.port, system.key, _CALM).result()
         before, pids = held_timers(_metrics(system)), _pids(system)
-        spawning = multiprocessing.get_context("spawn")
-        with (
-            MemoryWatch(pids) as watch,
-            ProcessPoolExecutor(1, spawning, leave_the_session) as pool,
-        ):
-            sending = pool.submit(send_all, target, seed, duration)
-            hits = msgspec.structs.replace(load, duration=duration).run()
+        with MemoryWatch(pids) as watch:
+            target = Target(system.url, system.grpc_address, _new_key(system))
+            sending = amplifier.submit(send_all, target, seed, duration)
+            busy_hits = bystander.submit(hits, system.port, system.key, duration).result()
             answers = sending.result()
         now = _pids(system)
         return Observed(
             answers=answers,
-            calm_hits=calm_hits,
-            hits=hits,
+            calm_hits=sorted(calm_hits),
+            hits=sorted(busy_hits),
             held=held_timers(_metrics(system)) - before,
             memory=watch.most,
             replaced=[name for name, pid in pids.items() if now.get(name) != pid],
@@ -140,11 +129,11 @@ def show(observed: Observed) -> None:
     expanded = max(answers, key=lambda answer: answer.received / max(answer.sent, 1))
     print(f"\nlargest answer: {largest.received:,} bytes ({largest.kind})")
     print(f"largest expansion: {expanded.sent:,} to {expanded.received:,} bytes ({expanded.kind})")
-    for when, hits in (("before", observed.calm_hits), ("meanwhile", observed.hits)):
-        p50, p99, longest = (hits.percentile(share) * 1e3 for share in (0.5, 0.99, 1.0))
+    for when, latencies in (("before", observed.calm_hits), ("meanwhile", observed.hits)):
+        p50, p99, longest = (percentile(latencies, share) * 1e3 for share in (0.5, 0.99, 1.0))
         print(
-            f"{hits.requests} hits of another customer {when}, {hits.failed} failed:"
-            f" median {p50:.1f} ms, p99 {p99:.1f} ms, longest {longest:.1f} ms"
+            f"{len(latencies)} hits of another customer {when}: median {p50:.1f} ms,"
+            f" p99 {p99:.1f} ms, longest {longest:.1f} ms"
         )
     for name, most in sorted(observed.memory.items()):
         print(f"{name}: {most // 1024**2} MiB of {_BOUND // 1024**2}")
@@ -154,7 +143,7 @@ def findings(observed: Observed) -> Iterator[str]:
     """Yield the faults of a run."""
     for role, held in observed.held.items():
         yield f"{held} times the event loop of a {role} was held for more than 100 ms"
-    if (p99 := observed.hits.percentile(0.99)) > _MOST_HIT_P99:
+    if (p99 := percentile(observed.hits, 0.99)) > _MOST_HIT_P99:
         yield f"the p99 of another customer's hits was {p99 * 1e3:.1f} ms"
     for name, most in sorted(observed.memory.items()):
         if most > _BOUND:

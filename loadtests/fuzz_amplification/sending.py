@@ -1,6 +1,7 @@
-"""Sends the requests of one customer to the system under test, from a process of low priority."""
+"""Sends the requests of two customers, from processes of their own: large ones, and hits."""
 
 import contextlib
+import http.client
 import io
 import os
 import time
@@ -32,6 +33,10 @@ _BATCH_ENDS = ("completed", "failed", "expired", "cancelled")
 _BATCHES_END_WITHIN = 30.0
 
 
+_HIT = b'{"model":"sentiment","input":"a film"}'
+_BETWEEN_HITS = 0.02
+
+
 class Answer(NamedTuple):
     """An answer to a kind of request, with the sizes of both in bytes."""
 
@@ -48,6 +53,23 @@ class Target(NamedTuple):
     url: str
     grpc_address: str
     key: str
+
+
+def hits(port: int, key: str, duration: float) -> list[float]:
+    """Send one hit after another for `duration` seconds; return their latencies in seconds."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    ends_at, latencies = time.monotonic() + duration, list[float]()
+    while time.monotonic() < ends_at:
+        started = time.perf_counter()
+        try:
+            connection.request("POST", "/v1/classify", _HIT, headers)
+            connection.getresponse().read()
+        except (OSError, http.client.HTTPException):
+            connection.close()
+        latencies.append(time.perf_counter() - started)
+        time.sleep(_BETWEEN_HITS)
+    return latencies[1:]  # the first request computes the answer
 
 
 def leave_the_session() -> None:
@@ -83,12 +105,10 @@ class _Sender:
 
     def __init__(self, target: Target, seed: int) -> None:
         self._seed = seed
-        self._bearer = ("authorization", f"Bearer {target.key}")
+        self._key = target.key
+        headers = {"authorization": f"Bearer {target.key}", "accept-encoding": "identity"}
         self.client = httpx.Client(
-            base_url=target.url,
-            headers=[self._bearer, ("accept-encoding", "identity")],
-            verify=no_authorities(),
-            timeout=_PATIENCE,
+            base_url=target.url, headers=headers, verify=no_authorities(), timeout=_PATIENCE
         )
         self.channel = grpc.insecure_channel(target.grpc_address)
         self._batches: list[str] = []
@@ -114,7 +134,8 @@ class _Sender:
         status, received = 200, 0
         try:
             ask = self.channel.unary_unary(METHOD)
-            received = len(ask(message, metadata=[self._bearer], timeout=_ALLOWED))
+            metadata = (("authorization", f"Bearer {self._key}"),)
+            received = len(ask(message, metadata=metadata, timeout=_ALLOWED))
         except grpc.RpcError as error:
             status = 500 if error.code() is grpc.StatusCode.INTERNAL else 503
         return Answer(f"{kind} over gRPC", status, len(message), received)

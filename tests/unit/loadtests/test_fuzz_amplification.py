@@ -8,7 +8,6 @@ import msgspec
 from loadtests.fuzz_amplification.command import Observed, findings, held_timers
 from loadtests.fuzz_amplification.requests import lines
 from loadtests.fuzz_amplification.sending import Answer
-from loadtests.generator import Outcome
 
 PAGE = """sluicegate_event_loop_lag_seconds_bucket{le="0.1",role="gateway"} 1
 sluicegate_event_loop_lag_seconds_bucket{le="+Inf",role="gateway"} 9
@@ -21,14 +20,10 @@ sluicegate_backend_event_loop_held_seconds_bucket{le="+Inf"} %d
 """
 
 
-def hits(*latencies: float) -> Outcome:
-    return Outcome(duration=1.0, statuses={200: len(latencies)}, latencies=sorted(latencies))
-
-
 CALM = Observed(
     answers=[Answer("native embed", 200, 10, 100), Answer("native embed", 503, 10, 10)],
-    calm_hits=hits(0.002),
-    hits=hits(*[0.002] * 100),
+    calm_hits=[0.002],
+    hits=[0.002] * 100,
     held=Counter(),
     memory={"gateway 0": 5},
     replaced=[],
@@ -43,7 +38,7 @@ def test_everything_that_is_wrong_is_named() -> None:
     observed = msgspec.structs.replace(
         CALM,
         answers=[*CALM.answers, Answer("native choose", 502, 10, 100)],
-        hits=hits(*[0.002] * 90, *[0.2] * 10),
+        hits=[0.002] * 90 + [0.2] * 10,
         held=Counter({"gateway": 2}),
         memory={"gateway 0": 2**30 + 1, "backend 0": 2**30},
         replaced=["gateway 0"],
