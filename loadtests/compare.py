@@ -17,11 +17,10 @@ import click
 import grpc
 
 from loadtests.fuzz_dialects import backend
-from loadtests.fuzz_dialects.routes import TENSOR_ROUTES
-from loadtests.fuzz_dialects.rpc import METHOD, tensor_message
-from loadtests.fuzz_dialects.traffic import DialectTraffic, question
-from loadtests.fuzz_http.callers import Caller, callers
-from loadtests.fuzz_http.run import document_of
+from loadtests.fuzz_dialects.command import DialectTraffic, question
+from loadtests.fuzz_dialects.routes import METHOD, TENSOR_ROUTES, tensor_message
+from loadtests.fuzz_http.bodies import Caller, callers
+from loadtests.fuzz_http.command import document_of
 from loadtests.fuzzing import seeded_run
 from loadtests.gateway import Gateway, running_gateway
 from loadtests.options import only, seed

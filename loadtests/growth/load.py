@@ -12,7 +12,7 @@ from typing import TypeVar
 import uvloop
 from typing_extensions import override
 
-from loadtests.generator import Outcome
+from loadtests.generator import ClientConnection, Outcome
 
 _OPENED_AT_A_TIME = 100
 _LONGEST = 60.0
@@ -20,6 +20,18 @@ _LONGEST = 60.0
 ClockT = TypeVar("ClockT")
 Phase = tuple[ClockT, Outcome, ClockT]
 """The clocks' readings before a phase, the phase's result, and the readings after it."""
+
+
+class _Caller(ClientConnection):
+    """Sends whole requests, because each has a head of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(b"")
+
+    @override
+    def send(self, body: bytes, answered: Callable[[int, bytes, bytes], None]) -> None:
+        self._answered = answered
+        self.transport.write(body)
 
 
 def send(
@@ -38,83 +50,49 @@ def send(
 
     async def run() -> list[Phase[ClockT]]:
         loop = asyncio.get_running_loop()
-        opened: list[_Connection] = []
-        while (missing := connections - len(opened)) > 0:
+        callers: list[_Caller] = []
+        while (missing := connections - len(callers)) > 0:
             made = (
-                loop.create_connection(_Connection, "127.0.0.1", port)
+                loop.create_connection(_Caller, "127.0.0.1", port)
                 for _ in range(min(_OPENED_AT_A_TIME, missing))
             )
-            opened += [connection for _, connection in await asyncio.gather(*made)]
+            callers += [caller for _, caller in await asyncio.gather(*made)]
         try:
             return [
-                (clocks(), await _phase(opened, requests, seconds), clocks()) for seconds in phases
+                (clocks(), await _phase(callers, requests, seconds), clocks()) for seconds in phases
             ]
         finally:
-            for connection in opened:
-                connection.transport.abort()
+            for caller in callers:
+                caller.close()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(run())
 
 
-class _Connection(asyncio.Protocol):
-    """Sends one request at a time."""
-
-    transport: asyncio.Transport
-
-    def __init__(self) -> None:
-        self._buffer = b""
-        self.answered: Callable[[int], None] = lambda _status: None
-        """Takes the status of an answer, 0 where the connection was lost."""
-
-    @override
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]  # uvloop's is no subclass
-
-    @override
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        head, end, body = self._buffer.partition(b"\r\n\r\n")
-        if not end:
-            return
-        length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
-        if len(body) >= int(length):
-            self._buffer = b""
-            self.answered(int(head[9:12]))
-
-    @override
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.answered(0)
-
-
-async def _phase(opened: list[_Connection], requests: Iterator[bytes], seconds: float) -> Outcome:
+async def _phase(callers: list[_Caller], requests: Iterator[bytes], seconds: float) -> Outcome:
     statuses: Counter[int] = Counter()
     latencies: list[float] = []
     idle = asyncio.Event()
-    busy = set(opened)
+    busy = set(callers)
     started = time.perf_counter()
 
-    def send_next(connection: _Connection) -> None:
+    def send_next(caller: _Caller) -> None:
         sent = time.perf_counter()
-        if sent >= started + seconds:
-            busy.discard(connection)
+        if sent >= started + seconds or not caller.is_open:
+            busy.discard(caller)
             if not busy:
                 idle.set()
             return
 
-        def answered(status: int) -> None:
+        def answered(status: int, _head: bytes, _body: bytes) -> None:
             statuses[status] += 1
             latencies.append(time.perf_counter() - sent)
-            if status:
-                send_next(connection)
-            else:
-                idle.set()
+            send_next(caller)
 
-        connection.answered = answered
-        connection.transport.write(next(requests))
+        caller.send(next(requests), answered)
 
-    for connection in opened:
-        send_next(connection)
+    for caller in callers:
+        send_next(caller)
     async with asyncio.timeout(seconds + _LONGEST):
         await idle.wait()
     took = time.perf_counter() - started
