@@ -6,9 +6,11 @@ device at the same time.
 
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -31,8 +33,8 @@ from loadtests.gpu.plan import (
     Figure,
     Options,
 )
-from loadtests.gpu.results import Journal, Measurement, SectionState
-from loadtests.gpu.sessions import BareSession, distance, judged, run_on_cpu
+from loadtests.gpu.results import Measurement, Report
+from loadtests.gpu.sessions import BareSession, distance, judged, open_bare, run_on_cpu
 
 # An arena that has room for the weights and a small batch, but not for the large batch.
 _SMALL_ARENA = 512 * 1024 * 1024
@@ -49,14 +51,13 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     answered: NDArray[np.bool_]
 
 
-def run(options: Options, section: str) -> SectionState:
+@contextmanager
+def start(
+    options: Options, _figures: Sequence[Figure], _report: Report
+) -> Iterator[Callable[[Figure], Measurement]]:
     """Compare each graph's outputs with the CPU's outputs; exhaust memory; use two processes."""
-    journal = Journal(options.output)
     others = {OUT_OF_MEMORY: _run_out_of_memory, TWO_PROCESSES: _run_two_processes}
-    journal.measure(section, lambda figure: others.get(figure.name, _compare)(options, figure))
-    if any(each.passed and each.error is not None for each in journal.report.figures.values()):
-        return SectionState(status="done")
-    return SectionState(status="failed", reason="no form gives the right answers")
+    yield lambda figure: others.get(figure.name, _compare)(options, figure)
 
 
 def _compare(options: Options, figure: Figure) -> Measurement:
@@ -70,14 +71,8 @@ def _compare(options: Options, figure: Figure) -> Measurement:
     return judged(worst, candidate)
 
 
-def _open(
-    options: Options, family: str, candidate: Candidate, *, memory_bytes: int | None = None
-) -> BareSession:
-    device = candidate.device_options(options.provider)
-    if memory_bytes is not None:
-        device = msgspec.structs.replace(device, memory_bytes=memory_bytes)
-    size = short(options, family)
-    return BareSession(graph(options, family, candidate.form, size), device, width=size.hidden)
+def _open(options: Options, family: str, candidate: Candidate, **changes: Any) -> BareSession:
+    return open_bare(options, family, candidate, short(options, family), **changes)
 
 
 def _worst(session: BareSession, case: _Case) -> float:

@@ -3,8 +3,10 @@
 import asyncio
 import multiprocessing
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -14,7 +16,7 @@ from loadtests.backend import backend, call
 from loadtests.generator import Outcome, Target, closed_loop, percentile
 from loadtests.gpu.models import chosen_form, import_classifier, texts
 from loadtests.gpu.plan import BATCH_TOKENS, FULL_BATCH, LARGE, Figure, Options
-from loadtests.gpu.results import Journal, Measurement, SectionState
+from loadtests.gpu.results import Measurement, Report
 from loadtests.gpu.timing import busy_share
 from loadtests.measured import target_of
 from testing.loopback import get
@@ -34,55 +36,40 @@ _ALONE = {
 }
 
 
-def run(options: Options, section: str) -> SectionState:
-    """Measure the model of a section."""
-    journal = Journal(options.output)
-    figures = journal.missing(section)
-    if not figures:
-        return SectionState(status="done")
+@contextmanager
+def start(
+    options: Options, figures: Sequence[Figure], _report: Report
+) -> Iterator[Callable[[Figure], Measurement]]:
+    """Measure a backend, or a whole system whose backends are on the same devices as a user's."""
     models = import_classifier(options, figures[0].model)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1 if options.tiny else _CLIENTS, mp_context=context) as pool:
-        if section == "engine":
-            return journal.measure(
-                section, lambda figure: _measure_backend(options, figure, models, pool)
-            )
-        system = _system(options, figures[0].model, models)
-        # At its first start, a GPU backend compares the graphs of a model, which takes long.
-        system.start(within=options.budget(section))
-        try:
+        measure = partial(_measure, options, models, pool)
+        if figures[0].section == "engine":
+            yield lambda figure: _measure_backend(options, models, figure, measure)
+            return
+        settings = {"provider": options.provider} | _BATCHES
+        if options.provider == "cpu":
+            settings["threads"] = "1"
+        with System(
+            # A new folder each time: the `sluicegate up` of a process that died may still be ending
+            # in the former folder.
+            Path(mkdtemp(prefix="up-", dir=options.output)) / "up",
+            models=models,
+            workers=options.gateway_workers,
+            environment={f"SLUICEGATE_BACKEND_{n.upper()}": each for n, each in settings.items()},
+        ) as system:
             urls = [process.address or "" for process in system.processes("backend")]
-            return journal.measure(
-                section,
-                lambda figure: _measure(options, figure, models, pool, target_of(system), urls),
-            )
-        finally:
-            system.stop()
-
-
-def _system(options: Options, model: str, models: Path) -> System:
-    """Return a system with the same backends on the same devices as `sluicegate up` would start."""
-    settings = {"provider": options.provider} | _BATCHES
-    if options.provider == "cpu":
-        settings["threads"] = "1"
-    return System(
-        # A new folder each time: the `sluicegate up` of a process that died may still be ending in
-        # the former folder.
-        Path(mkdtemp(prefix=f"up-{model}-", dir=options.work)) / "up",
-        models=models,
-        workers=options.gateway_workers,
-        environment={f"SLUICEGATE_BACKEND_{name.upper()}": each for name, each in settings.items()},
-    )
+            yield lambda figure: measure(figure, target_of(system), urls)
 
 
 def _measure_backend(
-    options: Options, figure: Figure, models: Path, pool: ProcessPoolExecutor
+    options: Options, models: Path, figure: Figure, measure: Callable[..., Measurement]
 ) -> Measurement:
     """Measure a backend without a gateway: tokenizer, batcher and executor."""
     settings = {"provider": options.provider, "gpu_runs": figure.way} | _BATCHES | _ALONE
-    with backend(models, options.budget(figure.section), **settings) as running:
-        info = running.model("bench")
-        found = _measure(options, figure, models, pool, running.target, [running.url], info)
+    with backend(models, **settings) as running:
+        found = measure(figure, running.target, [running.url], running.model("bench"))
         rows, batches = (running.counter(f"{name}_total", "bench") for name in ("rows", "batches"))
     note = f"{rows / max(1, batches):.0f} rows a batch; {found.note}"
     return msgspec.structs.replace(found, note=note)
@@ -90,9 +77,9 @@ def _measure_backend(
 
 def _measure(
     options: Options,
-    figure: Figure,
     models: Path,
     pool: ProcessPoolExecutor,
+    figure: Figure,
     target: Target,
     urls: Sequence[str],
     info: ModelInfo | None = None,

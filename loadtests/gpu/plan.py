@@ -8,7 +8,6 @@ from typing import NamedTuple
 import msgspec
 
 from backends.executors.buckets import Shape
-from backends.executors.provider import DeviceOptions
 from backends.model_tools.graphs.options import Attention, GraphOptions, Precision
 from backends.model_tools.graphs.shapes import PRESETS, BertShape
 from backends.settings import Provider
@@ -62,10 +61,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         """The name of the candidate in tables."""
         kernels = f"-k{self.kernels}" if self.kernels else ""
         return f"{self.form.precision}-{self.form.attention}{kernels}"
-
-    def device_options(self, provider: Provider) -> DeviceOptions:
-        """Return the options with which a session is opened."""
-        return DeviceOptions(provider=provider, attention_kernels=self.kernels, graphs=self.graphs)
 
 
 def _candidate(precision: Precision, attention: Attention, kernels: int = 0) -> Candidate:

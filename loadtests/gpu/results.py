@@ -1,14 +1,13 @@
-"""Keeps the results of a run in one file, which is written after each figure."""
+"""Keeps the results of a run in one file, and renders them as a table."""
 
-import sys
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from backends.errors import ExecutorDied
-from backends.executors.cuda import explain
 from backends.model_tools.graphs.shapes import PRESETS
 from loadtests.gpu.plan import (
     BATCHES,
@@ -31,9 +30,7 @@ _COLUMNS = (
     *("p50 ms", "p99 ms", "note"),
 )
 FILE = "gpu.json"
-UNFINISHED = "its process died"
-_SAME = ("device", "provider", "tiny")
-"""Fields that must be equal for all figures of a report."""
+_RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "tensorrt-cu13", "torch", "transformers")
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +56,6 @@ class SectionState(msgspec.Struct, frozen=True, kw_only=True):
 
     status: Literal["done", "failed", "skipped", "out of time"]
     reason: str = ""
-    took: float = 0.0
 
 
 class Report(msgspec.Struct, kw_only=True):
@@ -73,6 +69,16 @@ class Report(msgspec.Struct, kw_only=True):
     sections: dict[str, SectionState] = {}
     figures: dict[str, Measurement] = {}
 
+    def missing(self, section: str) -> list[Figure]:
+        """Return the figures of a section that have no result."""
+        return [
+            each for each in FIGURES if each.section == section and each.name not in self.figures
+        ]
+
+    def has_right_answers(self) -> bool:
+        """Return whether any graph computed correctly."""
+        return any(each.passed and each.error is not None for each in self.figures.values())
+
     def rate(self, name: str) -> float:
         """Return the rate of a figure; 0 if it failed or was not measured."""
         found = self.figures.get(name)
@@ -85,94 +91,48 @@ class Report(msgspec.Struct, kw_only=True):
         return max(timed, key=rates.__getitem__, default=None)
 
 
-class Journal:
-    """Writes each figure to the file of results immediately, so that a crash loses only one figure.
+def begin(options: Options, *, again: Sequence[str] = ()) -> Report:
+    """Return a report with the correct figures of an earlier run on the same device.
 
-    A figure that has begun is marked as failed until it ends. After a crash, a new process
-    continues with the next figure, because every later run in the crashed process would fail, too.
+    Figures of the sections in `again` are dropped.
     """
-
-    def __init__(self, output: Path) -> None:
-        self._path = output / FILE
-        self.report = msgspec.json.decode(self._path.read_bytes(), type=Report)
-
-    @staticmethod
-    def begin(options: Options, runtime: str, again: Sequence[str] = ()) -> "Journal":
-        """Write the file of results, with the correct figures of an earlier run in it.
-
-        Figures of the sections in `again` are dropped.
-        """
-        gpus = find_gpus()
-        names = [f"{gpu.name}, {gpu.memory_bytes >> 20:,} MiB" for gpu in gpus.gpus[:1]]
-        report = Report(
-            machine=this_machine(),
-            device=f"{(*names, 'no GPU')[0]}, driver {gpus.driver or 'none'}",
-            provider=options.provider,
-            tiny=options.tiny,
-            runtime=runtime,
-        )
-        path = options.output / FILE
-        if path.exists():
-            before = msgspec.json.decode(path.read_bytes(), type=Report)
-            if all(getattr(before, each) == getattr(report, each) for each in _SAME):
-                dropped = {figure.name for figure in FIGURES if figure.section in again}
-                report.sections = before.sections
-                report.figures = {
-                    name: each
-                    for name, each in before.figures.items()
-                    if each.passed and name not in dropped
-                }
-        _write(path, report)
-        return Journal(options.output)
-
-    def missing(self, section: str) -> list[Figure]:
-        """Return the figures of a section that have not begun."""
-        names = self.report.figures
-        return [each for each in FIGURES if each.section == section and each.name not in names]
-
-    def measure(self, section: str, work: Callable[[Figure], Measurement | None]) -> SectionState:
-        """Measure the missing figures of a section; a figure without a result is left out.
-
-        An error fails only its own figure. If the device has failed, the process ends.
-        """
-        for figure in self.missing(section):
-            self.put(figure.name, Measurement(passed=False, note=UNFINISHED))
-            try:
-                found = work(figure)
-            except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no other base
-                if isinstance(explain(error), ExecutorDied):
-                    # This process can run nothing any more. The next process continues after this
-                    # figure.
-                    sys.exit(str(error))
-                found = Measurement(passed=False, note=_first_line(error))
-            self.put(figure.name, found)
-        return SectionState(status="done")
-
-    def put(self, name: str, found: Measurement | None) -> None:
-        """Keep the result of a figure, or remove it."""
-        self.report.figures.pop(name, None)
-        if found is not None:
-            self.report.figures[name] = found
-        _write(self._path, self.report)
-
-    def close(self, section: str, state: SectionState) -> None:
-        """Note how a section ended."""
-        self.report.sections[section] = state
-        _write(self._path, self.report)
+    gpus = find_gpus()
+    names = [f"{gpu.name}, {gpu.memory_bytes >> 20:,} MiB" for gpu in gpus.gpus[:1]]
+    report = Report(
+        machine=this_machine(),
+        device=f"{(*names, 'no GPU')[0]}, driver {gpus.driver or 'none'}",
+        provider=options.provider,
+        tiny=options.tiny,
+        runtime=_runtimes(),
+    )
+    path = options.output / FILE
+    before = msgspec.json.decode(path.read_bytes(), type=Report) if path.exists() else report
+    is_same = (before.device, before.provider, before.tiny)
+    if is_same == (report.device, report.provider, report.tiny):
+        dropped = {figure.name for figure in FIGURES if figure.section in again}
+        report.sections = before.sections
+        report.figures = {
+            name: each
+            for name, each in before.figures.items()
+            if each.passed and name not in dropped
+        }
+    write(report, options.output)
+    return report
 
 
-def _write(path: Path, report: Report) -> None:
-    """Replace the file of results atomically."""
-    temporary = path.with_suffix(".part")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-    temporary.replace(path)
+def _runtimes() -> str:
+    """Return the versions of the installed runtimes."""
+    found = []
+    for name in _RUNTIMES:
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return ", ".join(found)
 
 
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error, with the folders removed from file names."""
-    first = str(error).strip().split("\n", 1)[0]
-    text = " ".join(word.rpartition("/")[2] for word in first.split())
-    return f"{type(error).__name__}: {text[:200]}"
+def write(report: Report, output: Path) -> None:
+    """Replace the file of results."""
+    encoded = msgspec.json.format(msgspec.json.encode(report))
+    (output / FILE).write_bytes(encoded + b"\n")
 
 
 def render(report: Report) -> str:

@@ -1,8 +1,9 @@
 """Measures the speed of bare sessions: every graph, then the fastest graph with other batches."""
 
 import time
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from backends.executors.host_memory import host_memory
 from backends.executors.padded_batch import PaddedBatch
 from backends.executors.provider import DeviceOptions, open_session
 from backends.model_tools.graphs.options import Precision
+from backends.model_tools.graphs.shapes import BertShape
 from backends.settings import quiet_libraries
 from backends.types import FloatArray, OutputKind
 from loadtests.gpu.models import Batch, graph, random_batch
 from loadtests.gpu.plan import LARGE, PLAIN, REFERENCE, Candidate, Figure, Options, checked
-from loadtests.gpu.results import Journal, Measurement, Report, SectionState
+from loadtests.gpu.results import Measurement, Report
 from loadtests.gpu.timing import timed
 
 # The largest allowed distance from the CPU's fp32 vector, divided by that vector's length.
@@ -69,6 +71,20 @@ class BareSession:
         return lambda: bound.run(padded, run)
 
 
+def open_bare(
+    options: Options, family: str, candidate: Candidate, size: BertShape, **changes: Any
+) -> BareSession:
+    """Open a session over a graph; `changes` are fields of `DeviceOptions`."""
+    device = DeviceOptions(
+        provider=options.provider, attention_kernels=candidate.kernels, graphs=candidate.graphs
+    )
+    return BareSession(
+        graph(options, family, candidate.form, size),
+        msgspec.structs.replace(device, **changes),
+        width=size.hidden,
+    )
+
+
 def run_on_cpu(path: Path, batch: Batch) -> FloatArray:
     """Return the fp32 outputs of a graph, computed with all cores of this machine."""
     quiet_libraries()
@@ -83,9 +99,7 @@ def run_on_cpu(path: Path, batch: Batch) -> FloatArray:
 
 
 def distance(found: FloatArray, expected: FloatArray) -> float:
-    """Return the largest distance between a row and its expected row.
-
-    The distance is divided by the length of the expected row.
+    """Return the largest distance between a row and its expected row, divided by the row's length.
 
     The distance is infinite if a row has NaN.
     """
@@ -103,24 +117,27 @@ def judged(error: float, candidate: Candidate, note: str = "") -> Measurement:
     return Measurement(error=error, passed=False, note=f"further than {bound} from fp32 on the CPU")
 
 
-def run(options: Options, section: str) -> SectionState:
+@contextmanager
+def start(
+    options: Options, figures: Sequence[Figure], report: Report
+) -> Iterator[Callable[[Figure], Measurement | None]]:
     """Time TensorRT, or time each correct graph and then the fastest graph with other batches.
 
     Raises:
         ModuleNotFoundError: the libraries of TensorRT are not installed.
     """
-    journal = Journal(options.output)
-    if section == "session":
-        return journal.measure(section, lambda figure: _measure(options, figure, journal.report))
-    if options.provider != "cpu" and find_spec("tensorrt_libs") is None:
+    if figures[0].section == "session":
+        yield partial(_measure, options, report)
+    elif options.provider != "cpu" and find_spec("tensorrt_libs") is None:
         raise ModuleNotFoundError(name="tensorrt_libs")
-    return journal.measure(section, lambda figure: _measure_tensorrt(options, figure))
+    else:
+        yield partial(_measure_tensorrt, options)
 
 
-def _measure(options: Options, figure: Figure, report: Report) -> Measurement | None:
+def _measure(options: Options, report: Report, figure: Figure) -> Measurement | None:
     """Measure a figure; return `None` if the outputs are wrong or the graph cannot be captured."""
     if figure.candidate is not None:
-        return _measure_form(options, figure, figure.candidate, report)
+        return _measure_form(options, report, figure, figure.candidate)
     fastest = report.fastest(figure.model)
     graphs = figure.way == "CUDA graph"
     if fastest is None or (graphs and fastest.form.packed):
@@ -131,7 +148,7 @@ def _measure(options: Options, figure: Figure, report: Report) -> Measurement | 
 
 
 def _measure_form(
-    options: Options, figure: Figure, candidate: Candidate, report: Report
+    options: Options, report: Report, figure: Figure, candidate: Candidate
 ) -> Measurement | None:
     """Compare the outputs of the whole model with the CPU's fp32 outputs, and time a full batch."""
     answers = report.figures.get(checked(figure.model, candidate))
@@ -156,25 +173,23 @@ def _reference(options: Options, model: str, shape: Shape) -> FloatArray:
 
 def _measure_tensorrt(options: Options, figure: Figure) -> Measurement:
     """Time TensorRT on the graph that it compiles."""
-    device = msgspec.structs.replace(
-        PLAIN.device_options("cpu" if options.provider == "cpu" else "tensorrt"),
+    started = time.perf_counter()
+    bare = _open(
+        options,
+        figure,
+        PLAIN,
+        provider="cpu" if options.provider == "cpu" else "tensorrt",
         precision=options.precision,
         engine_cache=options.work / "engines",
     )
-    started = time.perf_counter()
-    bare = _open(options, figure, PLAIN, device)
     bare.bind(random_batch(options.batch(figure), options.shape(LARGE).vocab))()
     note = f"its engine was ready after {time.perf_counter() - started:.0f} s"
     return msgspec.structs.replace(_timed(options, figure, bare), note=note)
 
 
-def _open(
-    options: Options, figure: Figure, candidate: Candidate, device: DeviceOptions | None = None
-) -> BareSession:
+def _open(options: Options, figure: Figure, candidate: Candidate, **changes: Any) -> BareSession:
     size = options.shape(figure.model)
-    path = graph(options, figure.model, candidate.form, size)
-    device = device or candidate.device_options(options.provider)
-    return BareSession(path, device, width=size.hidden)
+    return open_bare(options, figure.model, candidate, size, **changes)
 
 
 def _timed(options: Options, figure: Figure, bare: BareSession, runs: int = 1) -> Measurement:

@@ -1,19 +1,23 @@
 """Measures with PyTorch: the limits of the device, the models, and a transformers pipeline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any  # torch and transformers may not be installed
 
 from loadtests.gpu.models import bert_config, random_batch, texts, write_tokenizer
 from loadtests.gpu.plan import BANDWIDTH, LARGE, MATRIX, SMALL, Figure, Options
-from loadtests.gpu.results import Journal, Measurement, SectionState
+from loadtests.gpu.results import Measurement, Report
 from loadtests.gpu.timing import timed
 
 _SIDE = 8192
 _COPY_BYTES = 4 * 2**30
 
 
-def run(options: Options, section: str) -> SectionState:
+@contextmanager
+def start(
+    options: Options, figures: Sequence[Figure], _report: Report
+) -> Iterator[Callable[[Figure], Measurement]]:
     """Measure the device and the models with PyTorch, or a transformers pipeline for comparison.
 
     Raises:
@@ -24,10 +28,8 @@ def run(options: Options, section: str) -> SectionState:
 
     measured = _Torch(options, torch, transformers)
     ways = {MATRIX: measured.matrix_rate, BANDWIDTH: measured.bandwidth}
-    other = measured.pipeline() if section == "peer" else measured.forward
-    return Journal(options.output).measure(
-        section, lambda figure: ways.get(figure.name, other)(figure)
-    )
+    other = measured.pipeline() if figures[0].section == "peer" else measured.forward
+    yield lambda figure: ways.get(figure.name, other)(figure)
 
 
 class _Torch:

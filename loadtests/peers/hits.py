@@ -11,7 +11,7 @@ import httpx
 from loadtests import hit, wrk
 from loadtests.measured import popular_bodies
 from loadtests.peers.litellm import proxy
-from loadtests.peers.measure import LITELLM, NGINX, Effort
+from loadtests.peers.measure import CONNECTIONS, LITELLM, NGINX, Effort
 from loadtests.peers.servers import PeerFailed
 from loadtests.rivals import nginx
 from loadtests.turns import in_turns
@@ -46,7 +46,7 @@ def measure_hits(peers: Collection[str], effort: Effort) -> None:
                 servers["Redis"]["LiteLLM, embeddings from Redis"] = litellm, asked
             except (PeerFailed, RuntimeError, httpx.HTTPError) as error:
                 print(f"left out: LiteLLM: {error}")
-        load = hit.Load(root, effort.connections, effort.duration, list(systems.values()))
+        load = hit.Load(root, CONNECTIONS, effort.duration, list(systems.values()))
         every = {what: each for some in servers.values() for what, each in some.items()}
         runs = in_turns(
             {what: partial(load.run, *each) for what, each in every.items()}, effort.rounds

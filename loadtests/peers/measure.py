@@ -6,7 +6,6 @@ import random
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,19 +18,19 @@ from backends.executors.openvino_graph import computes_bf16
 from backends.model_tools.demo.build import build_demo_models
 from backends.model_tools.demo.source import find_source
 from loadtests.backend import backend, call
-from loadtests.generator import Outcome, Target, run_closed
-from loadtests.measured import target_of
+from loadtests.generator import Target, run_closed
+from loadtests.measured import metered, target_of
 from loadtests.padded import write_padded
 from loadtests.peers.configuration import PUBLISHED, PeerConfiguration
 from loadtests.peers.servers import PEERS, Peer, PeerFailed, running
-from loadtests.report import Costs, Row, row_of, show
+from loadtests.report import Row, Turn, show, table_of
 from loadtests.rivals import nginx
-from loadtests.turns import in_turns, middle
+from loadtests.turns import in_turns
 from loadtests.workload import sentences
-from testing.process_times import descendants
 from testing.system import System
 from wire.protocol import Task
 
+CONNECTIONS = 32
 NGINX, LITELLM = "nginx", "litellm"
 BACKEND, GATEWAY = "Sluicegate, its backend over HTTP", "Sluicegate, through the gateway"
 _LABEL = re.compile(rb'"label":"(\w+)","score":([\d.e-]+)')
@@ -47,7 +46,6 @@ _NEW = 0.5
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """How much to measure: `count` texts a run, or hits for `duration` seconds."""
 
-    connections: int = 32
     count: int = 1500
     duration: float = 5.0
     rounds: int = 3
@@ -56,16 +54,9 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     keep: bool = False
     """Whether to keep the results. The results of a partial run or a dry run are not kept."""
 
-    def show(self, title: str, table: list[Row]) -> None:
-        """Print a table, and keep it.
-
-        Without a server's process ids, its processor time is missing.
-        """
-        rows = [
-            row if row.costs and row.costs.server else msgspec.structs.replace(row, costs=None)
-            for row in table
-        ]
-        title = f"Peers {title}: {self.connections} connections, {self.rounds} rounds"
+    def show(self, title: str, rows: list[Row]) -> None:
+        """Print a table, and keep it if that is wanted."""
+        title = f"Peers {title}: {CONNECTIONS} connections, {self.rounds} rounds"
         show(title, rows, keep=self.keep)
 
 
@@ -161,7 +152,7 @@ def compare(
     answers: list[list[float]] = []
     seeds = itertools.count(101)
 
-    def run(what: str) -> tuple[Outcome, Costs] | None:
+    def run(what: str) -> Turn | None:
         if what in failures:
             return None
         try:
@@ -170,7 +161,7 @@ def compare(
                 answers.extend([] if answers else found)
                 check_answers(answers, found, work)
                 asked = texts(_WARMING + effort.count, seed=next(seeds))
-                return _timed(server, asked, effort.connections)
+                return _timed(server, asked)
         except (PeerFailed, AnswersDiffer, httpx.HTTPError) as error:
             if what in {BACKEND, GATEWAY}:
                 raise
@@ -181,12 +172,7 @@ def compare(
     for what, reason in failures.items():
         print(f"left out: {what}: {reason}")
     done = {what: [run for run in each if run] for what, each in runs.items()}
-    medians = {what: middle(each, lambda run: run[0].rate) for what, each in done.items() if each}
-    baseline = next(iter(medians.values()))[0].rate
-    return [
-        msgspec.structs.replace(row_of(what, outcome, baseline=baseline), costs=costs)
-        for what, (outcome, costs) in medians.items()
-    ]
+    return table_of({what: each for what, each in done.items() if what not in failures})
 
 
 def _answers(server: Server) -> list[list[float]]:
@@ -213,20 +199,21 @@ def check_answers(expected: list[list[float]], found: list[list[float]], work: W
             raise AnswersDiffer(f"answers differ by {far:.4f} at {number}")
 
 
-def _timed(server: Server, texts: list[str], connections: int) -> tuple[Outcome, Costs]:
+def _timed(server: Server, texts: list[str]) -> Turn:
     """Warm a server up, then run it; return the result and the processor time of a request."""
-
-    def used() -> list[float]:
-        own, *others = (sum(descendants(pid).values()) for pid in server.pids)
-        return [own, sum(others), time.process_time()]
-
     bodies = map(server.body, texts)
-    run_closed(server.target, itertools.islice(bodies, _WARMING), connections=connections)
-    before = used()
-    outcome = run_closed(server.target, bodies, connections=connections)
-    count = max(1, len(outcome.latencies))
-    costs = [1e6 * (after - b) / count for after, b in zip(used(), before, strict=True)]
-    return outcome, Costs(server=costs[0], others=costs[1], generator=costs[2])
+    run_closed(server.target, itertools.islice(bodies, _WARMING), connections=CONNECTIONS)
+    own, *others = (list(_family(pid)) for pid in server.pids)
+    run = partial(run_closed, server.target, bodies, connections=CONNECTIONS)
+    return metered(run, server=own, others=[pid for each in others for pid in each])()
+
+
+def _family(pid: int) -> Iterator[int]:
+    """Yield a process and all its descendants."""
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            yield from _family(int(child))
 
 
 @contextlib.contextmanager

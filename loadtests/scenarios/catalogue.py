@@ -130,7 +130,7 @@ SCENARIOS = {
         dropped=0.01,
     ),
     "soak": Scenario(
-        question="Does anything grow or get slower with time?",
+        question="Does anything get slower with time?",
         phases=_steady,
         seconds=1800.0,
         drift=1.5,

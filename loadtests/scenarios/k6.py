@@ -50,12 +50,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         plan: Plan,
         *,
         zipf: float = 0.0,
-        advance: Callable[[float, int], None] = lambda _at, _pid: None,
+        advance: Callable[[float], None] = lambda _: None,
     ) -> Sent:
         """Send requests with texts that no earlier run has sent; k6 prints its progress.
 
-        `advance` is called four times a second with the seconds since the start and the process of
-        k6.
+        `advance` is called four times a second with the seconds since the start.
 
         Raises:
             click.ClickException: k6 is missing, ended with an error, or did not end.
@@ -154,7 +153,7 @@ def program() -> str:
 def _follow(
     child: subprocess.Popen[bytes],
     answers: Path,
-    advance: Callable[[float, int], None],
+    advance: Callable[[float], None],
     seconds: float,
 ) -> None:
     started, began = time.monotonic(), 0.0
@@ -164,7 +163,7 @@ def _follow(
             raise click.ClickException(f"k6 did not end; see {answers.parent}")
         if answers.exists() and answers.stat().st_size:
             began = began or now
-            advance(now - began, child.pid)
+            advance(now - began)
         time.sleep(_POLL)
     if child.returncode:
         raise click.ClickException(f"k6 ended with {child.returncode}")

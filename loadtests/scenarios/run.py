@@ -6,11 +6,12 @@ import sys
 import click
 
 from loadtests.machine import this_machine
+from loadtests.measured import own_seconds
 from loadtests.report import table
-from loadtests.scenarios.analysis import Run, Verdict, figures, find_capacity, verdicts
+from loadtests.scenarios.analysis import Run, figures, find_capacity, verdicts
 from loadtests.scenarios.catalogue import SCENARIOS, Plan
 from loadtests.scenarios.k6 import Load
-from loadtests.scenarios.system import Watcher
+from loadtests.scenarios.system import Faults
 from testing.system import System
 
 
@@ -23,7 +24,7 @@ def run_scenario(
     zipf: float | None = None,
     system: System | None = None,
 ) -> Run:
-    """Run a scenario and write its report.
+    """Run a scenario and write its report; a scenario with faults needs a `system` to kill.
 
     Without a rate, first find the capacity, and then use a fraction of the capacity as rate.
     """
@@ -33,32 +34,34 @@ def run_scenario(
         rate = capacity * scenario.load
     plan = Plan(phases=scenario.phases(rate, seconds or scenario.seconds))
     click.echo(f"{name}: {scenario.question} {rate:.0f}/s")
-    watcher = Watcher(system, faults=scenario.has_faults, duration=plan.duration)
+    faults = Faults(system, plan.duration) if system and scenario.has_faults else None
     zipf = scenario.zipf if zipf is None else zipf
-    sent = load.send(name, plan, zipf=zipf, advance=watcher.advance)
+    used = own_seconds()
+    sent = load.send(name, plan, zipf=zipf, advance=faults.advance if faults else lambda _: None)
+    used = own_seconds() - used
     run = Run(scenario=scenario, plan=plan, deadline=load.deadline, capacity=capacity, sent=sent)
     path = load.folder / "report.md"
-    path.write_text(_page(name, run, list(verdicts(run)), watcher), encoding="utf-8")
+    facts = [
+        f"`{shlex.join(['python', '-m', 'loadtests.scenarios', *sys.argv[1:]])}`",
+        f"The generator used {used / plan.duration:.2f} cores of {this_machine().headline}.",
+        *([f"The capacity is {capacity:.0f}/s."] if capacity else []),
+    ]
+    marks = faults.marks if faults else []
+    path.write_text(_page(name, run, marks, facts), encoding="utf-8")
     click.echo(f"\n{path.read_text(encoding='utf-8')}\n{path}")
     return run
 
 
-def _page(name: str, run: Run, judged: list[Verdict], watcher: Watcher) -> str:
+def _page(name: str, run: Run, marks: list[tuple[str, str]], facts: list[str]) -> str:
     phases = list(figures(run))
-    facts = [
-        f"`{shlex.join(['python', '-m', 'loadtests.scenarios', *sys.argv[1:]])}`",
-        f"The generator ran on {this_machine().headline}.",
-        *([f"The capacity is {run.capacity:.0f}/s."] if run.capacity else []),
-        f"Latencies are of answers with 200; in time is within {run.deadline:g} s.",
-    ]
-    holds = [(*each[:3], "holds" if each.holds else "FAILS") for each in judged]
+    judged = [(*each[:3], "holds" if each.holds else "FAILS") for each in verdicts(run)]
     parts = [
         f"# Load test: {name}",
         run.scenario.question,
-        table(("criterion", "found", "wanted", ""), holds),
+        table(("criterion", "found", "wanted", ""), judged),
+        f"Latencies are of answers with 200; in time is within {run.deadline:g} s.",
         table(list(phases[0]), [list(phase.values()) for phase in phases]),
-        table(("process", "cores", "MiB at the start", "MiB at the end"), watcher.use()),
-        *([table(("s", "what"), watcher.marks)] if watcher.marks else []),
+        *([table(("s", "what"), marks)] if marks else []),
         "\n".join(facts),
     ]
     return "\n\n".join(parts) + "\n"

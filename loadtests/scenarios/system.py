@@ -3,7 +3,6 @@
 import contextlib
 import os
 import shutil
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import click
 import yaml
 
 from loadtests.gateway import WIDE_LIMITS
-from loadtests.machine import processor_seconds, resident_bytes
 from loadtests.measured import give_core
 from testing.system import System
 
@@ -68,62 +66,26 @@ def _pin(system: System) -> None:
         give_core(system, "backend", 1, others=0)
 
 
-class Watcher:
-    """Measures processes during a load, and kills processes of a local system.
+class Faults:
+    """Kills the processes of a system that are due during a load, and notes when they are back."""
 
-    Without a system, it measures only the load generator.
-    """
-
-    def __init__(self, system: System | None, *, faults: bool, duration: float) -> None:
+    def __init__(self, system: System, duration: float) -> None:
         self._system = system
-        self._duration = duration
-        due = _FAULTS if faults else ()
-        self._due = [(share * duration, role, region) for share, role, region in due]
+        self._due = [(share * duration, role, region) for share, role, region in _FAULTS]
         self._away: list[tuple[str, str | None, int]] = []
-        self._spent: dict[tuple[str, int], tuple[float, float]] = {}
-        self._memory: list[Counter[str]] = []
         self.marks: list[tuple[str, str]] = []
         """Seconds of the load, and what happened then."""
 
-    def advance(self, at: float, generator: int) -> None:
-        """Measure, and kill the processes that are due at `at` seconds.
-
-        `generator` is the process of k6.
-        """
-        processes = [("load generator", generator)]
-        if self._system is not None:
-            self._kill(self._system, at)
-            processes += [(each.role, each.pid) for each in self._system.processes()]
-        memory = Counter[str]()
-        for role, pid in processes:
-            with contextlib.suppress(OSError):  # the process has ended
-                spent = processor_seconds(pid)
-                first, _ = self._spent.get((role, pid), (spent, spent))
-                self._spent[role, pid] = first, spent
-                memory[role] += resident_bytes(pid)
-        self._memory = [*self._memory[:1], memory]
-
-    def use(self) -> list[tuple[str, str, str, str]]:
-        """Return the cores that each role kept busy, and its MiB at the start and at the end."""
-        cores = defaultdict[str, float](float)
-        for (role, _), (first, last) in self._spent.items():
-            cores[role] += (last - first) / self._duration
-        before, after = self._memory[0], self._memory[-1]
-        return [
-            (role, f"{used:.2f}", f"{before[role] >> 20:,}", f"{after[role] >> 20:,}")
-            for role, used in cores.items()
-        ]
-
-    def _kill(self, system: System, at: float) -> None:
-        """Kill the processes that are due, and mark when other processes have replaced them."""
+    def advance(self, at: float) -> None:
+        """Kill what is due at `at` seconds, and pin the processes that have replaced others."""
         while self._due and at >= self._due[0][0]:
             _, role, region = self._due.pop(0)
-            self._away.append((role, region, system.kill(role, region=region)))
+            self._away.append((role, region, self._system.kill(role, region=region)))
             self._mark(at, f"{role} killed")
         for role, region, victim in list(self._away):
-            if system.replaced(role, victim, region=region):
-                _pin(system)
-                if region is None or system.is_backend_ready(region):
+            if self._system.replaced(role, victim, region=region):
+                _pin(self._system)
+                if region is None or self._system.is_backend_ready(region):
                     self._away.remove((role, region, victim))
                     self._mark(at, f"{role} is there again")
 

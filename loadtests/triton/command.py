@@ -2,36 +2,37 @@
 
 import asyncio
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeVar
 
 import click
 import httpx
 import msgspec
 
-from backends.model_tools.demo.build import build_demo_models
 from gateway.types import Rule
 from loadtests.backend import backend, calls
 from loadtests.gateway import running_gateway
 from loadtests.generator import Outcome
+from loadtests.measured import demo_models
 from loadtests.open_loop import open_loop, outcome
 from loadtests.report import heading, milliseconds, print_table
-from loadtests.triton.server import Triton
+from loadtests.triton.server import ENCODER, Triton
 from loadtests.triton.wire import measure_backends, measure_wire
 from loadtests.workload import sentences
 from testing.waiting import wait_until
 from wire.protocol import Done, FrameReader
 
-MODEL, ENCODER, WIDTH = "sentiment", "minilm", 384
+_MODEL, _TEXTS = "sentiment", 200
 _KEY = "sk-triton-check-0123456789"
 _PLENTY = Rule(name="minute", unit="requests", capacity=1_000_000_000, window=60.0)
 _CHUNK = 20
 _RETURNED = 30.0
 # Processors round differently; scores have six digits.
 _TOLERANCE = 1e-5
+_Result = TypeVar("_Result")
 Scores = Mapping[str, Mapping[str, float]]
 """The score of each label, by text."""
 
@@ -51,19 +52,12 @@ class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command("triton")
-@click.option("--texts", default=200, help="Texts to compare with our own executor.")
-@click.option("--rate", default=40.0, help="Requests a second during faults.")
-@click.option("--quiet", default=4.0, help="Seconds before and after a fault.")
-@click.option("--away", default=4.0, help="Seconds that Triton is down.")
-@click.option("--repeats", default=30, help="Batches of each shape to time.")
-def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeats: int) -> None:
+def triton_command() -> None:
     """Compare Triton's answers with our own executor's, and let Triton fail under load."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        models = folder / "repository"
-        build_demo_models(models, print)
-        shown = run_checks(folder, models, texts=texts, rate=rate, quiet=quiet, away=away)
-        heading(f"{texts} texts through gateway, backend and Triton ({shown.batches} batches)")
+    with demo_models() as models:
+        folder = models.parent
+        shown = run_checks(folder, models, rate=40.0, quiet=4.0, away=4.0)
+        heading(f"{_TEXTS} texts through gateway, backend and Triton ({shown.batches} batches)")
         print(f"the labels of our own executor, scores at most {shown.apart:.1g} apart\n")
         faults = {"killed, started again": shown.killed, "stopped": shown.stopped}
         print_table(
@@ -77,26 +71,24 @@ def triton_command(*, texts: int, rate: float, quiet: float, away: float, repeat
             ],
         )
         print(f"\nTriton got work again {shown.back_after:.1f} s after it was ready")
-        (folder / "alone").mkdir()
-        graph = models / ENCODER / "1" / "model.onnx"
-        with Triton(folder / "alone", name=ENCODER, graph=graph, width=WIDTH) as triton:
-            measure_wire(triton, graph, model=ENCODER, width=WIDTH, repeats=repeats)
-            measure_backends(triton, models, model=MODEL)
+        with Triton(folder / "alone", models) as triton:
+            measure_wire(triton, models)
+            measure_backends(triton, models, model=_MODEL)
 
 
 def run_checks(
-    folder: Path, models: Path, *, texts: int, rate: float, quiet: float, away: float
+    folder: Path, models: Path, *, rate: float, quiet: float, away: float
 ) -> CheckResult:
-    """Compare `texts` answers; then send load while Triton is killed, and while it is paused.
+    """Compare answers; then send load while Triton is killed, and while it is paused.
 
-    Each fault lasts `away` seconds.
+    Each fault lasts `away` seconds. `quiet` seconds pass before and after a fault.
 
     Raises:
         AnswersDiffer: an answer is wrong or missing, or Triton computed none of them.
     """
     with ExitStack() as stack:
         check = _Check(stack, folder, models)
-        asked, before = sentences(texts, seed=40), check.triton.runs()
+        asked, before = sentences(_TEXTS, seed=40), check.triton.runs()
         found = check.through_gateway(asked)
         batches = check.triton.runs() - before
         elsewhere = check.ours.counter("rows_total", ENCODER)
@@ -104,18 +96,15 @@ def run_checks(
             raise AnswersDiffer(f"{batches} batches of Triton, {elsewhere:.0f} rows elsewhere")
         apart = compare(found, check.by_ours(asked))
         others = iter(sentences(20_000, seed=41))
-        back_after = list[float]()
-        killed = check.load(
-            others,
-            rate=rate,
-            seconds=2 * quiet + away + 6,
-            fault=lambda: back_after.append(check.kill(quiet, away)),
+        seconds = 2 * quiet + away
+        killed, back_after = check.load(
+            others, rate=rate, seconds=seconds + 6, fault=lambda: check.kill(quiet, away)
         )
-        stopped = check.load(
-            others, rate=rate, seconds=2 * quiet + away, fault=lambda: check.stop(quiet, away)
+        stopped, _ = check.load(
+            others, rate=rate, seconds=seconds, fault=lambda: check.stop(quiet, away)
         )
     return CheckResult(
-        batches=batches, apart=apart, killed=killed, back_after=back_after[0], stopped=stopped
+        batches=batches, apart=apart, killed=killed, back_after=back_after, stopped=stopped
     )
 
 
@@ -140,11 +129,7 @@ class _Check:
     """A gateway over two regions of one model; the preferred region uses Triton."""
 
     def __init__(self, stack: ExitStack, folder: Path, models: Path) -> None:
-        (folder / "triton").mkdir()
-        graph = models / ENCODER / "1" / "model.onnx"
-        self.triton = stack.enter_context(
-            Triton(folder / "triton", name=ENCODER, graph=graph, width=WIDTH)
-        )
+        self.triton = stack.enter_context(Triton(folder / "triton", models))
         remote = {"provider": "open_inference", "upstream_url": self.triton.url}
         theirs = stack.enter_context(backend(models, **remote))
         self.ours = stack.enter_context(backend(models, threads="1"))
@@ -168,7 +153,7 @@ class _Check:
         with httpx.Client(headers=dict(self._target.headers), timeout=30) as client:
             for start in range(0, len(texts), _CHUNK):
                 chunk = texts[start : start + _CHUNK]
-                answer = client.post(url, json={"model": MODEL, "input": chunk}).raise_for_status()
+                answer = client.post(url, json={"model": _MODEL, "input": chunk}).raise_for_status()
                 found |= zip(chunk, _scores(answer.content), strict=True)
         return found
 
@@ -176,7 +161,7 @@ class _Check:
         """Return the scores of each text, computed by the backend with our own executor."""
         found: dict[str, Mapping[str, float]] = {}
         with httpx.Client(timeout=30) as client:
-            for text, call in zip(texts, calls(texts, self.ours.model(MODEL)), strict=True):
+            for text, call in zip(texts, calls(texts, self.ours.model(_MODEL)), strict=True):
                 answer = client.post(f"{self.ours.url}{self.ours.target.path}", content=call)
                 done = FrameReader().feed(answer.raise_for_status().content)[0]
                 if not isinstance(done, Done):
@@ -185,9 +170,11 @@ class _Check:
         return found
 
     def load(
-        self, texts: Iterator[str], *, rate: float, seconds: float, fault: Callable[[], None]
-    ) -> Outcome:
+        self, texts: Iterator[str], *, rate: float, seconds: float, fault: Callable[[], _Result]
+    ) -> tuple[Outcome, _Result]:
         """Send one text a request, `rate` a second, during a fault; judge every answer.
+
+        Also return the result of the fault.
 
         Raises:
             AnswersDiffer: a request has no answer, or a wrong one.
@@ -197,10 +184,10 @@ class _Check:
         def bodies() -> Iterator[bytes]:
             for text in texts:
                 sent.append(text)
-                yield msgspec.json.encode({"model": MODEL, "input": text})
+                yield msgspec.json.encode({"model": _MODEL, "input": text})
 
-        async def run() -> Outcome:
-            answers, _ = await asyncio.gather(
+        async def run() -> tuple[Outcome, _Result]:
+            answers, result = await asyncio.gather(
                 open_loop(self._target, bodies(), rate=rate, duration=seconds, patience=60.0),
                 asyncio.to_thread(fault),
             )
@@ -215,7 +202,7 @@ class _Check:
                 if answer.status == 200
             }
             compare(good, self.by_ours(list(good)))
-            return outcome(answers, seconds)
+            return outcome(answers, seconds), result
 
         return asyncio.run(run())
 

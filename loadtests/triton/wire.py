@@ -20,7 +20,7 @@ from backends.open_inference.tensors import decode, encode
 from backends.types import OutputKind
 from loadtests.backend import RunningBackend, backend, calls, run_closed
 from loadtests.report import print_table
-from loadtests.triton.server import Triton
+from loadtests.triton.server import ENCODER, WIDTH, Triton, graph_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
 
@@ -28,6 +28,7 @@ _SHAPES = ((1, 12), (16, 32), (16, 128))
 _OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
 _TIMEOUT = 30.0
 _ROUNDS, _DURATION = 3, 4.0
+_BATCHES = 30
 
 
 def measure_backends(triton: Triton, models: Path, *, model: str) -> None:
@@ -59,18 +60,18 @@ def measure_backends(triton: Triton, models: Path, *, model: str) -> None:
     )
 
 
-def measure_wire(triton: Triton, graph: Path, *, model: str, width: int, repeats: int) -> None:
+def measure_wire(triton: Triton, models: Path) -> None:
     """Print the times of batches sent as JSON, sent as raw bytes, and computed without Triton.
 
     Times are medians in milliseconds. The bytes of requests and replies are printed too.
     """
-    client = UpstreamClient(RemoteModelServer(url=triton.url, model=model, timeout=_TIMEOUT))
-    source = GraphSource(path=graph, outputs=_OUTPUTS, dimensions=width, max_tokens=256)
+    client = UpstreamClient(RemoteModelServer(url=triton.url, model=ENCODER, timeout=_TIMEOUT))
+    source = GraphSource(path=graph_of(models), outputs=_OUTPUTS, dimensions=WIDTH, max_tokens=256)
     executor = OnnxExecutor(source, worker_threads=1, wide=False)
 
     def line(rows: int, length: int, output: OutputKind) -> tuple[str, ...]:
         ids = np.random.default_rng(1).integers(1000, 20_000, (rows, length), dtype=np.int32)
-        send = partial(_send, client, ids, output, width)
+        send = partial(_send, client, ids, output)
         ways: dict[str, Callable[[], object]] = {
             "JSON": partial(send, binary=False),
             "raw": partial(send, binary=True),
@@ -82,7 +83,7 @@ def measure_wire(triton: Triton, graph: Path, *, model: str, width: int, repeats
             way()
             return (time.perf_counter() - started) * 1000
 
-        took = in_turns({name: partial(spent, way) for name, way in ways.items()}, repeats)
+        took = in_turns({name: partial(spent, way) for name, way in ways.items()}, _BATCHES)
         sizes = (send(binary=binary) / 1024 for binary in (False, True))
         return (
             *(f"{rows} x {length}", output.value),
@@ -99,18 +100,13 @@ def measure_wire(triton: Triton, graph: Path, *, model: str, width: int, repeats
 
 
 def _send(
-    client: UpstreamClient,
-    ids: NDArray[np.int32],
-    output: OutputKind,
-    width: int,
-    *,
-    binary: bool,
+    client: UpstreamClient, ids: NDArray[np.int32], output: OutputKind, *, binary: bool
 ) -> int:
     """Let Triton run a batch of full rows; return the bytes of request and reply."""
     tensors = {"input_ids": ids, "attention_mask": ids * 0 + 1, "token_type_ids": ids * 0}
     feeds = {name: ("INT32", values) for name, values in tensors.items()}
     body, headers = encode(feeds, output.value, binary=binary, timeout=_TIMEOUT)
     reply = client.infer(body, headers, timeout=_TIMEOUT)
-    shape = (*ids.shape, width) if output is OutputKind.TOKENS else (len(ids), width)
+    shape = (*ids.shape, WIDTH) if output is OutputKind.TOKENS else (len(ids), WIDTH)
     decode(reply, output.value, shape)
     return len(body) + len(reply.body)

@@ -7,17 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from loadtests.peers.servers import PEERS
 from loadtests.triton.command import AnswersDiffer, compare, run_checks
-from loadtests.triton.server import is_installed
 
 
 @pytest.mark.skipif(
-    not is_installed(), reason="Triton is not installed: `make check NAME=triton` installs it"
+    not PEERS["triton"].is_installed,
+    reason="Triton is not installed: `make check NAME=triton` installs it",
 )
 def test_answers_through_triton_are_ours_also_while_it_dies_and_returns(
     tmp_path: Path, demo_models: Path
 ) -> None:
-    shown = run_checks(tmp_path, demo_models, texts=200, rate=20.0, quiet=1.0, away=1.5)
+    shown = run_checks(tmp_path, demo_models, rate=20.0, quiet=1.0, away=1.5)
 
     assert shown.batches
     assert set(shown.killed.statuses) == {200}

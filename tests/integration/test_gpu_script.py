@@ -14,17 +14,22 @@ pytestmark = pytest.mark.timeout(1800)
 
 ROOT = Path(__file__).parents[2]
 
-# A script on its own, and a name of all load tests.
-DIRECTLY, BY_NAME = ("loadtests.gpu",), ("loadtests", "gpu")
 # Beside these, a whole system is measured, as `tests/e2e/test_gpu_topology.py` does.
 MEASURED = ("check", "session", "pytorch", "tensorrt", "engine", "peer")
 
 
-def run_script(
-    output: Path, *arguments: str, only: tuple[str, ...], script: tuple[str, ...] = DIRECTLY
-) -> tuple[str, Report]:
+def run_script(output: Path, *arguments: str, only: tuple[str, ...]) -> tuple[str, Report]:
     sections = [word for section in only for word in ("--only", section)]
-    command = [sys.executable, "-m", *script, "--output", str(output), "--tiny", *arguments]
+    command = [
+        sys.executable,
+        "-m",
+        "loadtests",
+        "gpu",
+        "--output",
+        str(output),
+        "--tiny",
+        *arguments,
+    ]
     done = subprocess.run(
         [*command, *sections], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -43,7 +48,7 @@ def problems(report: Report, output: Path) -> dict[str, str]:
 def test_a_dry_run_measures_every_section_on_the_cpu(tmp_path: Path) -> None:
     """Answers first; forms without a kernel here are named and never timed."""
     arguments = ("--provider", "cpu", "--seconds", "0.1", "--within", "3600")
-    _, report = run_script(tmp_path, *arguments, only=MEASURED, script=BY_NAME)
+    _, report = run_script(tmp_path, *arguments, only=MEASURED)
 
     assert problems(report, tmp_path) == {}
     assert list(report.sections) == list(MEASURED)

@@ -9,7 +9,7 @@ import pytest
 from loadtests.generator import Outcome
 from loadtests.gpu.full_path import summary
 from loadtests.gpu.plan import FIGURES, LARGE, SMALL, Options, through_gateway
-from loadtests.gpu.results import Journal, Measurement, Report
+from loadtests.gpu.results import Measurement, Report, begin
 from loadtests.gpu.sessions import distance
 from wire.protocol import Report as Load, ServingState
 
@@ -21,7 +21,7 @@ def options(tmp_path: Path) -> Options:
 
 @pytest.fixture
 def report(options: Options) -> Report:
-    return Journal.begin(options, "onnxruntime 1").report
+    return begin(options)
 
 
 def test_an_answer_that_is_not_a_number_is_infinitely_wrong() -> None:
