@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import click
 
@@ -11,7 +12,7 @@ from loadtests.report import table
 from loadtests.scenarios.analysis import Run, figures, find_capacity, verdicts
 from loadtests.scenarios.catalogue import SCENARIOS, Plan
 from loadtests.scenarios.k6 import Load
-from loadtests.scenarios.system import Faults
+from loadtests.scenarios.system import kill_processes
 from testing.system import System
 
 
@@ -34,10 +35,14 @@ def run_scenario(
         rate = capacity * scenario.load
     plan = Plan(phases=scenario.phases(rate, seconds or scenario.seconds))
     click.echo(f"{name}: {scenario.question} {rate:.0f}/s")
-    faults = Faults(system, plan.duration) if system and scenario.has_faults else None
     zipf = scenario.zipf if zipf is None else zipf
     used = own_seconds()
-    sent = load.send(name, plan, zipf=zipf, advance=faults.advance if faults else lambda _: None)
+    with ThreadPoolExecutor() as pool:
+        killing = None
+        if system is not None and scenario.has_faults:
+            killing = pool.submit(kill_processes, system, plan.duration)
+        sent = load.send(name, plan, zipf=zipf)
+        marks = killing.result() if killing else []
     used = own_seconds() - used
     run = Run(scenario=scenario, plan=plan, deadline=load.deadline, capacity=capacity, sent=sent)
     path = load.folder / "report.md"
@@ -46,7 +51,6 @@ def run_scenario(
         f"The generator used {used / plan.duration:.2f} cores of {this_machine().headline}.",
         *([f"The capacity is {capacity:.0f}/s."] if capacity else []),
     ]
-    marks = faults.marks if faults else []
     path.write_text(_page(name, run, marks, facts), encoding="utf-8")
     click.echo(f"\n{path.read_text(encoding='utf-8')}\n{path}")
     return run

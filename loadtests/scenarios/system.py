@@ -3,7 +3,9 @@
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -12,6 +14,7 @@ import yaml
 from loadtests.gateway import WIDE_LIMITS
 from loadtests.measured import give_core
 from testing.system import System
+from testing.waiting import wait_until
 
 _CONFIG = Path(__file__).parents[2] / "config"
 _PACED = {
@@ -66,29 +69,24 @@ def _pin(system: System) -> None:
         give_core(system, "backend", 1, others=0)
 
 
-class Faults:
-    """Kills the processes of a system that are due during a load, and notes when they are back."""
+def kill_processes(system: System, duration: float) -> list[tuple[str, str]]:
+    """Kill processes during a load of `duration` seconds, and wait until others replace them.
 
-    def __init__(self, system: System, duration: float) -> None:
-        self._system = system
-        self._due = [(share * duration, role, region) for share, role, region in _FAULTS]
-        self._away: list[tuple[str, str | None, int]] = []
-        self.marks: list[tuple[str, str]] = []
-        """Seconds of the load, and what happened then."""
+    Return the seconds of the load at which something happened, and what happened.
+    """
+    began, marks = time.monotonic(), list[tuple[str, str]]()
 
-    def advance(self, at: float) -> None:
-        """Kill what is due at `at` seconds, and pin the processes that have replaced others."""
-        while self._due and at >= self._due[0][0]:
-            _, role, region = self._due.pop(0)
-            self._away.append((role, region, self._system.kill(role, region=region)))
-            self._mark(at, f"{role} killed")
-        for role, region, victim in list(self._away):
-            if self._system.replaced(role, victim, region=region):
-                _pin(self._system)
-                if region is None or self._system.is_backend_ready(region):
-                    self._away.remove((role, region, victim))
-                    self._mark(at, f"{role} is there again")
+    def mark(what: str) -> None:
+        marks.append((f"{time.monotonic() - began:.1f}", what))
+        click.echo(f"{marks[-1][0]} s: {what}")
 
-    def _mark(self, at: float, what: str) -> None:
-        self.marks.append((f"{at:.1f}", what))
-        click.echo(f"{at:.1f} s: {what}")
+    for share, role, region in _FAULTS:
+        time.sleep(max(0.0, began + share * duration - time.monotonic()))
+        victim = system.kill(role, region=region)
+        mark(f"{role} killed")
+        wait_until(partial(system.replaced, role, victim, region=region), what=f"another {role}")
+        _pin(system)
+        if region is not None:
+            wait_until(partial(system.is_backend_ready, region), what=f"{role} is ready")
+        mark(f"{role} is there again")
+    return marks

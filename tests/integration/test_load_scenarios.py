@@ -52,7 +52,7 @@ def test_a_scenario_sends_what_is_due_and_reports_it(
     assert len(answers) + run.sent.dropped == pytest.approx(run.plan.arrivals, abs=3)
     assert set(answers["status"]) <= {200, 503}
     assert (tmp_path / "report.md").exists()
-    assert (tmp_path / "k6" / scenario / "answers.csv.gz").exists()
+    assert (tmp_path / "k6" / scenario / "answers.csv").exists()
     assert (tmp_path / "k6" / scenario / "plots.html").exists()
     assert "| holds |" in capsys.readouterr().out
     found = [path for path in tmp_path.rglob("*") if path.is_file() and _holds(path, keys)]
