@@ -92,10 +92,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 Start = Callable[[], AbstractContextManager[Server]]
 
 
-def measure_misses(peers: Sequence[str], effort: Effort, *, tuned: bool = False) -> None:
+def measure_misses(peers: Sequence[str], effort: Effort) -> None:
     """Measure each peer, Sluicegate's backend and its gateway at each task in each precision.
-
-    With `tuned`, measure all configurations that may be the best.
 
     Raises:
         AnswersDiffer: the gateway's answers differ from its backend's answers.
@@ -108,7 +106,7 @@ def measure_misses(peers: Sequence[str], effort: Effort, *, tuned: bool = False)
                 GATEWAY: partial(_gateway, work),
             }
             for peer in map(PEERS.__getitem__, peers):
-                for way in peer.tried if tuned else peer.ways:
+                for way in peer.ways:
                     if way.precision == work.precision:
                         servers[f"{peer.label}: {way.label}"] = partial(_peer, work, peer, way)
             effort.show(f"misses {task} {work.precision}", compare(work, servers, effort))

@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any  # Any: bodies are JSON
 
@@ -23,18 +22,9 @@ from wire.protocol import Task
 _ROOT = Path(__file__).parents[2]
 _START = 180.0
 _UNBATCHED = PeerConfiguration(workers=2, threads=1)
+_TORCH = "torch --no-compile"
 _SMALL = PeerConfiguration(workers=2, threads=1, batch=8, delay=0.002)
 _ONE_PROCESS = PeerConfiguration(workers=1, threads=2)
-_TRIED = (
-    _SMALL,
-    *(
-        replace(each, batch=batch, delay=delay)
-        for each in (_UNBATCHED, _ONE_PROCESS)
-        for batch, delay in ((16, 0.005), (32, 0.01))
-    ),
-    _UNBATCHED,
-    _ONE_PROCESS,
-)
 
 
 class PeerFailed(Exception):
@@ -52,10 +42,9 @@ class PeerCall(msgspec.Struct, frozen=True):
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """A comparable server. `command` gets the port as its last argument.
 
-    `ways` are the configurations that are normally measured: the best one that was found with the
-    server's own batching, and configurations without batching that may be better. `tried` are the
-    configurations that `--tune` measures. `environment` is the folder of the server's packages in
-    `.venv-peers`.
+    `ways` are the configurations that are measured: the best one that was found with the server's
+    own batching, and configurations without batching that may be better. `environment` is the
+    folder of the server's packages in `.venv-peers`.
     """
 
     label: str
@@ -64,7 +53,6 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     ready: str = "/health"
     calls: Mapping[Task, PeerCall]
     ways: tuple[PeerConfiguration, ...]
-    tried: tuple[PeerConfiguration, ...] = _TRIED
 
     @property
     def home(self) -> Path:
@@ -77,24 +65,9 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
         return (self.home / ".installed").exists()
 
 
-def _infinity(batch: int, options: str, threads: int = 2) -> PeerConfiguration:
+def _infinity(engine: str, threads: int = 2) -> PeerConfiguration:
     """Return a configuration of Infinity: one process, whose runtime has `threads` threads."""
-    return PeerConfiguration(workers=1, threads=threads, batch=batch, options=options)
-
-
-def _tried_of_infinity(*engines: str) -> tuple[PeerConfiguration, ...]:
-    # A waiting thread does not spin, which costs less on a machine that does other work.
-    choices = product((8, 32), engines, (2, 1))
-    return tuple(_infinity(*choice) for choice in choices)
-
-
-_TORCH, _COMPILED = "--engine torch --no-compile", "--engine torch --compile"
-_ONNX = "--engine optimum --onnx-disable-optimize"
-_FUSED = "--engine optimum --no-onnx-disable-optimize"
-
-
-def _in_bf16(*ways: PeerConfiguration) -> tuple[PeerConfiguration, ...]:
-    return tuple(replace(way, precision="bf16") for way in ways)
+    return PeerConfiguration(workers=1, threads=threads, batch=32, options=f"--engine {engine}")
 
 
 def _program(name: str) -> tuple[str, ...]:
@@ -150,8 +123,11 @@ PEERS = {
         environment="infinity",
         command=_program("openvino"),
         calls=_LITSERVE,
-        ways=(_SMALL, _UNBATCHED, *_in_bf16(_SMALL, _UNBATCHED)),
-        tried=(*_TRIED, *_in_bf16(*_TRIED)),
+        ways=tuple(
+            replace(way, precision=precision)
+            for precision in ("fp32", "bf16")
+            for way in (_SMALL, _UNBATCHED)
+        ),
     ),
     "bentoml": Peer(
         label="BentoML",
@@ -171,16 +147,14 @@ PEERS = {
         environment="infinity",
         command=_program("infinity"),
         calls=_INFINITY,
-        ways=(_infinity(32, _TORCH), _infinity(32, _FUSED)),
-        tried=_tried_of_infinity(_TORCH, _COMPILED, _ONNX, _FUSED),
+        ways=(_infinity(_TORCH), _infinity("optimum --no-onnx-disable-optimize")),
     ),
     "bettertransformer": Peer(
         label="Infinity with BetterTransformer",
         environment="bettertransformer",
         command=_program("infinity"),
         calls=_INFINITY,
-        ways=(_infinity(32, _TORCH), _infinity(32, _TORCH, threads=1)),
-        tried=_tried_of_infinity(_TORCH),
+        ways=(_infinity(_TORCH), _infinity(_TORCH, threads=1)),
     ),
 }
 """The fastest peer comes first: the benchmark of mixed texts takes the first that is installed."""
