@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, get_args
@@ -19,13 +18,19 @@ import click
 from backends.errors import ExecutorDied
 from backends.executors.cuda import explain
 from backends.settings import Provider
-from loadtests.gpu.plan import SECTIONS, Figure, Options
-from loadtests.gpu.results import Measurement, Report, SectionState, begin, render, write
+from loadtests.gpu.plan import SECTIONS, Options
+from loadtests.gpu.results import (
+    Measurement,
+    Measuring,
+    Report,
+    Section,
+    begin,
+    render,
+    write,
+)
 
-Measure = Callable[[Figure], Measurement | None]
-Start = Callable[[Options, Sequence[Figure], Report], AbstractContextManager[Measure]]
-"""The function `start` of a section's module. It yields a function that measures each figure; a
-figure without a result is left out."""
+Figures = Callable[[Options, str, Report], Iterator[Measuring]]
+"""The function `figures` of a section's module."""
 
 # If less time than this is left, a section is not started.
 _LEAST_SECONDS = 15.0
@@ -63,53 +68,56 @@ def gpu_command(
         options = Options(output=output.absolute(), work=Path(folder), seconds=seconds, **given)
         report = begin(options, again=only)
         for section in only or SECTIONS:
+            found = report.sections.setdefault(section, Section())
+            if found.status == "done":
+                continue
             budget = min(options.budget(section), until - time.monotonic())
             if budget < _LEAST_SECONDS:
                 print(f"{section}: no time is left; the same command goes on with it", flush=True)
                 continue
             print(f"{section}: up to {budget:.0f} s", flush=True)
-            state = _measure(section, options, report, time.monotonic() + budget)
-            if section == "check" and state.status == "done" and not report.has_right_answers():
-                state = SectionState(status="failed", reason="no form gives the right answers")
-            report.sections[section] = state
+            _measure(section, options, report, time.monotonic() + budget)
             write(report, output)
-            print(f"{section}: {state.status} {state.reason}", flush=True)
+            print(f"{section}: {found.status} {found.reason}", flush=True)
     text = render(report)
     (output / "gpu.md").write_text(text + "\n")
     print(f"\n{text}")
 
 
-def _measure(section: str, options: Options, report: Report, until: float) -> SectionState:
+def _measure(section: str, options: Options, report: Report, until: float) -> None:
     """Measure the figures of a section that are missing, in a process.
 
     When the process dies, another process continues after the figure at which it died.
     """
-    figures = report.missing(section)
-    while figures:
-        has_begun = False
-        with _process(section, options, report, figures, until) as receive:
+    found = report.sections[section]
+    is_ended = False
+    while not is_ended:
+        name = ""
+        with _process(section, options, report, until) as receive:
             try:
-                if reason := receive():
-                    return SectionState(status="skipped", reason=reason)
-                has_begun = True
-                while figures:
-                    if (found := receive()) is not None:
-                        report.figures[figures[0].name] = found
-                        write(report, options.output)
-                    del figures[0]
+                while name := receive():
+                    found.figures[name] = Measurement(passed=False, note="its process died")
+                    result = receive()
+                    if result is None:
+                        del found.figures[name]
+                    else:
+                        found.figures[name] = result
+                    name = ""
+                    write(report, options.output)
+                found.status, found.reason = receive()
+                is_ended = True
             except TimeoutError:
-                return SectionState(status="out of time", reason="it was not finished")
+                found.figures.pop(name, None)
+                found.status, found.reason = "unfinished", "out of time"
+                is_ended = True
             except EOFError:
-                if not has_begun:
-                    return SectionState(status="failed", reason=f"see {section}.log")
-                died = Measurement(passed=False, note="its process died")
-                report.figures[figures.pop(0).name] = died
-    return SectionState(status="done")
+                found.status, found.reason = "failed", f"see {section}.log"
+                is_ended = not name
 
 
 @contextlib.contextmanager
 def _process(
-    section: str, options: Options, report: Report, figures: Sequence[Figure], until: float
+    section: str, options: Options, report: Report, until: float
 ) -> Iterator[Callable[[], Any]]:
     """Run a section in a process; yield a function that returns what the process sends.
 
@@ -118,7 +126,7 @@ def _process(
     """
     results, sender = multiprocessing.Pipe(duplex=False)
     child = multiprocessing.get_context("spawn").Process(
-        target=_run, args=(section, options, report, figures, sender)
+        target=_run, args=(section, options, report, sender)
     )
     child.start()
     sender.close()
@@ -138,37 +146,41 @@ def _process(
         child.join()
 
 
-def _run(
-    section: str, options: Options, report: Report, figures: Sequence[Figure], sender: Connection
-) -> None:
+def _run(section: str, options: Options, report: Report, sender: Connection) -> None:
     """Measure figures in this process, which leads a session and writes the section's log.
 
-    First send "", or the reason why the section is skipped. Then send the result of each figure.
+    Send the name of each figure and then its result. Send "" and the section's state at the end.
     """
     os.setsid()
     with (options.output / f"{section}.log").open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    with contextlib.ExitStack() as stack:
-        try:
-            module = importlib.import_module(f"loadtests.gpu.{SECTIONS[section].module}")
-            start: Start = module.start
-            measure = stack.enter_context(start(options, figures, report))
-        except ModuleNotFoundError as error:
-            sender.send(f"the package `{error.name}` is not installed")
-            return
-        sender.send("")
-        for figure in figures:
-            found = _result(measure, figure)
-            if found is not None:
-                report.figures[figure.name] = found
-            sender.send(found)
+    known = report.sections[section].figures
+    state = "done", ""
+    try:
+        module = importlib.import_module(f"loadtests.gpu.{SECTIONS[section].module}")
+        figures: Figures = module.figures
+        for name, measure in figures(options, section, report):
+            if name not in known:
+                sender.send(name)
+                result = _result(measure)
+                if result is not None:
+                    known[name] = result
+                sender.send(result)
+    except ModuleNotFoundError as error:
+        state = "skipped", f"the package `{error.name}` is not installed"
+    if section == "check" and not any(
+        each.passed and each.error is not None for each in known.values()
+    ):
+        state = "failed", "no form gives the right answers"
+    sender.send("")
+    sender.send(state)
 
 
-def _result(measure: Measure, figure: Figure) -> Measurement | None:
+def _result(measure: Callable[[], Measurement | None]) -> Measurement | None:
     """Measure a figure. An error fails only this figure; if the device has failed, end."""
     try:
-        return measure(figure)
+        return measure()
     except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no other base
         if isinstance(explain(error), ExecutorDied):
             sys.exit(str(error))  # this process can run nothing any more

@@ -1,7 +1,8 @@
 """Keeps the results of a run in one file, and renders them as a table."""
 
 import contextlib
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
@@ -10,12 +11,10 @@ import msgspec
 
 from backends.model_tools.graphs.shapes import PRESETS
 from loadtests.gpu.plan import (
-    BATCHES,
     CANDIDATES,
-    FIGURES,
     MATRIX,
+    TOKENS,
     Candidate,
-    Figure,
     Options,
     alone,
     in_session,
@@ -26,7 +25,7 @@ from loadtests.report import table
 from wire.gpus import find_gpus
 
 _COLUMNS = (
-    *("what", "sequences/s", "aim", "tokens/s", "GPU busy", "padding", "error"),
+    *("what", "sequences/s", "tokens/s", "GPU busy", "padding", "error"),
     *("p50 ms", "p99 ms", "note"),
 )
 FILE = "gpu.json"
@@ -51,33 +50,32 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-class SectionState(msgspec.Struct, frozen=True, kw_only=True):
-    """How a section ended."""
+Measuring = tuple[str, Callable[[], Measurement | None]]
+"""The name of a figure, and a function that measures it. A figure without a result is left out."""
 
-    status: Literal["done", "failed", "skipped", "out of time"]
+
+class Section(msgspec.Struct, kw_only=True):
+    """How a section ended, and its figures by name."""
+
+    status: Literal["done", "failed", "skipped", "unfinished"] = "unfinished"
     reason: str = ""
+    figures: dict[str, Measurement] = {}
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """All results: the machine, the device, how sections ended, and the figures."""
+    """All results: the machine, the device, and the sections."""
 
     machine: Machine
     device: str
     provider: str
     tiny: bool
     runtime: str
-    sections: dict[str, SectionState] = {}
-    figures: dict[str, Measurement] = {}
+    sections: dict[str, Section] = {}
 
-    def missing(self, section: str) -> list[Figure]:
-        """Return the figures of a section that have no result."""
-        return [
-            each for each in FIGURES if each.section == section and each.name not in self.figures
-        ]
-
-    def has_right_answers(self) -> bool:
-        """Return whether any graph computed correctly."""
-        return any(each.passed and each.error is not None for each in self.figures.values())
+    @property
+    def figures(self) -> dict[str, Measurement]:
+        """The figures of all sections."""
+        return dict(ChainMap(*(section.figures for section in self.sections.values())))
 
     def rate(self, name: str) -> float:
         """Return the rate of a figure; 0 if it failed or was not measured."""
@@ -92,9 +90,9 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def begin(options: Options, *, again: Sequence[str] = ()) -> Report:
-    """Return a report with the correct figures of an earlier run on the same device.
+    """Return a report with the results of an earlier run on the same device.
 
-    Figures of the sections in `again` are dropped.
+    Failed figures of unfinished sections, and the sections in `again`, are dropped.
     """
     gpus = find_gpus()
     names = [f"{gpu.name}, {gpu.memory_bytes >> 20:,} MiB" for gpu in gpus.gpus[:1]]
@@ -109,13 +107,12 @@ def begin(options: Options, *, again: Sequence[str] = ()) -> Report:
     before = msgspec.json.decode(path.read_bytes(), type=Report) if path.exists() else report
     is_same = (before.device, before.provider, before.tiny)
     if is_same == (report.device, report.provider, report.tiny):
-        dropped = {figure.name for figure in FIGURES if figure.section in again}
-        report.sections = before.sections
-        report.figures = {
-            name: each
-            for name, each in before.figures.items()
-            if each.passed and name not in dropped
+        report.sections = {
+            name: each for name, each in before.sections.items() if name not in again
         }
+    for section in report.sections.values():
+        if section.status != "done":
+            section.figures = {n: each for n, each in section.figures.items() if each.passed}
     write(report, options.output)
     return report
 
@@ -142,15 +139,15 @@ def render(report: Report) -> str:
     if report.tiny:
         lines += ["A dry run with toy models: the figures mean nothing.", ""]
     shown = (
-        _row(figure, found)
-        for figure in FIGURES
-        if (found := report.figures.get(figure.name)) is not None
-        and (figure.section != "check" or not found.passed)
+        _row(name, found)
+        for section, each in report.sections.items()
+        for name, found in each.figures.items()
+        if section != "check" or not found.passed
     )
     ended = (
-        f"{section}: {state.status} ({state.reason})"
-        for section, state in report.sections.items()
-        if state.status != "done"
+        f"{name}: {section.status} ({section.reason})"
+        for name, section in report.sections.items()
+        if section.status != "done"
     )
     return "\n".join([*lines, table(_COLUMNS, shown), "", *ended, *ratios(report)])
 
@@ -162,7 +159,7 @@ def ratios(report: Report) -> list[str]:
     comparable rate is the highest rate that the speed of the device's matrix products allows.
     """
     lines = []
-    for model, length in BATCHES.items():
+    for model, length in TOKENS.items():
         best = report.fastest(model)
         floors = {
             "bare session": report.rate(in_session(model, best.name)) if best else 0.0,
@@ -186,10 +183,9 @@ def _operations(model: str, length: int) -> float:
     return float(shape.layers * 2 * length * (dense + 2 * length * shape.hidden))
 
 
-def _row(figure: Figure, found: Measurement) -> list[str]:
+def _row(name: str, found: Measurement) -> list[str]:
     cells = [
         (found.rate, ",.0f"),
-        (figure.aim, ",.0f"),
         (found.tokens_per_second, ",.0f"),
         (found.busy, ".0%"),
         (found.waste, ".1%"),
@@ -199,4 +195,4 @@ def _row(figure: Figure, found: Measurement) -> list[str]:
     ]
     note = found.note.replace("|", "/") if found.passed else f"FAILED {found.note[:80]}"
     shown = ["-" if value is None else format(value, form) for value, form in cells]
-    return [figure.name, *shown, note]
+    return [name, *shown, note]
