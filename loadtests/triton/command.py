@@ -1,10 +1,12 @@
-"""Checks a region that runs a real Triton: equal answers, faults, and the cost of the transport."""
+"""Checks a region that runs a real Triton: equal answers, faults, and the rate of its backend."""
 
 import asyncio
+import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,22 +14,20 @@ import click
 import httpx
 import msgspec
 
-from gateway.types import Rule
-from loadtests.backend import backend, calls
-from loadtests.gateway import running_gateway
-from loadtests.generator import Outcome
-from loadtests.measured import demo_models
+from loadtests.backend import RunningBackend, backend, calls
+from loadtests.gateway import WIDE_LIMITS, running_gateway
+from loadtests.generator import Outcome, run_closed
+from loadtests.measured import demo_models, metered
 from loadtests.open_loop import open_loop, outcome
-from loadtests.report import heading, milliseconds, print_table
+from loadtests.report import heading, milliseconds, print_table, show, table_of
 from loadtests.triton.server import ENCODER, Triton
-from loadtests.triton.wire import measure_backends, measure_wire
+from loadtests.turns import in_turns
 from loadtests.workload import sentences
 from testing.waiting import wait_until
 from wire.protocol import Done, FrameReader
 
 _MODEL, _TEXTS = "sentiment", 200
 _KEY = "sk-triton-check-0123456789"
-_PLENTY = Rule(name="minute", unit="requests", capacity=1_000_000_000, window=60.0)
 _CHUNK = 20
 _RETURNED = 30.0
 # Processors round differently; scores have six digits.
@@ -72,8 +72,24 @@ def triton_command() -> None:
         )
         print(f"\nTriton got work again {shown.back_after:.1f} s after it was ready")
         with Triton(folder / "alone", models) as triton:
-            measure_wire(triton, models)
-            measure_backends(triton, models, model=_MODEL)
+            _measure_backends(triton, models)
+
+
+def _measure_backends(triton: Triton, models: Path) -> None:
+    """Print the rates over HTTP of a backend on Triton and of a backend on our executor."""
+    seeds = itertools.count(200)
+
+    def ask(running: RunningBackend) -> Outcome:
+        bodies = calls(sentences(20_000, seed=next(seeds)), running.model(_MODEL))
+        return run_closed(running.target, bodies, connections=32, duration=4.0)
+
+    with (
+        backend(models, provider="open_inference", upstream_url=triton.url) as theirs,
+        backend(models) as ours,
+    ):
+        ways = {"Triton runs the graph": theirs, "its own": ours}
+        runs = {what: metered(partial(ask, each)) for what, each in ways.items()}
+        show("A backend over HTTP", table_of(in_turns(runs, rounds=3)), keep=False)
 
 
 def run_checks(
@@ -139,10 +155,9 @@ class _Check:
         ]
         gateway = running_gateway(
             folder / "gateway",
-            {"regions": regions, "deadline": {"default": 60.0}},
+            {"regions": regions, "deadline": {"default": 60.0}, "limits": WIDE_LIMITS},
             keys={"check": _KEY},
             workers=1,
-            rules=(_PLENTY,),
         )
         self._target = stack.enter_context(gateway).target(_KEY)
 

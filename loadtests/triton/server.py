@@ -11,7 +11,7 @@ from loadtests.peers.servers import PEERS, serving
 from testing.loopback import get
 from testing.ports import free_port
 
-ENCODER, WIDTH = "minilm", 384
+ENCODER = "minilm"
 _ROOT = Path(__file__).parents[2]
 _PEER = PEERS["triton"]
 _MODEL = Path(__file__).parent / "encoder.py"
@@ -34,11 +34,6 @@ parameters [{{ key: "graph", value: {{ string_value: "{graph}" }} }}]
 """
 
 
-def graph_of(models: Path) -> Path:
-    """Return the encoder's graph in a folder of models."""
-    return models / ENCODER / "1" / "model.onnx"
-
-
 class Triton:
     """Serves the encoder of `models` on a fixed port while entered."""
 
@@ -49,8 +44,8 @@ class Triton:
         version = self._repository / ENCODER / "1"
         version.mkdir(parents=True)
         shutil.copy(_MODEL, version)
-        graph = graph_of(models).resolve()
-        config = _CONFIG.format(name=ENCODER, file=_MODEL.name, width=WIDTH, graph=graph)
+        graph = (models / ENCODER / "1" / "model.onnx").resolve()
+        config = _CONFIG.format(name=ENCODER, file=_MODEL.name, width=384, graph=graph)
         (version.parent / "config.pbtxt").write_text(config)
         self._running = ExitStack()
 
