@@ -30,7 +30,7 @@ from testing.waiting import until
 from tests.support.dispatching import Outcomes, dispatch, endpoint, endpoint_of, work
 
 pytestmark = pytest.mark.anyio
-SLOW = "tests.support.slow_stub"
+SLOW = "testing.slow_stub"
 
 # Long enough that no probe but the first, and those asked for, takes part in a test, and that
 # nothing is late, or spills to the other region, on a busy machine.
