@@ -19,15 +19,7 @@ from backends.errors import ExecutorDied
 from backends.executors.cuda import explain
 from backends.settings import Provider
 from loadtests.gpu.plan import SECTIONS, Options
-from loadtests.gpu.results import (
-    Measurement,
-    Measuring,
-    Report,
-    Section,
-    begin,
-    render,
-    write,
-)
+from loadtests.gpu.results import Measurement, Measuring, Report, Section, begin, render, write
 
 Figures = Callable[[Options, str, Report], Iterator[Measuring]]
 """The function `figures` of a section's module."""
@@ -158,7 +150,7 @@ def _run(section: str, options: Options, report: Report, sender: Connection) -> 
     known = report.sections[section].figures
     state = "done", ""
     try:
-        module = importlib.import_module(f"loadtests.gpu.{SECTIONS[section].module}")
+        module = importlib.import_module(f"loadtests.gpu.{SECTIONS[section][0]}")
         figures: Figures = module.figures
         for name, measure in figures(options, section, report):
             if name not in known:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
 import msgspec
 
@@ -13,29 +12,22 @@ from backends.model_tools.graphs.shapes import PRESETS, BertShape
 from backends.settings import Provider
 from wire.cores import usable_cores
 
-
-class Section(NamedTuple):
-    """A section's module, and its time in seconds, which includes the start of its process.
-
-    Only the section's process imports the module, because sections need different packages.
-    """
-
-    seconds: float
-    module: str
-
-
-SECTIONS: Mapping[str, Section] = MappingProxyType(
+SECTIONS: Mapping[str, tuple[str, float]] = MappingProxyType(
     {
-        "check": Section(90, "correctness"),
-        "gateway-small": Section(130, "full_path"),
-        "gateway-large": Section(150, "full_path"),
-        "session": Section(150, "sessions"),
-        "pytorch": Section(50, "torch_side"),
-        "tensorrt": Section(90, "sessions"),
-        "engine": Section(65, "full_path"),
-        "peer": Section(50, "torch_side"),
+        "check": ("correctness", 90),
+        "gateway-small": ("full_path", 130),
+        "gateway-large": ("full_path", 150),
+        "session": ("sessions", 150),
+        "pytorch": ("torch_side", 50),
+        "tensorrt": ("sessions", 90),
+        "engine": ("full_path", 65),
+        "peer": ("torch_side", 50),
     }
 )
+"""The module of each section, and its time in seconds, which includes the start of its process.
+
+Only the section's process imports the module, because sections need different packages.
+"""
 LARGE, SMALL = "bert-base", "minilm-l6"
 TOKENS: Mapping[str, int] = MappingProxyType({SMALL: 24, LARGE: 128})
 """The number of tokens in a row, by model."""
@@ -110,7 +102,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     def budget(self, section: str) -> float:
         """Return the time limit of a section in seconds; in a dry run, an hour."""
-        return 3600.0 if self.tiny else SECTIONS[section].seconds
+        return 3600.0 if self.tiny else SECTIONS[section][1]
 
     @property
     def precision(self) -> Precision:
