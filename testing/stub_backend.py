@@ -109,6 +109,14 @@ async def answer(stub: "StubBackend", call: Call, reply: Reply) -> None:
     await reply.end(stub.report)
 
 
+async def answer_slowly(stub: "StubBackend", call: Call, reply: Reply) -> None:
+    """Answer one item after another, each after five milliseconds."""
+    for index in range(len(call.items)):
+        await asyncio.sleep(0.005)
+        await reply.send(echo(call, index, stub.backend_id))
+    await reply.end(stub.report)
+
+
 async def hang(stub: "StubBackend", call: Call, reply: Reply) -> None:
     """Accept the call and never answer."""
     await reply.until_closed()

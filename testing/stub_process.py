@@ -27,14 +27,18 @@ class StubProcess(msgspec.Struct, frozen=True):
 
 @contextmanager
 def stub_process(
-    *, backend_id: str = "stub", region: str = "eu", module: str = "testing.stub_backend"
+    *,
+    backend_id: str = "stub",
+    region: str = "eu",
+    module: str = "testing.stub_backend",
+    behaviour: str = "answer",
 ) -> Iterator[StubProcess]:
     """Run a stub backend as a process while entered.
 
-    The stub calls the function `answer` of `module` to answer. If the module has a function
+    The stub calls the function `behaviour` of `module` to answer. If the module has a function
     `models`, the stub serves the models that this function returns.
     """
-    command = [sys.executable, "-m", "testing.stub_process", backend_id, region, module]
+    command = [sys.executable, "-m", "testing.stub_process", backend_id, region, module, behaviour]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_PROJECT) as process:
         try:
             assert process.stdout is not None
@@ -43,13 +47,13 @@ def stub_process(
             process.kill()
 
 
-async def _main(backend_id: str, region: str, module: str) -> None:
+async def _main(backend_id: str, region: str, module: str, behaviour: str) -> None:
     answers = importlib.import_module(module)
     async with StubBackend(
         backend_id=backend_id,
         region=region,
         models=answers.models() if hasattr(answers, "models") else None,
-        behaviour=answers.answer,
+        behaviour=getattr(answers, behaviour),
     ) as stub:
         print(stub.url, flush=True)
         await asyncio.Event().wait()

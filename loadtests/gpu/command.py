@@ -19,7 +19,7 @@ from backends.errors import ExecutorDied
 from backends.executors.cuda import explain
 from backends.settings import Provider
 from loadtests.gpu.plan import SECTIONS, Options
-from loadtests.gpu.results import Measurement, Measuring, Report, Section, begin, render, write
+from loadtests.gpu.results import Measurement, Measuring, Report, Section, begin, show_report, write
 
 Figures = Callable[[Options, str, Report], Iterator[Measuring]]
 """The function `figures` of a section's module."""
@@ -71,9 +71,7 @@ def gpu_command(
             _measure(section, options, report, time.monotonic() + budget)
             write(report, output)
             print(f"{section}: {found.status} {found.reason}", flush=True)
-    text = render(report)
-    (output / "gpu.md").write_text(text + "\n")
-    print(f"\n{text}")
+    show_report(report)
 
 
 def _measure(section: str, options: Options, report: Report, until: float) -> None:

@@ -1,4 +1,4 @@
-"""Keeps the results of a run in one file, and renders them as a table."""
+"""Keeps the results of a run in one file, and prints them as a table."""
 
 import contextlib
 from collections import ChainMap
@@ -21,13 +21,9 @@ from loadtests.gpu.plan import (
     through_gateway,
 )
 from loadtests.machine import Machine, this_machine
-from loadtests.report import table
+from loadtests.report import Line, milliseconds, show
 from wire.gpus import find_gpus
 
-_COLUMNS = (
-    *("what", "sequences/s", "tokens/s", "GPU busy", "padding", "error"),
-    *("p50 ms", "p99 ms", "note"),
-)
 FILE = "gpu.json"
 _RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "tensorrt-cu13", "torch", "transformers")
 
@@ -58,7 +54,7 @@ class Section(msgspec.Struct, kw_only=True):
     """How a section ended, and its figures by name."""
 
     status: Literal["done", "failed", "skipped", "unfinished"] = "unfinished"
-    reason: str = ""
+    reason: str = "no time was left"
     figures: dict[str, Measurement] = {}
 
 
@@ -132,24 +128,33 @@ def write(report: Report, output: Path) -> None:
     (output / FILE).write_bytes(encoded + b"\n")
 
 
-def render(report: Report) -> str:
-    """Return the report as Markdown, with the failed checks and, at the end, the ratios."""
-    lines = [f"## GPU, provider {report.provider}", ""]
-    lines += [f"{report.device}, {report.runtime}", report.machine.headline, ""]
-    if report.tiny:
-        lines += ["A dry run with toy models: the figures mean nothing.", ""]
-    shown = (
-        _row(name, found)
+def show_report(report: Report) -> None:
+    """Print the figures, except the checks that passed, and how sections ended."""
+    lines: list[Line] = [
+        {
+            "what": name,
+            "sequences/s": found.rate,
+            "tokens/s": found.tokens_per_second,
+            "GPU busy": found.busy,
+            "padding": found.waste,
+            "error": found.error,
+            "p50 ms": found.p50 and milliseconds(found.p50),
+            "p99 ms": found.p99 and milliseconds(found.p99),
+            "note": found.note.replace("|", "/") if found.passed else f"FAILED {found.note[:80]}",
+        }
         for section, each in report.sections.items()
         for name, found in each.figures.items()
         if section != "check" or not found.passed
-    )
-    ended = (
+    ]
+    notes = [
         f"{name}: {section.status} ({section.reason})"
         for name, section in report.sections.items()
         if section.status != "done"
-    )
-    return "\n".join([*lines, table(_COLUMNS, shown), "", *ended, *ratios(report)])
+    ]
+    if report.tiny:
+        notes.append("A dry run with toy models: the figures mean nothing.")
+    title = f"GPU, provider {report.provider}: {report.device}, {report.runtime}"
+    show(title, lines, *notes, *ratios(report), keep=False)
 
 
 def ratios(report: Report) -> list[str]:
@@ -181,18 +186,3 @@ def _operations(model: str, length: int) -> float:
     shape = PRESETS[model]
     dense = 4 * shape.hidden**2 + 2 * shape.hidden * shape.intermediate
     return float(shape.layers * 2 * length * (dense + 2 * length * shape.hidden))
-
-
-def _row(name: str, found: Measurement) -> list[str]:
-    cells = [
-        (found.rate, ",.0f"),
-        (found.tokens_per_second, ",.0f"),
-        (found.busy, ".0%"),
-        (found.waste, ".1%"),
-        (found.error, ".1e"),
-        (found.p50 and 1000 * found.p50, ".2f"),
-        (found.p99 and 1000 * found.p99, ".2f"),
-    ]
-    note = found.note.replace("|", "/") if found.passed else f"FAILED {found.note[:80]}"
-    shown = ["-" if value is None else format(value, form) for value, form in cells]
-    return [name, *shown, note]
