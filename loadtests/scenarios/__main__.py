@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any  # Any: click checks the values
 
 import click
 import httpx
@@ -55,13 +56,11 @@ def scenarios_command(
     url: str | None,
     paced: bool,
     key_file: Path | None,
-    rate: float | None,
-    seconds: float | None,
     deadline: float,
-    zipf: float | None,
     models: tuple[str, ...],
     most_in_flight: int,
     out: Path | None,
+    **given: Any,
 ) -> None:
     """Send an open-loop load, and write a report."""
     has_faults = SCENARIOS[scenario].has_faults
@@ -79,8 +78,8 @@ def scenarios_command(
             url, core = system.url, generator_core()
         else:
             keys = tuple(key_file.read_text(encoding="utf-8").split())
-            if not keys:
-                raise click.ClickException(f"{key_file} holds no key: write one in each line")
+            if not keys or not all(key.isascii() and key.isprintable() for key in keys):
+                raise click.ClickException(f"{key_file}: write a key in each line")
         url = url.rstrip("/")
         kinds = tuple(templates(_served(url, keys), only=models))
         if not kinds:
@@ -94,7 +93,7 @@ def scenarios_command(
             most_in_flight=most_in_flight,
             core=core,
         )
-        run = run_scenario(scenario, load, rate=rate, seconds=seconds, zipf=zipf, system=system)
+        run = run_scenario(scenario, load, system=system, **given)
     sys.exit(0 if all(verdict.holds for verdict in verdicts(run)) else 1)
 
 
