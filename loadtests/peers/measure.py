@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 import random
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from loadtests.backend import backend, call
 from loadtests.generator import Target, run_closed
 from loadtests.measured import metered, target_of
 from loadtests.padded import write_padded
+from loadtests.peers.answers import AnswersDiffer, check_answers, values_of
 from loadtests.peers.configuration import PUBLISHED, PeerConfiguration
 from loadtests.peers.servers import PEERS, Peer, PeerFailed, running
 from loadtests.report import Row, Turn, show, table_of
@@ -33,8 +33,6 @@ from wire.protocol import Task
 CONNECTIONS = 32
 NGINX, LITELLM = "nginx", "litellm"
 BACKEND, GATEWAY = "Sluicegate, its backend over HTTP", "Sluicegate, through the gateway"
-_LABEL = re.compile(rb'"label":"(\w+)","score":([\d.e-]+)')
-_VECTOR = re.compile(rb'"embedding":(\[[^\]]*\])')
 _CHECKED, _WARMING = 20, 200
 _TOLERANCES = {"fp32": 1e-3, "bf16": 2e-2}
 """The largest allowed difference of scores, and of components of unit vectors."""
@@ -61,10 +59,6 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DRY_RUN = Effort(count=100, duration=1.0, rounds=1, tasks=(Task.CLASSIFY,), precisions=("fp32",))
-
-
-class AnswersDiffer(Exception):
-    """A server's answers differ from the first server's answers; the message says where."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +151,8 @@ def compare(
             with servers[what]() as server:
                 found = _answers(server)
                 answers.extend([] if answers else found)
-                check_answers(answers, found, work)
+                tolerance = _TOLERANCES[work.precision]
+                check_answers(answers, found, task=work.task, tolerance=tolerance)
                 asked = texts(_WARMING + effort.count, seed=next(seeds))
                 return _timed(server, asked)
         except (PeerFailed, AnswersDiffer, httpx.HTTPError) as error:
@@ -180,21 +175,6 @@ def _answers(server: Server) -> list[list[float]]:
         bodies = map(server.body, sentences(_CHECKED, seed=99))
         answered = [client.post(url, content=body).raise_for_status() for body in bodies]
     return [server.values(answer.content) for answer in answered]
-
-
-def check_answers(expected: list[list[float]], found: list[list[float]], work: Work) -> None:
-    """Check that each text has the expected label, and values close to the expected values.
-
-    Raises:
-        AnswersDiffer: a text has another label, or a value that is too far from the expected value.
-    """
-    if list(map(len, found)) != list(map(len, expected)):
-        raise AnswersDiffer(f"{len(found)} answers of other sizes than the {len(expected)} of ours")
-    for number, (row, wanted) in enumerate(zip(found, expected, strict=True)):
-        far = max(abs(a - b) for a, b in zip(row, wanted, strict=True))
-        is_other = work.task is Task.CLASSIFY and row.index(max(row)) != wanted.index(max(wanted))
-        if is_other or not far <= _TOLERANCES[work.precision]:  # false for NaN too
-            raise AnswersDiffer(f"answers differ by {far:.4f} at {number}")
 
 
 def _timed(server: Server, texts: list[str]) -> Turn:
@@ -222,7 +202,7 @@ def _backend(work: Work) -> Iterator[Server]:
         yield Server(
             target=started.target,
             body=lambda text: call([text], info, task=work.task),
-            values=partial(_values, work.task),
+            values=partial(values_of, work.task),
             pids=(started.pid,),
         )
 
@@ -240,7 +220,7 @@ def _gateway(work: Work) -> Iterator[Server]:
         yield Server(
             target=target_of(system, f"/v1/{work.task}"),
             body=lambda text: msgspec.json.encode({"model": model, "input": text}),
-            values=partial(_values, work.task),
+            values=partial(values_of, work.task),
             pids=(system.pid,),
         )
 
@@ -272,15 +252,6 @@ def _cached(start: Start) -> Iterator[Server]:
 def _settings(work: Work) -> dict[str, str]:
     """Return settings of a backend that differ from the defaults."""
     return {} if work.precision == "fp32" else {"provider": "openvino"}
-
-
-def _values(task: Task, body: bytes) -> list[float]:
-    """Read the vector or the scores, which are JSON even in the reply of a backend."""
-    if task is Task.EMBED:
-        (vector,) = _VECTOR.findall(body)
-        return msgspec.json.decode(vector, type=list[float])
-    found = {name: float(score) for name, score in _LABEL.findall(body)}
-    return [found[b"negative"], found[b"positive"]]
 
 
 def mixed_texts(count: int, *, seed: int) -> list[str]:

@@ -4,9 +4,10 @@ import asyncio
 import itertools
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,13 +19,14 @@ from loadtests.backend import RunningBackend, backend, calls
 from loadtests.gateway import WIDE_LIMITS, running_gateway
 from loadtests.generator import Outcome, run_closed
 from loadtests.measured import demo_models, metered
-from loadtests.open_loop import open_loop, outcome
+from loadtests.open_loop import Answer, open_loop, outcome
+from loadtests.peers.answers import AnswersDiffer, check_answers, values_of
 from loadtests.report import heading, milliseconds, print_table, show, table_of
 from loadtests.triton.server import ENCODER, Triton
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
 from testing.waiting import wait_until
-from wire.protocol import Done, FrameReader
+from wire.protocol import Task
 
 _MODEL, _TEXTS = "sentiment", 200
 _KEY = "sk-triton-check-0123456789"
@@ -33,12 +35,10 @@ _RETURNED = 30.0
 # Processors round differently; scores have six digits.
 _TOLERANCE = 1e-5
 _Result = TypeVar("_Result")
-Scores = Mapping[str, Mapping[str, float]]
-"""The score of each label, by text."""
 
 
-class AnswersDiffer(Exception):
-    """Answers of Triton differ from answers of our own executor, or are missing."""
+class _Answer(msgspec.Struct):
+    results: list[msgspec.Raw]
 
 
 class CheckResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +110,7 @@ def run_checks(
         elsewhere = check.ours.counter("rows_total", ENCODER)
         if not batches or elsewhere:
             raise AnswersDiffer(f"{batches} batches of Triton, {elsewhere:.0f} rows elsewhere")
-        apart = compare(found, check.by_ours(asked))
+        apart = check.differs(asked, found)
         others = iter(sentences(20_000, seed=41))
         seconds = 2 * quiet + away
         killed, back_after = check.load(
@@ -122,23 +122,6 @@ def run_checks(
     return CheckResult(
         batches=batches, apart=apart, killed=killed, back_after=back_after, stopped=stopped
     )
-
-
-def compare(found: Scores, expected: Scores) -> float:
-    """Return the largest distance of the scores from the expected scores of the same texts.
-
-    Raises:
-        AnswersDiffer: a label differs, or a score is too far from the expected score.
-    """
-    farthest = 0.0
-    for text, scores in found.items():
-        wanted = expected[text]
-        apart = max(abs(scores[label] - wanted[label]) for label in wanted)
-        is_other = max(scores, key=scores.__getitem__) != max(wanted, key=wanted.__getitem__)
-        if is_other or not apart <= _TOLERANCE:  # false for NaN too
-            raise AnswersDiffer(f"`{text}`: {scores} instead of {wanted}")
-        farthest = max(farthest, apart)
-    return farthest
 
 
 class _Check:
@@ -161,28 +144,33 @@ class _Check:
         )
         self._target = stack.enter_context(gateway).target(_KEY)
 
-    def through_gateway(self, texts: Sequence[str]) -> Scores:
-        """Return the scores of each text, from `POST /v1/classify`."""
+    def through_gateway(self, texts: Sequence[str]) -> list[list[float]]:
+        """Return the scores of each text, from requests of many texts."""
         url = f"http://{self._target.host}:{self._target.port}{self._target.path}"
-        found: dict[str, Mapping[str, float]] = {}
+        found: list[list[float]] = []
         with httpx.Client(headers=dict(self._target.headers), timeout=30) as client:
             for start in range(0, len(texts), _CHUNK):
-                chunk = texts[start : start + _CHUNK]
-                answer = client.post(url, json={"model": _MODEL, "input": chunk}).raise_for_status()
-                found |= zip(chunk, _scores(answer.content), strict=True)
+                body = {"model": _MODEL, "input": texts[start : start + _CHUNK]}
+                answer = client.post(url, json=body).raise_for_status()
+                results = msgspec.json.decode(answer.content, type=_Answer).results
+                found += [values_of(Task.CLASSIFY, bytes(each)) for each in results]
         return found
 
-    def by_ours(self, texts: Sequence[str]) -> Scores:
-        """Return the scores of each text, computed by the backend with our own executor."""
-        found: dict[str, Mapping[str, float]] = {}
+    def differs(self, texts: Sequence[str], found: list[list[float]]) -> float:
+        """Compare scores with the scores of the backend with our own executor.
+
+        Return the largest difference.
+
+        Raises:
+            AnswersDiffer: a label differs, or a score is too far from ours.
+        """
+        url = f"{self.ours.url}{self.ours.target.path}"
         with httpx.Client(timeout=30) as client:
-            for text, call in zip(texts, calls(texts, self.ours.model(_MODEL)), strict=True):
-                answer = client.post(f"{self.ours.url}{self.ours.target.path}", content=call)
-                done = FrameReader().feed(answer.raise_for_status().content)[0]
-                if not isinstance(done, Done):
-                    raise TypeError(done)
-                found[text] = _labels(msgspec.json.decode(done.result))
-        return found
+            expected = [
+                values_of(Task.CLASSIFY, client.post(url, content=each).raise_for_status().content)
+                for each in calls(texts, self.ours.model(_MODEL))
+            ]
+        return check_answers(expected, found, task=Task.CLASSIFY, tolerance=_TOLERANCE)
 
     def load(
         self, texts: Iterator[str], *, rate: float, seconds: float, fault: Callable[[], _Result]
@@ -194,32 +182,24 @@ class _Check:
         Raises:
             AnswersDiffer: a request has no answer, or a wrong one.
         """
-        sent: list[str] = []
+        asked = list(islice(texts, round(2 * rate * seconds)))
+        bodies = (msgspec.json.encode({"model": _MODEL, "input": text}) for text in asked)
 
-        def bodies() -> Iterator[bytes]:
-            for text in texts:
-                sent.append(text)
-                yield msgspec.json.encode({"model": _MODEL, "input": text})
-
-        async def run() -> tuple[Outcome, _Result]:
-            answers, result = await asyncio.gather(
-                open_loop(self._target, bodies(), rate=rate, duration=seconds, patience=60.0),
+        async def run() -> tuple[list[Answer], _Result]:
+            return await asyncio.gather(
+                open_loop(self._target, bodies, rate=rate, duration=seconds, patience=60.0),
                 asyncio.to_thread(fault),
             )
-            # Answers are in the order in which their requests were due, so each belongs to its
-            # text.
-            answers.sort(key=lambda answer: answer.due)
-            if len(sent) != len(answers) or any(answer.status == 0 for answer in answers):
-                raise AnswersDiffer(f"of {len(sent)} requests some have no answer")
-            good = {
-                text: _scores(answer.body)[0]
-                for text, answer in zip(sent, answers, strict=True)
-                if answer.status == 200
-            }
-            compare(good, self.by_ours(list(good)))
-            return outcome(answers, seconds), result
 
-        return asyncio.run(run())
+        answers, result = asyncio.run(run())
+        # In this order, each answer belongs to its text.
+        answers.sort(key=lambda answer: answer.due)
+        if any(answer.status == 0 for answer in answers):
+            raise AnswersDiffer(f"of {len(answers)} requests some have no answer")
+        good = [pair for pair in zip(asked, answers, strict=False) if pair[1].status == 200]
+        found = [values_of(Task.CLASSIFY, answer.body) for _, answer in good]
+        self.differs([text for text, _ in good], found)
+        return outcome(answers, seconds), result
 
     def kill(self, quiet: float, away: float) -> float:
         """Kill Triton for a while; return the seconds until it got batches again."""
@@ -239,11 +219,3 @@ class _Check:
         self.triton.signal(signal.SIGSTOP)
         time.sleep(away)
         self.triton.signal(signal.SIGCONT)
-
-
-def _scores(body: bytes) -> list[Mapping[str, float]]:
-    return [_labels(each) for each in msgspec.json.decode(body)["results"]]
-
-
-def _labels(result: Mapping[str, list[dict[str, float]]]) -> Mapping[str, float]:
-    return {str(each["label"]): each["score"] for each in result["labels"]}
