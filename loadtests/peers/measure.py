@@ -228,12 +228,11 @@ def _gateway(work: Work) -> Iterator[Server]:
 @contextlib.contextmanager
 def _peer(work: Work, peer: Peer, way: PeerConfiguration) -> Iterator[Server]:
     """Run a peer in one configuration."""
-    call = peer.calls[work.task]
     with running(peer, way, work.exported, work.task) as (target, pid):
         yield Server(
             target=target,
-            body=lambda text: msgspec.json.encode(call.body(text)),
-            values=lambda body: call.values(msgspec.json.decode(body)),
+            body=lambda text: msgspec.json.encode(peer.body(text)),
+            values=lambda body: peer.values(msgspec.json.decode(body)),
             pids=(pid,),
         )
 
