@@ -37,14 +37,12 @@ from wire.protocol import (
 _HEAD_END = b"\r\n\r\n"
 
 
-def stub_model(
-    name: str = "stub", *, revision: str = "aaaaaaaaaaaa", profile: str = "fp32"
-) -> ModelInfo:
+def stub_model(name: str = "stub", *, revision: str = "aaaaaaaaaaaa") -> ModelInfo:
     """Return a model that has every task."""
     return ModelInfo(
         name=name,
         revision=revision,
-        profile=profile,
+        profile="fp32",
         tasks=list(Task),
         algorithm="echo",
         algorithm_version=1,
@@ -151,11 +149,11 @@ def cut_after(answers: int) -> Behaviour:
     return behave
 
 
-def refuse(code: str, *, status: int = 503, retryable: bool = True) -> Behaviour:
+def refuse(code: str, *, status: int = 503) -> Behaviour:
     """Return a behaviour that refuses the call as a whole."""
 
     async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
-        refusal = Refusal(code=code, detail=f"refused: {code}", retryable=retryable)
+        refusal = Refusal(code=code, detail=f"refused: {code}", retryable=True)
         await reply.whole(status, msgspec.msgpack.encode(refusal))
 
     return behave
@@ -223,7 +221,7 @@ class StubBackend:
         """The number of connections that were ever accepted."""
         self.changed = asyncio.Condition()
         """Notified when a call, a probe or a connection comes or goes."""
-        self._port = port
+        self.port = port
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
 
@@ -231,12 +229,7 @@ class StubBackend:
     def url(self) -> str:
         """The URL of the backend."""
         scheme = "http" if self._certificate is None else "https"
-        return f"{scheme}://{self._host}:{self._port}{self.path}"
-
-    @property
-    def port(self) -> int:
-        """The port on which the backend listens."""
-        return self._port
+        return f"{scheme}://{self._host}:{self.port}{self.path}"
 
     @property
     def open_connections(self) -> int:
@@ -257,9 +250,9 @@ class StubBackend:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(self._certificate)
         self._server = await asyncio.start_server(
-            self._serve, self._host, self._port, backlog=1024, ssl=tls
+            self._serve, self._host, self.port, backlog=1024, ssl=tls
         )
-        self._port = self._server.sockets[0].getsockname()[1]
+        self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         """Stop as if the process were killed: close the listener and reset connections."""
