@@ -40,8 +40,7 @@ from loadtests.gateway import Gateway, one_backend
 from loadtests.windows import LARGEST_LEASE
 from testing.loopback import no_authorities
 from testing.namespaces import NamespaceNetwork
-from testing.postgresql import USER, PostgreSQLNode
-from testing.postgresql_pair import PostgreSQLPair
+from testing.postgresql import USER, PostgreSQLNode, PostgreSQLPair
 from testing.redis_deployments import sentinel_deployment
 from testing.valkey import Valkey
 from testing.waiting import wait_until

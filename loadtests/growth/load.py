@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import uvloop
-from typing_extensions import override
 
 from loadtests.generator import ClientConnection, Outcome
 
@@ -20,18 +19,6 @@ _LONGEST = 60.0
 ClockT = TypeVar("ClockT")
 Phase = tuple[ClockT, Outcome, ClockT]
 """The clocks' readings before a phase, the phase's result, and the readings after it."""
-
-
-class _Caller(ClientConnection):
-    """Sends whole requests, because each has a head of its own."""
-
-    def __init__(self) -> None:
-        super().__init__(b"")
-
-    @override
-    def send(self, body: bytes, answered: Callable[[int, bytes, bytes], None]) -> None:
-        self._answered = answered
-        self.transport.write(body)
 
 
 def send(
@@ -50,10 +37,10 @@ def send(
 
     async def run() -> list[Phase[ClockT]]:
         loop = asyncio.get_running_loop()
-        callers: list[_Caller] = []
+        callers: list[ClientConnection] = []
         while (missing := connections - len(callers)) > 0:
             made = (
-                loop.create_connection(_Caller, "127.0.0.1", port)
+                loop.create_connection(ClientConnection, "127.0.0.1", port)
                 for _ in range(min(_OPENED_AT_A_TIME, missing))
             )
             callers += [caller for _, caller in await asyncio.gather(*made)]
@@ -69,31 +56,20 @@ def send(
         return runner.run(run())
 
 
-async def _phase(callers: list[_Caller], requests: Iterator[bytes], seconds: float) -> Outcome:
+async def _phase(
+    callers: list[ClientConnection], requests: Iterator[bytes], seconds: float
+) -> Outcome:
     statuses: Counter[int] = Counter()
     latencies: list[float] = []
-    idle = asyncio.Event()
-    busy = set(callers)
     started = time.perf_counter()
 
-    def send_next(caller: _Caller) -> None:
-        sent = time.perf_counter()
-        if sent >= started + seconds or not caller.is_open:
-            busy.discard(caller)
-            if not busy:
-                idle.set()
-            return
+    async def call(caller: ClientConnection) -> None:
+        while caller.is_open and time.perf_counter() < started + seconds:
+            answer = await caller.send(next(requests))
+            statuses[answer.status] += 1
+            latencies.append(answer.latency)
 
-        def answered(status: int, _head: bytes, _body: bytes) -> None:
-            statuses[status] += 1
-            latencies.append(time.perf_counter() - sent)
-            send_next(caller)
-
-        caller.send(next(requests), answered)
-
-    for caller in callers:
-        send_next(caller)
     async with asyncio.timeout(seconds + _LONGEST):
-        await idle.wait()
+        await asyncio.gather(*map(call, callers))
     took = time.perf_counter() - started
     return Outcome(duration=took, statuses=dict(statuses), latencies=sorted(latencies))
