@@ -6,9 +6,10 @@ It also replaces and upgrades containers, rotates secrets, and restores a backup
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 
 import httpx
@@ -26,10 +27,12 @@ from loadtests.faults.topology import TopologyError, repeating
 from loadtests.file_systems import fill
 from loadtests.process_resources import peak_mib
 from testing.compose_files import HA, merged
+from testing.prometheus import Prometheus
 from testing.waiting import wait_until
 
-_HEALTHY, _RESTART, _START, _LOOK = 90.0, 30.0, 60.0, 0.25
-_FILE = ".fills-the-disk"
+_HEALTHY, _START, _LOOK = 90.0, 60.0, 0.25
+"""The most seconds until the whole layout is healthy, and until one container is; seconds between
+two looks."""
 _TARGETS = 4
 """The targets that Prometheus scrapes: two gateways and two backends."""
 
@@ -69,11 +72,8 @@ _MEMORY_MIB = {
 
 @cache
 def _lasting() -> dict[str, Service]:
-    """Return the services that run until they are stopped.
-
-    Services that do one task and exit, such as a migration, are left out.
-    """
-    found = services.services(services.new_secrets())
+    """Return the services that run until they are stopped, and so no migration."""
+    found = services.services(services.new_secrets(), tag=PRESENT)
     return {name: each for name, each in found.items() if not each.ends}
 
 
@@ -105,22 +105,14 @@ def _kill(topology: Containers, part: str) -> Iterator[None]:
         now = inspect(container)
         return now.status == "running" and now.pid not in (0, former.pid)
 
-    wait_until(is_back, within=_RESTART, what=f"the engine restarted {part}", every=_LOOK)
+    wait_until(is_back, within=30.0, what=f"the engine restarted {part}", every=_LOOK)
     topology.until_healthy([part], within=_START)
 
 
 @contextmanager
-def _stop(topology: Containers, part: str) -> Iterator[None]:
-    """Stop a container, and give it time to end. The engine does not restart it."""
-    service = topology.services[part]
-    run("stop", "--time", str(service.grace), service.container, timeout=service.grace + 60)
-    yield
-    topology.start_services([part])
-
-
-@contextmanager
-def _lose(topology: Containers, part: str) -> Iterator[None]:
-    run("stop", "--time", "0", topology.services[part].container)
+def _stop(topology: Containers, part: str, *, grace: int | None = None) -> Iterator[None]:
+    """Stop a container, and give it `grace` seconds to end. The engine does not restart it."""
+    services.stop(topology.services[part], grace)
     yield
     topology.start_services([part])
 
@@ -134,17 +126,15 @@ def _freeze(topology: Containers, part: str) -> Iterator[None]:
 
 @contextmanager
 def _full(topology: Containers, part: str) -> Iterator[None]:
-    path = topology.services[part].disks[0] / _FILE
+    path = topology.services[part].disks[0] / ".fills-the-disk"
 
     def fill_again() -> float:
         fill(path)
         return 1.0
 
-    try:
-        with repeating(fill_again):
-            yield
-    finally:
-        path.unlink(missing_ok=True)
+    with repeating(fill_again):
+        yield
+    path.unlink()
 
 
 @contextmanager
@@ -163,12 +153,9 @@ def _address(topology: Containers, part: str) -> Iterator[None]:
 @contextmanager
 def _replace(topology: Containers, part: str) -> Iterator[None]:
     service = topology.services[part]
-    changed = msgspec.structs.replace(service, image=procedures.next_version(service))
-    former = inspect(service.container)
-    services.discard(service)
+    image = images.next_version(service.image, part)
+    topology.replace(msgspec.structs.replace(service, image=image))
     yield
-    services.start(changed, former=former)
-    topology.until_healthy([part], within=_START)
 
 
 @contextmanager
@@ -214,28 +201,14 @@ def _dropping(chosen: Sequence[Service], *rules: Sequence[str]) -> Iterator[None
     pids = [inspect(each.container).pid for each in chosen]
 
     def change(action: str) -> None:
-        for pid in pids:
+        for pid, rule in product(pids, rules):
             if Path(f"/proc/{pid}").exists():
-                for rule in rules:
-                    command = ("nsenter", f"--target={pid}", "--net", "iptables", "--wait", action)
-                    subprocess.run([*command, *rule, "--jump", "DROP"], check=True)
+                command = ("nsenter", f"--target={pid}", "--net", "iptables", "--wait", action)
+                subprocess.run([*command, *rule, "--jump", "DROP"], check=True)
 
     change("--insert")
-    try:
-        yield
-    finally:
-        change("--delete")
-
-
-def _steps(steps: Callable[[Containers], Iterator[procedures.Step]]) -> Act:
-    """Return an `Act` that performs the steps of a procedure."""
-
-    @contextmanager
-    def act(topology: Containers, _: str) -> Iterator[None]:
-        procedures.take(steps(topology))
-        yield
-
-    return act
+    yield
+    change("--delete")
 
 
 # --- Checks
@@ -278,27 +251,15 @@ def _started(case: Case) -> Iterator[str]:
 def _observed(case: Case) -> Iterator[str]:
     """Find metrics and spans that do not arrive."""
     topology: Containers = case.topology
-    url = topology.url("prometheus", 9090) + "/api/v1/query"
-
-    def targets() -> int:
-        found = httpx.get(url, params={"query": "up == 1"}, timeout=10.0).json()
-        return len(found["data"]["result"])
-
+    prometheus = Prometheus(topology.url("prometheus", 9090))
     try:
-        wait_until(lambda: targets() >= _TARGETS, every=_LOOK)
+        wait_until(lambda: prometheus.value("count(up == 1)") >= _TARGETS, every=_LOOK)
     except (AssertionError, httpx.HTTPError):
         yield "Prometheus does not read every target"
-    spans = httpx.get(topology.url("otel-collector", 4318) + "/counted", timeout=10.0)
+    spans = httpx.get(topology.url("otel-collector", 4318), timeout=10.0)
     is_stand_in = spans.headers.get("content-type") == "application/json"
     if is_stand_in and not spans.json()["requests"]:
         yield "no spans arrive at the collector"
-
-
-def _restored(case: Case) -> Iterator[str]:
-    """Back up and restore the data, and find differences."""
-    yield from procedures.restore(case.topology)
-    if not procedures.accepts(case.topology.keys):
-        yield "keys are not accepted after the restore"
 
 
 # --- The table
@@ -329,17 +290,17 @@ FAULTS = (
            windows=_BALANCER_AWAY),
     _fault("rolling", "both containers are replaced in turn", "nothing", _roll,
            ("gateway", "backend")),
-    _fault("lose", "SIGKILL to a container that stays away", "it is started", _lose, _lasting,
-           hold=10.0, windows=_LOST, load=_SLOW),
+    _fault("lose", "SIGKILL to a container that stays away", "it is started",
+           partial(_stop, grace=0), _lasting, hold=10.0, windows=_LOST, load=_SLOW),
     _fault("cut-network", "packets of a network are dropped", "they pass", _cut_network,
            services.networks, hold=10.0, windows=_LOST, load=_SLOW),
     _fault("start", "nothing: the layout started from empty volumes", "nothing", None, ("all",),
            load=_SLOW, checks=(_memory, _started, _observed)),
     _fault("rotation", "the backend token and the admin key are replaced", "nothing",
-           _steps(procedures.rotation), ("all",), load=_SLOW),
+           procedures.rotation, ("all",), load=_SLOW),
     _fault("restore", "after the load a backup is restored into empty volumes", "nothing", None,
-           ("all",), load=_SLOW, checks=(_restored,)),
+           ("all",), load=_SLOW, checks=(procedures.restored,)),
     _fault("upgrade", "the former release is upgraded, container by container", "nothing",
-           _steps(procedures.upgrade), ("all",), load=_SLOW, setup=FORMER,
+           procedures.upgrade, ("all",), load=_SLOW, setup=FORMER,
            checks=(*_ALL, _observed)),
 )  # fmt: skip

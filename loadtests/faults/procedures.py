@@ -1,15 +1,14 @@
 """Rotates secrets, upgrades and restores the layout, as the documentation tells operators.
 
-Each function blocks, and raises `TopologyError` if the layout behaves wrongly.
+The functions raise `TopologyError` if the layout behaves wrongly.
 """
 
-import contextlib
 import secrets
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final  # Any: answers of the admin listener
 
 import httpx
@@ -17,29 +16,28 @@ import msgspec
 
 from gateway.settings import process_environment
 from loadtests.containers import services
-from loadtests.containers.images import PRESENT, tagged
-from loadtests.containers.podman import HOME, inspect, run
+from loadtests.containers.images import PRESENT, next_version, tagged
+from loadtests.containers.podman import HOME, run
 from loadtests.containers.services import BALANCER_PORT, PREFIX, Service
+from loadtests.faults.catalogue import Case
 from loadtests.faults.containers import ADMIN_KEY, Containers
 from loadtests.faults.topology import TopologyError
 from testing.compose_files import ROOT
 from testing.waiting import wait_until
 
-Step = tuple[str, Callable[[], None]]
-"""The name of a step, and the function that takes it."""
-TOKEN: Final = "SLUICEGATE_BACKEND_TOKEN"  # noqa: S105 - the name of a variable
-SECOND_TOKEN: Final = "SLUICEGATE_BACKEND_SECOND_TOKEN"  # noqa: S105 - as above
-SECOND_ADMIN_KEY: Final = "SLUICEGATE_SECOND_ADMIN_KEY"
+_TOKEN: Final = "SLUICEGATE_BACKEND_TOKEN"  # noqa: S105 - the name of a variable
+_SECOND_TOKEN: Final = "SLUICEGATE_BACKEND_SECOND_TOKEN"  # noqa: S105 - as above
+_SECOND_ADMIN_KEY: Final = "SLUICEGATE_SECOND_ADMIN_KEY"
 _LONGEST = 90.0
-"""Seconds that a step may take."""
+"""Seconds that the replacement of a container may take."""
+_PAUSE = 2.0
+"""Seconds of load between two replacements."""
 _BALANCER = "load-balancer"
 _OTHER_PORT = BALANCER_PORT + 1
 _MOVED = 3.0
 """After this many seconds, nobody uses the former balancer, because exchanges are shorter."""
-_PAUSE = 2.0
-"""Seconds of load between two steps."""
-_FAILOVER, _LOOK = 60.0, 0.25
-_FIRST = ("billing", "request-log", "gateway-", "backend-")
+_ORDER = ("billing", "request-log", "gateway-", "backend-", "")
+"""The order of an upgrade, by beginnings of names: the project's own services come first."""
 _STATE = ("redis-state", "redis-state-replica")
 _DATA = ["database", *_STATE, "sentinel-0", "sentinel-1", "sentinel-2"]
 _USERS = ["gateway-1", "gateway-2", "billing", "request-log"]
@@ -55,162 +53,76 @@ positions in it, the configuration. Other keys are limits, which may expire befo
 restored."""
 
 
-def take(steps: Iterator[Step]) -> None:
-    """Take steps one after another, and let the load run for a while after each step."""
-    for name, act in steps:
-        began = time.monotonic()
-        act()
-        took = time.monotonic() - began
-        print(f"  {name}: {took:.1f} s", flush=True)
-        if took > _LONGEST:
-            raise TopologyError(f"{name} took {took:.0f} s")
-        time.sleep(_PAUSE)
-
-
-# --- Rotation of the backend token and the admin key
-
-
-class Restart(msgspec.Struct, frozen=True):
-    """A container to create again with other variables. An empty value removes the variable."""
-
-    why: str
-    service: str
-    variables: dict[str, str]
-    accepted: tuple[bool, ...] = ()
-    """For the old and the new admin key: whether the gateway accepts this key afterwards."""
-
-
-def restarts(found: Mapping[str, Service], token: str, admin_key: str) -> list[Restart]:
-    """Return the restarts that replace the backend token and the admin key, in order.
-
-    Each restart creates one container again.
-    """
-    old = found["gateway-1"].environment
-    both = {ADMIN_KEY: admin_key, SECOND_ADMIN_KEY: old[ADMIN_KEY]}
-    steps: tuple[tuple[str, str, dict[str, str], tuple[bool, ...]], ...] = (
-        ("accepts both tokens", "backend-", {TOKEN: token, SECOND_TOKEN: old[TOKEN]}, ()),
-        ("sends the new token", "gateway-", {TOKEN: token}, ()),
-        ("refuses the old token", "backend-", {SECOND_TOKEN: ""}, ()),
-        ("accepts both admin keys", "gateway-", both, (True, True)),
-        ("refuses the old admin key", "gateway-", {SECOND_ADMIN_KEY: ""}, (False, True)),
+@contextmanager
+def rotation(layout: Containers, _: str) -> Iterator[None]:
+    """Replace the backend token and the admin key."""
+    old = layout.services["gateway-1"].environment
+    token, keys = secrets.token_urlsafe(24), (old[ADMIN_KEY], secrets.token_urlsafe(24))
+    both = {ADMIN_KEY: keys[1], _SECOND_ADMIN_KEY: keys[0]}
+    # The kind of the services to change, their variables, of which an empty value removes one, and
+    # whether a gateway then accepts the old and the new admin key.
+    steps: tuple[tuple[str, dict[str, str], tuple[bool, ...]], ...] = (
+        ("backend-", {_TOKEN: token, _SECOND_TOKEN: old[_TOKEN]}, ()),
+        ("gateway-", {_TOKEN: token}, ()),
+        ("backend-", {_SECOND_TOKEN: ""}, ()),
+        ("gateway-", both, (True, True)),
+        ("gateway-", {_SECOND_ADMIN_KEY: ""}, (False, True)),
     )
-    return [
-        Restart(why, name, variables, accepted)
-        for why, kind, variables, accepted in steps
-        for name in found
-        if name.startswith(kind)
-    ]
-
-
-def rotation(layout: Containers) -> Iterator[Step]:
-    """Yield the steps that rotate the secrets."""
-    keys = (layout.secrets[ADMIN_KEY], secrets.token_urlsafe(24))
-    for restart in restarts(layout.services, secrets.token_urlsafe(24), keys[1]):
-        yield f"{restart.service} {restart.why}", partial(_restart, layout, restart, keys)
+    for kind, variables, accepted in steps:
+        for name in [name for name in layout.services if name.startswith(kind)]:
+            former = layout.services[name]
+            environment = {k: v for k, v in (former.environment | variables).items() if v}
+            _replace(layout, msgspec.structs.replace(former, environment=environment))
+            found = tuple(_is_accepted(layout, name, key) for key in keys if accepted)
+            if found != accepted:
+                raise TopologyError(f"{name}: old and new admin key accepted: {found}")
     layout.secrets[ADMIN_KEY] = keys[1]
+    yield
 
 
-def _restart(layout: Containers, restart: Restart, keys: tuple[str, str]) -> None:
-    former = layout.services[restart.service]
-    variables = former.environment | restart.variables
-    kept = {name: value for name, value in variables.items() if value}
-    _replace(layout, msgspec.structs.replace(former, environment=kept))
-    found = []
-    for key in keys if restart.accepted else ():
-        with layout.admin(restart.service, key) as admin:
-            found.append(admin.get("/admin/tenants").is_success)
-    if tuple(found) != restart.accepted:
-        raise TopologyError(f"{restart.service}: old and new admin key accepted: {found}")
+def _is_accepted(layout: Containers, gateway: str, key: str) -> bool:
+    with layout.admin(gateway, key) as admin:
+        return admin.get("/admin/tenants").is_success
 
 
-# --- Upgrade of every container
-
-
-def order(found: Mapping[str, Service]) -> list[str]:
-    """Return the names of services in the order in which to upgrade them.
-
-    The project's own services come first, then services with images of other projects. The load
-    balancer is last.
-
-    Services that do one task and then exit, such as a migration, are left out.
-    """
-
-    def place(name: str) -> int:
-        if name == _BALANCER:
-            return len(_FIRST) + 1
-        kinds = (number for number, kind in enumerate(_FIRST) if name.startswith(kind))
-        return next(kinds, len(_FIRST))
-
-    return sorted((name for name, each in found.items() if not each.ends), key=place)
-
-
-def upgrade(layout: Containers) -> Iterator[Step]:
-    """Yield the steps that replace each container by its next version.
+@contextmanager
+def upgrade(layout: Containers, _: str) -> Iterator[None]:
+    """Replace each container by its next version; the load balancer is last.
 
     The next version of one of the project's images has the tag of this release. The next version of
     another image has a new label.
     """
-    for name in order(layout.services):
-        yield name, partial(_upgrade, layout, layout.services[name])
 
+    def place(name: str) -> tuple[bool, int]:
+        kind = next(n for n, kind in enumerate(_ORDER) if name.startswith(kind))
+        return name == _BALANCER, kind
 
-def _upgrade(layout: Containers, service: Service) -> None:
-    own = service.image.startswith("localhost/")
-    image = tagged(service.image, PRESENT) if own else next_version(service)
-    changed = msgspec.structs.replace(service, image=image)
-    if service.name == _BALANCER:
-        _replace_balancer(layout, changed)
-    else:
-        _replace(layout, changed)
+    for name in sorted(layout.services, key=place):
+        service = layout.services[name]
+        if not service.ends:
+            own = service.image.startswith("localhost/")
+            image = tagged(service.image, PRESENT) if own else next_version(service.image, name)
+            _replace(layout, msgspec.structs.replace(service, image=image))
+    yield
 
 
 def _replace(layout: Containers, changed: Service) -> None:
-    """Replace a container by a new, healthy one at the same address."""
-    name = changed.name
-    if name in _STATE and _primary(layout) == name:
-        _fail_over(layout, name)
-    former = inspect(changed.container)
-    services.discard(layout.services[name])
+    """Replace a container by a new, healthy one, and let the load run for a while."""
+    name, began = changed.name, time.monotonic()
+    if name == _BALANCER:
+        _replace_balancer(layout, changed)
+    else:
+        if name in _STATE and _primary(layout) == name:
+            _fail_over(layout, name)
+        layout.replace(changed)
+        if name in _STATE:
+            _wait(lambda: _is_copied(layout, name), "the copy is complete")
     layout.services[name] = changed
-    services.start(changed, former=former)
-    layout.until_healthy([name])
-    if name in _STATE:
-        _wait(lambda: _is_copied(changed), "the copy is complete")
-
-
-def next_version(service: Service) -> str:
-    """Build the image of `service` again with a new label, and return its name."""
-    name = f"localhost/next-{service.name}:next"
-    folder = HOME / "next"
-    folder.mkdir(exist_ok=True)
-    version = f"LABEL version={time.time()}\n"
-    (folder / "Dockerfile").write_text(f"FROM {service.image}\n{version}")
-    run("build", "--pull=never", "--network=none", f"--tag={name}", str(folder))
-    return name
-
-
-def _primary(layout: Containers) -> str:
-    """Return the service that the Sentinels name as the primary of the state Redis."""
-    return _sentinel(layout, "get-master-addr-by-name", "state").split()[0]
-
-
-def _sentinel(layout: Containers, *words: str) -> str:
-    ask = ("redis-cli", "-p", "26379", "sentinel", *words)
-    return run("exec", layout.services["sentinel-0"].container, *ask)
-
-
-def _fail_over(layout: Containers, former: str) -> None:
-    """Make another server the primary of the state Redis, and wait until all others follow."""
-    # The Sentinels refuse the command while a failover is in progress, and until they know the
-    # replica, which takes some 10 s.
-    _wait(lambda: _sentinel(layout, "failover", "state").strip() == "OK", "a failover begins")
-    _wait(lambda: _primary(layout) != former, "there is another primary")
-    _wait(lambda: _is_copied(layout.services[former]), "the former primary follows")
-
-
-def _is_copied(service: Service) -> bool:
-    asked = ("redis-cli", "info", "replication")
-    return "master_link_status:up" in run("exec", service.container, *asked, check=False)
+    took = time.monotonic() - began
+    print(f"  {name}: {took:.1f} s", flush=True)
+    if took > _LONGEST:
+        raise TopologyError(f"the replacement of {name} took {took:.0f} s")
+    time.sleep(_PAUSE)
 
 
 def _replace_balancer(layout: Containers, changed: Service) -> None:
@@ -226,8 +138,7 @@ def _replace_balancer(layout: Containers, changed: Service) -> None:
     _wait(lambda: services.is_healthy(second), "the second balancer is healthy")
     layout.send_to(_OTHER_PORT)
     time.sleep(_MOVED)
-    services.discard(layout.services[_BALANCER])
-    layout.services[_BALANCER] = changed
+    services.discard(changed)
     services.start(changed)
     layout.until_healthy([_BALANCER])
     layout.send_to(BALANCER_PORT)
@@ -235,22 +146,48 @@ def _replace_balancer(layout: Containers, changed: Service) -> None:
     services.discard(second)
 
 
-# --- Backup and restore
+def _fail_over(layout: Containers, former: str) -> None:
+    """Make another server the primary of the state Redis, and wait until all others follow."""
+    # The Sentinels refuse the command while a failover is in progress, and until they know the
+    # replica, which takes some 10 s.
+    _wait(lambda: _sentinel(layout, "sentinel", "failover", "state") == "OK", "a failover begins")
+    _wait(lambda: _primary(layout) != former, "there is another primary")
+    _wait(lambda: _is_copied(layout, former), "the former primary follows")
 
 
-def restore(layout: Containers) -> Iterator[str]:
+def _primary(layout: Containers) -> str:
+    """Return the service that the Sentinels name as the primary of the state Redis."""
+    return _sentinel(layout, "sentinel", "get-master-addr-by-name", "state").split()[0]
+
+
+def _sentinel(layout: Containers, *words: str) -> str:
+    return _redis(layout, "sentinel-0", "-p", "26379", *words)
+
+
+def _is_copied(layout: Containers, name: str) -> bool:
+    return "master_link_status:up" in _redis(layout, name, "info", "replication")
+
+
+def _redis(layout: Containers, name: str, *words: str) -> str:
+    """Return the answer of a Redis or a Sentinel; "" if it does not answer."""
+    container = layout.services[name].container
+    return run("exec", container, "redis-cli", *words, check=False).strip()
+
+
+def restored(case: Case) -> Iterator[str]:
     """Back up ledger and state, delete them, and restore them into empty volumes.
 
     Yield each difference between the data before and after, with the keys and tenants of the
     ledger.
     """
+    layout: Containers = case.topology
     seen: list[Any] = [None]
 
     def is_at_rest() -> bool:
         seen.append(_ledger(layout))
         return bool(seen[-1] == seen[-2])
 
-    wait_until(is_at_rest, within=_FAILOVER, what="the ledger is at rest", every=_SAME_FOR)
+    _wait(is_at_rest, "the ledger is at rest", every=_SAME_FOR)
     ledger, state, config = seen[-1], _state(layout, _primary(layout)), _config(layout)
     if not state:
         raise TopologyError("the state Redis has nothing that a restore could bring back")
@@ -262,16 +199,23 @@ def restore(layout: Containers) -> Iterator[str]:
         _script("restore.sh", folder)
     if _ledger(layout) != ledger:
         yield "the ledger is not as before the restore"
-    if _state(layout, _primary(layout)) != state:
-        yield "the state is not as before the restore"
-    with contextlib.suppress(AssertionError):  # the last step compares these values
+    with suppress(AssertionError):  # the next step compares the same
         _wait(lambda: _is_on_both(layout, state), "the replica is whole")
     if not _is_on_both(layout, state):
-        yield "the servers of the state differ"
+        yield "the state is not as before the restore, or its servers differ"
     layout.start_services(_USERS)
     layout.until_healthy(layout.services)
     if _config(layout) != config:
         yield "the configuration is not as before the restore"
+    yield from _refused_keys(layout)
+
+
+def _refused_keys(layout: Containers) -> Iterator[str]:
+    url = f"http://127.0.0.1:{BALANCER_PORT}/v1/models"
+    for tenant, key in layout.keys.items():
+        headers = {"authorization": f"Bearer {key}"}
+        if not httpx.get(url, headers=headers, timeout=30.0).is_success:
+            yield f"the key of {tenant} is not accepted after the restore"
 
 
 def _lose_data(layout: Containers) -> Iterator[str]:
@@ -282,16 +226,10 @@ def _lose_data(layout: Containers) -> Iterator[str]:
         for disk in layout.services[name].disks[:1]:
             services.remove_volume(disk)
     layout.start_services(_DATA)
-    _wait(lambda: _has_replica(layout), "Sentinel sees the replica")
+    seen = "slaves=1,sentinels=3"
+    _wait(lambda: seen in _sentinel(layout, "info", "sentinel"), "Sentinel sees the replica")
     if _ledger(layout) or _state(layout, _STATE[0]):
         yield "the volumes were not empty"
-
-
-def accepts(keys: Mapping[str, str]) -> bool:
-    """Return whether the gateways accept every key of `keys`."""
-    url = f"http://127.0.0.1:{BALANCER_PORT}/v1/models"
-    headers = [{"authorization": f"Bearer {key}"} for key in keys.values()]
-    return all(httpx.get(url, headers=each, timeout=30.0).is_success for each in headers)
 
 
 def _script(name: str, folder: str) -> None:
@@ -318,9 +256,7 @@ def _config(layout: Containers) -> Any:
 
 
 def _state(layout: Containers, name: str) -> list[str]:
-    command = ("redis-cli", "-e", "eval", LASTING_KEYS, "0")
-    said = run("exec", layout.services[name].container, *command)
-    return [line for line in said.splitlines() if line]
+    return _redis(layout, name, "-e", "eval", LASTING_KEYS, "0").splitlines()
 
 
 def _is_on_both(layout: Containers, state: list[str]) -> bool:
@@ -328,19 +264,14 @@ def _is_on_both(layout: Containers, state: list[str]) -> bool:
 
 
 def _ledger(layout: Containers) -> dict[str, list[str]]:
+    """Return the number of rows and a digest of each table."""
     tables = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1"
     digest = "SELECT count(*), md5(string_agg(t::text, E'\\n' ORDER BY t::text)) FROM"
-    found = {}
-    for (table,) in layout.ask_ledger(tables):
-        (found[table],) = layout.ask_ledger(f'{digest} "{table}" AS t')
-    return found
+    return {
+        table: layout.ask_ledger(f'{digest} "{table}" AS t')[0]
+        for (table,) in layout.ask_ledger(tables)
+    }
 
 
-def _has_replica(layout: Containers) -> bool:
-    name = layout.services["sentinel-0"].container
-    said = run("exec", name, "redis-cli", "-p", "26379", "info", "sentinel", check=False)
-    return "slaves=1,sentinels=3" in said
-
-
-def _wait(holds: Callable[[], bool], what: str) -> None:
-    wait_until(holds, within=_FAILOVER, what=what, every=_LOOK)
+def _wait(holds: Callable[[], bool], what: str, *, every: float = 0.25) -> None:
+    wait_until(holds, within=60.0, what=what, every=every)
