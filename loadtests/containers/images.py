@@ -38,13 +38,14 @@ def build(tag: str) -> None:
     with tempfile.TemporaryDirectory(dir=HOME) as folder:
         sources = _former_release(Path(folder) / "sources") if tag == FORMER else ROOT
         mounts = _pip_mounts(Path(folder))
-        for service in merged(root=sources)["services"].values():
-            if "build" in service and "-gpu:" not in service["image"]:
-                name, how = tagged(f"localhost/{service['image']}", tag), service["build"]
-                print(f"building {name}", flush=True)
-                stage = [f"--target={how['target']}"] if "target" in how else []
-                options = [f"--tag={name}", *stage, *mounts]
-                _build(sources / how["dockerfile"], sources, options)
+        services = merged(root=sources)["services"].values()
+        builds = {each["image"]: each["build"] for each in services if "build" in each}
+        for image, how in builds.items():
+            name = tagged(f"localhost/{image}", tag)
+            print(f"building {name}", flush=True)
+            stage = [f"--target={how['target']}"] if "target" in how else []
+            options = [f"--tag={name}", *stage, *mounts]
+            _build(sources / how["dockerfile"], sources, options)
 
 
 def _former_release(folder: Path) -> Path:
