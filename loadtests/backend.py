@@ -10,8 +10,7 @@ from typing import Any  # Any: the items of all tasks
 
 import msgspec
 
-from loadtests import generator
-from loadtests.generator import Outcome, Target
+from loadtests.generator import Target
 from testing.loopback import get, is_answered
 from testing.ports import free_port
 from testing.waiting import wait_until
@@ -115,10 +114,3 @@ def calls(items: Iterable[Any], info: ModelInfo, **options: Any) -> Iterator[byt
     """Yield one call for each item, with the same options as `call`."""
     for item in items:
         yield call([item], info, **options)
-
-
-def run_closed(
-    running: RunningBackend, bodies: Iterator[bytes], *, connections: int, duration: float = 120.0
-) -> Outcome:
-    """Run a closed loop against a running backend."""
-    return generator.run_closed(running.target, bodies, connections=connections, duration=duration)
