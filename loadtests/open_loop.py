@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import math
 import os
 import random
 import selectors
@@ -15,6 +16,8 @@ from multiprocessing import get_context
 
 from loadtests.generator import Answer, ClientConnection, Outcome, Target, connect
 
+_MOST_SELECTED = 900
+"""Connections of a steady load: `select` takes file descriptors below 1,024."""
 _WARM = 0.2
 """Seconds of a steady load that are not measured: a connection's first request is slow."""
 
@@ -36,12 +39,14 @@ async def open_loop(
     duration: float,
     seed: int | None = 1,
     connections: int = 0,
+    most: float = math.inf,
     patience: float = 10.0,
 ) -> list[Answer]:
     """Send `rate` requests a second for `duration` seconds; return the answers in their order.
 
     Requests are spaced at random by `seed`, or evenly if `seed` is `None`. `connections` are opened
-    before the start and used in turns. If no connection is free, a new connection is opened.
+    before the start and used in turns. If no connection is free, a new connection is opened. With
+    `most` connections, the request waits instead.
     `patience` is how many seconds the last requests may take after the end of the load.
     """
     chooser = None if seed is None else random.Random(seed)
@@ -53,7 +58,9 @@ async def open_loop(
     while due < started + duration:
         due += chooser.expovariate(rate) if chooser else 1 / rate
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
-        connection = _free(idle) or await connect(target, idle)
+        while (connection := _free(idle)) is None and len(opened) >= most:  # noqa: ASYNC110 - rare
+            await asyncio.sleep(0.001)
+        connection = connection or await connect(target, idle)
         opened.add(connection)
         answers.append(connection.ask(next(bodies), due))
     await asyncio.wait(answers, timeout=patience)
@@ -104,6 +111,7 @@ def _run_steadily(
         duration=_WARM + duration,
         seed=None,
         connections=64,
+        most=_MOST_SELECTED,
         patience=2.0,
     )
     # `epoll` rounds timeouts to milliseconds, but `select` does not.
