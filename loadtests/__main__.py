@@ -1,9 +1,8 @@
 """Runs a benchmark, a fuzzer, a check or fault tests on this machine: `python -m loadtests NAME`.
 
-`NAME` is a module of `loadtests`, or a package of `loadtests` that has a module `command`.
+A command is in the module or in the package of its name, or in the module that `_ELSEWHERE` names.
 """
 
-import ast
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,13 +21,15 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "Checks": ("compare", "dashboards", "scaling", "triton"),
     "Faults": ("faults",),
 }
-_HERE = Path(__file__).parent
-
-
-def _module(name: str) -> str:
-    """Return the full name of the module of a command."""
-    own = name.replace("-", "_")
-    return f"{own}.command" if (_HERE / own).is_dir() else own
+_ELSEWHERE = {
+    **dict.fromkeys(("dialect-hits", "latency", "traced-hits"), "hit"),
+    **dict.fromkeys(("batches", "hostile", "shares"), "isolation"),
+    **dict.fromkeys(("mixed", "rows", "threads"), "batching"),
+    **dict.fromkeys(("dashboards", "scaling"), "monitoring"),
+    "bulk": "miss",
+    "regions": "limits",
+    "whole-requests": "overload",
+}
 
 
 class _Commands(click.Group):
@@ -40,24 +41,24 @@ class _Commands(click.Group):
 
     @override
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.list_commands(ctx):
-            return None
-        found = vars(importlib.import_module(f"loadtests.{_module(cmd_name)}")).values()
-        commands = [each for each in found if isinstance(each, click.Command)]
-        return next(each for each in commands if each.name in {cmd_name, "measure"})
+        return _command(cmd_name) if cmd_name in self.list_commands(ctx) else None
 
     @override
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for kind, names in _NAMES.items():
             with formatter.section(kind):
-                formatter.write_dl([(name, _purpose(name)) for name in names])
+                commands = ((name, _command(name)) for name in names)
+                formatter.write_dl(
+                    [(name, each.get_short_help_str(200)) for name, each in commands]
+                )
 
 
-def _purpose(name: str) -> str:
-    """Return the first line of a module's docstring, without importing the module."""
-    source = (_HERE / f"{_module(name).replace('.', '/')}.py").read_text(encoding="utf-8")
-    line = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
-    return line.partition(": `python -m ")[0]
+def _command(name: str) -> click.Command:
+    module = _ELSEWHERE.get(name, name.replace("-", "_"))
+    is_package = (Path(__file__).parent / module).is_dir()
+    found = vars(importlib.import_module(f"loadtests.{module}{'.command' * is_package}")).values()
+    commands = [each for each in found if isinstance(each, click.Command)]
+    return next(each for each in commands if each.name in {name, "measure"})
 
 
 @click.group(cls=_Commands, context_settings={"show_default": True})

@@ -10,8 +10,7 @@ from typing import Any  # Any: the items of all tasks
 
 import msgspec
 
-from loadtests import generator
-from loadtests.generator import Outcome, Target
+from loadtests.generator import Target
 from testing.loopback import get, is_answered
 from testing.ports import free_port
 from testing.waiting import wait_until
@@ -21,13 +20,18 @@ from wire.protocol import (
     CallItem,
     ClassifyParameters,
     EmbedParameters,
+    InferParameters,
     ModelInfo,
     ServingState,
     Task,
 )
 
 _ROOT = Path(__file__).parents[1]
-_PARAMETERS = {Task.EMBED: EmbedParameters()}
+_PARAMETERS = {
+    Task.CLASSIFY: ClassifyParameters(),
+    Task.EMBED: EmbedParameters(),
+    Task.INFER: InferParameters(),
+}
 
 
 class RunningBackend(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,20 +72,19 @@ def backend(models: Path, within: float = 240.0, /, **settings: str) -> Iterator
     port = free_port()
     environment = {f"SLUICEGATE_BACKEND_{name.upper()}": value for name, value in settings.items()}
     command = [sys.executable, "-m", "backends", "serve", "--models", str(models)]
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [*command, "--port", str(port)],
         cwd=_ROOT,
         env=dict(os.environ) | environment,
         stderr=subprocess.DEVNULL,
-    )
-    running = RunningBackend(port=port, pid=child.pid)
-    try:
+    ) as child:
+        running = RunningBackend(port=port, pid=child.pid)
         ready = f"{running.url}/health/ready"
-        wait_until(lambda: is_answered(ready), within=within, what="the backend is ready")
-        yield running
-    finally:
-        child.terminate()
-        child.wait()
+        try:
+            wait_until(lambda: is_answered(ready), within=within, what="the backend is ready")
+            yield running
+        finally:
+            child.terminate()
 
 
 def call(
@@ -91,19 +94,17 @@ def call(
     task: Task = Task.CLASSIFY,
     parameters: Any = None,
     remaining: float = 30.0,
-    scope: str = "tenant:bench",
 ) -> bytes:
     """Return one call of all items, by default with the task's default parameters."""
-    if parameters is None:
-        parameters = _PARAMETERS.get(task, ClassifyParameters())
     encode = msgspec.msgpack.encode
+    scope = "tenant:bench"
     return encode(
         Call(
             model=info.name,
             revision=info.revision,
             profile=info.profile,
             task=task,
-            parameters=encode(parameters),
+            parameters=encode(parameters or _PARAMETERS[task]),
             items=[CallItem(body=encode(item), remaining=remaining, scope=scope) for item in items],
         )
     )
@@ -113,10 +114,3 @@ def calls(items: Iterable[Any], info: ModelInfo, **options: Any) -> Iterator[byt
     """Yield one call for each item, with the same options as `call`."""
     for item in items:
         yield call([item], info, **options)
-
-
-def run_closed(
-    running: RunningBackend, bodies: Iterator[bytes], *, connections: int, duration: float = 120.0
-) -> Outcome:
-    """Run a closed loop against a running backend."""
-    return generator.run_closed(running.target, bodies, connections=connections, duration=duration)

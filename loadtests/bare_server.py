@@ -1,22 +1,56 @@
 """Serves the same bytes to every request, as a baseline: the HTTP server of gateway and backends.
 
-Start it by `python -m loadtests.bare_server PORT LENGTH STATUS DELAY`. It sends `LENGTH` bytes with
-the status `STATUS`, `DELAY` seconds after each request.
+`python -m loadtests.bare_server LENGTH STATUS DELAY` prints its port. Then it answers each request
+after `DELAY` seconds, with `LENGTH` bytes and the status `STATUS`.
 """
 
 import asyncio
+import contextlib
 import socket
+import subprocess
 import sys
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import uvloop
 
+from loadtests.generator import Target
+from loadtests.machine import pin
 from wire.http.connection import Connection, ServerState
 from wire.http.messages import STATUS_LINE
 from wire.http.refusals import Refusal
 from wire.http.server import HttpServer
 from wire.http.timeouts import ConnectionTimeouts
 from wire.http.writing import WriteCoalescer
+
+BARE = "a bare server, which does nothing"
+
+
+class BareServer(NamedTuple):
+    """A server that answers every request with the same bytes."""
+
+    target: Target
+    pid: int
+
+
+@contextlib.contextmanager
+def bare_server(
+    *, core: int | None, length: int = 330, status: int = 200, delay: float = 0.0
+) -> Iterator[BareServer]:
+    """Run the server as a process, pinned to `core`."""
+    arguments = [str(each) for each in (length, status, delay)]
+    command = [sys.executable, "-m", "loadtests.bare_server", *arguments]
+    root = Path(__file__).parents[1]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None  # noqa: S101 - for mypy
+            port = int(child.stdout.readline())
+            if core is not None:
+                pin([child.pid], core)
+            yield BareServer(Target(host="127.0.0.1", port=port, path="/"), child.pid)
+        finally:
+            child.terminate()
 
 
 class _Side:
@@ -34,7 +68,7 @@ class _Side:
         return STATUS_LINE[refusal.status] + default_lines + b"content-length: 0\r\n\r\n"
 
 
-async def _serve(port: int, length: int, status: int, delay: float) -> None:
+async def _serve(length: int, status: int, delay: float) -> None:
     body = b"x" * length
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % length)]
 
@@ -46,10 +80,11 @@ async def _serve(port: int, length: int, status: int, delay: float) -> None:
         await send({"type": "http.response.body", "body": body})
 
     server = HttpServer(ServerState(app, _Side(), ConnectionTimeouts()))
-    with socket.create_server(("127.0.0.1", port)) as listener:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         await server.listen(listener)
+        print(listener.getsockname()[1], flush=True)
         await server.watch()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])))
+    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

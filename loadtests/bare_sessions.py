@@ -1,33 +1,59 @@
 """Runs a graph without a server, to measure the highest speed that a server could reach."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import msgspec
 import numpy as np
 import tokenizers
 
+from loadtests.models import write_padded
+from loadtests.report import Turn
 from wire.cores import usable_cores
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-class Batching(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a batch; `together` texts at a time are sorted by length."""
+def bare_sessions(models: Path, **limits: int) -> dict[str, "BareSessions"]:
+    """Return bare sessions over the served graph, and over the graph that computes padding."""
+    served = models / "minilm" / "1"
+    graphs = {
+        "served": served / "model.onnx",
+        "padded": write_padded(models.parent / "padded.onnx"),
+    }
+    return {
+        f"bare session, {form} graph": BareSessions(graph, served / "tokenizer.json", **limits)
+        for form, graph in graphs.items()
+    }
 
-    rows: int
-    tokens: int = 1 << 30
-    together: int = 1 << 30
+
+def best_first(turns: Mapping[str, Sequence[Turn]], bare: Iterable[str]) -> dict[str, list[Turn]]:
+    """Return all runs, and before them the runs of the fastest bare session: the baseline."""
+    best = max(bare, key=lambda what: median(run.outcome.rate for run in turns[what]))
+    return {what: list(turns[what]) for what in (best, *turns)}
 
 
 class BareSessions:
-    """Runs a graph without a server: a one-thread session for each core, longest batches first."""
+    """Runs a graph without a server: a one-thread session for each core, longest batches first.
 
-    def __init__(self, graph: Path, tokenizer: Path, batching: Batching) -> None:
-        self._batching = batching
+    A batch has at most `rows` texts and `tokens` tokens. `together` texts at a time are sorted by
+    length.
+    """
+
+    def __init__(
+        self,
+        graph: Path,
+        tokenizer: Path,
+        *,
+        rows: int,
+        tokens: int = 1 << 30,
+        together: int = 1 << 30,
+    ) -> None:
+        self._rows, self._tokens, self._together = rows, tokens, together
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415 - only after its telemetry is off
 
@@ -48,16 +74,11 @@ class BareSessions:
     def run(self, texts: Sequence[str]) -> None:
         """Tokenize and run texts, and drop the results.
 
-        While a batch runs, the next texts are tokenized.
+        While batches run, the next texts are tokenized.
         """
-        with ThreadPoolExecutor(len(self._free)) as pool:
-            before: Iterable[None] = ()
-            for start in range(0, len(texts), self._batching.together):
-                own = texts[start : start + self._batching.together]
-                begun = pool.map(self._run, self.batches(own))
-                list(before)
-                before = begun
-            list(before)
+        starts = range(0, len(texts), self._together)
+        parts = (self.batches(texts[start : start + self._together]) for start in starts)
+        self.run_batches(chain.from_iterable(parts))
 
     def run_batches(self, batches: Iterable[Arrays]) -> None:
         """Run batches, and drop the results."""
@@ -74,7 +95,7 @@ class BareSessions:
         encoded = self._tokenizer.encode_batch_fast(texts)
         rows = sorted((each.ids for each in encoded), key=len, reverse=True)
         while rows:
-            most = max(1, min(self._batching.rows, self._batching.tokens // len(rows[0])))
+            most = max(1, min(self._rows, self._tokens // len(rows[0])))
             batch, rows = rows[:most], rows[most:]
             ids = np.zeros((len(batch), len(batch[0])), np.int32)
             mask = np.zeros_like(ids)

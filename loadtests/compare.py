@@ -2,33 +2,38 @@
 
 import contextlib
 import gzip
+import io
+import itertools
 import random
 import re
 import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 import grpc
 
 from loadtests.fuzz_dialects import backend
-from loadtests.fuzz_dialects.routes import TENSOR_ROUTES
-from loadtests.fuzz_dialects.rpc import METHOD, tensor_message
-from loadtests.fuzz_dialects.traffic import DialectTraffic, question
-from loadtests.fuzz_http.callers import Caller, callers
-from loadtests.fuzz_http.run import document_of
+from loadtests.fuzz_dialects.command import DialectTraffic, question
+from loadtests.fuzz_dialects.routes import METHOD, TENSOR_ROUTES, tensor_message
+from loadtests.fuzz_http.bodies import Caller, callers
+from loadtests.fuzz_http.command import document_of
 from loadtests.fuzzing import seeded_run
 from loadtests.gateway import Gateway, running_gateway
 from loadtests.options import only, seed
+from loadtests.report import print_table
 from testing.ports import free_port
 from testing.stub_process import stub_process
 
 _PATIENCE = 30.0
 _CALL_EVERY = 10
 """Every tenth connection is a gRPC call."""
-_MOST_SHOWN, _CONTEXT = 20, 120
+_MOST_SHOWN = 20
+_CONTEXT = 120
+"""Bytes that are shown before and after a difference."""
 _HEAD_END = b"\r\n\r\n"
 _LENGTH = re.compile(rb"content-length: (\d+)", re.IGNORECASE)
 # These parts differ between two runs of one version: times, ids, and values made from them.
@@ -57,31 +62,6 @@ _SOURCES = (
 _CLOSES = ((re.compile(rb"connection: close\r\n", re.IGNORECASE), b""),)
 
 
-class Differences:
-    """Counts equal and different answers, and prints the first differences."""
-
-    def __init__(self) -> None:
-        self.answers: Counter[bytes] = Counter()
-        """The number of connections by the status of their first answer."""
-        self.found = 0
-
-    def compare(self, what: str, sent: bytes, ours: bytes, theirs: bytes) -> None:
-        """Count equal and different answers of one connection."""
-        self.answers[ours[:12] if ours.startswith(b"HTTP") else b"gRPC"] += 1
-        if ours == theirs:
-            return
-        self.found += 1
-        if self.found <= _MOST_SHOWN:
-            at = next(
-                (n for n, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
-                min(len(ours), len(theirs)),
-            )
-            first = max(0, at - _CONTEXT)
-            click.echo(f"{what} differs at byte {at}\n  sent {sent[:1500]!r}")
-            for name, answer in (("this version", ours), ("the other", theirs)):
-                click.echo(f"  {name}: {answer[first : at + _CONTEXT]!r}")
-
-
 @click.command("compare")
 @click.option(
     "--against",
@@ -93,26 +73,29 @@ class Differences:
 @seed
 @only
 def compare_command(*, against: Path, requests: int, seed: int | None, only: int | None) -> None:
-    """Send the same requests to two versions, one connection after the other.
+    """Send the same requests to two versions, and compare every byte of the answers.
 
     Some connections wait for each answer before the next request. Other connections send all
     requests without waiting. If there is any difference, the command fails.
     """
+    statuses: Counter[str] = Counter()
+    sent, differences = 0, 0
     with seeded_run(seed) as (folder, chosen):
-        differences = Differences()
         people = callers(chosen)
+        traffic = DialectTraffic(alternates=True)
         with _versions(folder, against.resolve(), people) as gateways:
-            traffic = DialectTraffic(alternates=True)
-            sent, number = 0, only or 0
-            while sent < requests:
-                sent += _play(traffic, chosen, number, people, gateways, differences)
-                number += 1
-                if only is not None:
+            for number in itertools.count() if only is None else [only]:
+                if sent >= requests:
                     break
-    for first, count in differences.answers.most_common():
-        click.echo(f"{count:>8} {first.decode('latin-1')}")
-    click.echo(f"{sent} requests on {number} connections; {differences.found} connections differ")
-    sys.exit(1 if differences.found else 0)
+                asked, ours, theirs, size = _played(traffic, chosen, number, people, gateways)
+                sent += size
+                statuses["gRPC" if number % _CALL_EVERY == 0 else ours[:12].decode("latin-1")] += 1
+                differences += ours != theirs
+                if ours != theirs and differences <= _MOST_SHOWN:
+                    _print_difference(number, asked, ours, theirs)
+    print_table(("first answer", "connections"), statuses.most_common())
+    click.echo(f"{sent} requests; {differences} connections differ")
+    sys.exit(1 if differences else 0)
 
 
 @contextlib.contextmanager
@@ -134,37 +117,36 @@ def _versions(folder: Path, other: Path, people: list[Caller]) -> Iterator[list[
         yield gateways
 
 
-def _play(
-    traffic: DialectTraffic,
-    seed: int,
-    number: int,
-    people: list[Caller],
-    gateways: list[Gateway],
-    differences: Differences,
-) -> int:
-    """Compare the answers on one connection; return the number of its requests."""
+def _played(
+    traffic: DialectTraffic, seed: int, number: int, people: list[Caller], gateways: list[Gateway]
+) -> tuple[bytes, bytes, bytes, int]:
+    """Return what one connection sent, both answers, and the number of requests."""
     if number % _CALL_EVERY == 0:
         chance = random.Random(f"{seed}/compare/{number}")
         caller = chance.choice(people)
         route, asked = question(chance, caller, f"rpc-{number}", TENSOR_ROUTES)
         message = tensor_message(route, asked, f"rpc-{number}").SerializeToString()
         ours, theirs = (_call(gateway, message, caller) for gateway in gateways)
-        differences.compare(f"call {number}", message, ours, theirs)
-        return 1
+        return message, ours, theirs, 1
     script = traffic.script(seed, number, people)
     requests = [request.content for request in script.requests]
     # A reset may end a request at any moment.
     last = script.last.content if script.last is not None and not script.last.resets else b""
-    if not requests and not last:
-        return 0
     is_at_once = number % 4 == 1
     varying = (*_VARYING, *(_SOURCES if is_at_once else ()), *(_CLOSES if last else ()))
     ours, theirs = (
         _masked(_answers(gateway.port, requests, last, is_at_once=is_at_once), varying)
         for gateway in gateways
     )
-    differences.compare(f"connection {number}", b"".join(requests) + last, ours, theirs)
-    return script.size
+    return b"".join(requests) + last, ours, theirs, script.size
+
+
+def _print_difference(number: int, sent: bytes, ours: bytes, theirs: bytes) -> None:
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    at = next((n for n, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+    shown = slice(max(0, at - _CONTEXT), at + _CONTEXT)
+    click.echo(f"connection {number} differs at byte {at}\n  sent {sent[:1500]!r}")
+    click.echo(f"  this version: {ours[shown]!r}\n  the other: {theirs[shown]!r}")
 
 
 def _call(gateway: Gateway, message: bytes, caller: Caller) -> bytes:
@@ -189,58 +171,42 @@ def _answers(port: int, requests: list[bytes], last: bytes, *, is_at_once: bool)
     After `last`, the function ends its side of the connection. A server that waits for the rest of
     `last` then closes the connection.
     """
-    with socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE) as connection:
-        answers = _Answers(connection)
+    received: list[bytes] = []
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=_PATIENCE) as connection,
+        connection.makefile("rb") as stream,
+    ):
         try:
             if is_at_once:
                 connection.sendall(b"".join(requests))
             for request in requests:
                 if not is_at_once:
                     connection.sendall(request)
-                answers.read_one(is_head=request.startswith(b"HEAD"))
+                received.extend(_answer(stream, is_head=request.startswith(b"HEAD")))
             if last:
                 connection.sendall(last)
                 connection.shutdown(socket.SHUT_WR)
-                answers.read_all()
+                received.extend(iter(partial(stream.read1, 65_536), b""))
         except TimeoutError:
-            answers.received += b"<no end>"
+            received.append(b"<no end>")
         except ConnectionError:
-            answers.received += b"<ended>"
-    return bytes(answers.received)
+            received.append(b"<ended>")
+    return b"".join(received)
 
 
-class _Answers:
-    """Reads answers from a connection; `received` holds all bytes so far."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._at = 0
-        self.received = bytearray()
-
-    def read_one(self, *, is_head: bool) -> None:
-        """Read until one more answer is complete; informational answers may come before it."""
-        head = b"HTTP/1.1 1"
-        while head.startswith(b"HTTP/1.1 1"):
-            while (end := self.received.find(_HEAD_END, self._at)) < 0:
-                self._read()
-            end += len(_HEAD_END)
-            head = bytes(self.received[self._at : end])
-            self._at = end
-        length = _LENGTH.search(head)
-        self._at += int(length[1]) if length and not is_head else 0
-        while len(self.received) < self._at:
-            self._read()
-
-    def read_all(self) -> None:
-        """Read until the server closes."""
-        while data := self._connection.recv(65_536):
-            self.received += data
-
-    def _read(self) -> None:
-        data = self._connection.recv(65_536)
-        if not data:
-            raise ConnectionError
-        self.received += data
+def _answer(stream: io.BufferedReader, *, is_head: bool) -> Iterator[bytes]:
+    """Yield the parts of one answer; informational answers may come before it."""
+    head = b"HTTP/1.1 1"
+    while head.startswith(b"HTTP/1.1 1"):
+        head = b""
+        while not head.endswith(_HEAD_END):
+            if not (line := stream.readline()):
+                raise ConnectionError
+            head += line
+            yield line
+    length = _LENGTH.search(head)
+    if length and not is_head:
+        yield stream.read(int(length[1]))
 
 
 def _masked(answers: bytes, varying: Sequence[tuple[re.Pattern[bytes], bytes]]) -> bytes:

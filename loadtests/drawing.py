@@ -1,6 +1,5 @@
 """Makes matplotlib figures that look alike in all reports, and writes them as SVG."""
 
-import io
 from pathlib import Path
 from typing import Any  # matplotlib has its own types, but may not be installed
 
@@ -20,13 +19,12 @@ def new_figure(name: str, *, width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def finish_axes(axes: Any, x: str, y: str, *, legend: bool = True) -> None:
+def finish_axes(axes: Any, x: str, y: str) -> None:
     """Name the axes, and draw grid and legend."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(visible=True, which="major", alpha=0.3)
-    if legend:
-        axes.legend(fontsize="small")
+    axes.legend(fontsize="small")
 
 
 def save_figure(figure: Any, path: Path) -> Path:
@@ -34,10 +32,3 @@ def save_figure(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
     return path
-
-
-def svg_of(figure: Any) -> str:
-    """Return a figure as an element for a page of HTML."""
-    file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()[file.getvalue().index("<svg") :]

@@ -1,8 +1,6 @@
 """Runs `sluicegate gateway` as a process, with a test's configuration document and settings."""
 
 import contextlib
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,10 +20,6 @@ from testing.system import Process
 from testing.valkey import Valkey
 from testing.waiting import wait_until
 
-# The time limit is generous, because a stop takes long on a busy machine, and other tests measure
-# the time of a stop.
-_STOPS_WITHIN = 300.0
-
 WIDE_LIMITS = {
     "tenant": [{"name": "m", "unit": "requests", "capacity": 10**9, "window": 60.0}],
 }
@@ -37,6 +31,8 @@ class Gateway:
 
     With `source`, the code of another checkout runs.
     """
+
+    _child: subprocess.Popen[bytes]
 
     def __init__(
         self,
@@ -61,29 +57,26 @@ class Gateway:
         self.settings.data_dir.mkdir()
         # JSON is YAML.
         (self.settings.config / "gateway.yaml").write_bytes(msgspec.json.encode(document))
-        self._workers = workers
-        self._admin = admin
+        command = [sys.executable, "-m", "gateway", "gateway", "--workers", str(workers)]
+        self._command = command if admin else [*command, "--no-admin"]
         self._source = source
         self._log = folder / "log"
-        self._child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if self._child is not None:
-            self._child.terminate()
-            self._child.wait(_STOPS_WITHIN)
+        self._child.terminate()
+        # A stop takes long on a busy machine; other tests measure its time.
+        self._child.wait(300.0)
 
     def start(self) -> None:
         """Start the gateway, and return when all workers know the backends."""
-        command = [sys.executable, "-m", "gateway", "gateway"]
-        command += [] if self._admin else ["--no-admin"]
         other = {} if self._source is None else {"PYTHONPATH": str(self._source)}
         with self._log.open("wb") as log:
             self._child = subprocess.Popen(
-                [*command, "--workers", str(self._workers)],
+                self._command,
                 env=dict(process_environment()) | environment(self.settings) | other,
                 cwd=self._source,
                 stdout=log,
@@ -93,10 +86,8 @@ class Gateway:
 
     def kill(self) -> None:
         """Kill the supervisor; all other processes of the gateway then end by themselves."""
-        if self._child is not None:
-            os.kill(self._child.pid, signal.SIGKILL)
-            self._child.wait()
-            self._child = None
+        self._child.kill()
+        self._child.wait()
 
     def log(self) -> str:
         """Return the output of the gateway's processes."""
@@ -114,9 +105,9 @@ class Gateway:
         return Target(host="127.0.0.1", port=self.port, path="/v1/classify", headers=headers)
 
     def _is_ready(self) -> bool:
-        if self._child is None or self._child.poll() is not None:
-            raise RuntimeError(self._log.read_text())
-        if "serving on" not in self._log.read_text():
+        if self._child.poll() is not None:
+            raise RuntimeError(self.log())
+        if "serving on" not in self.log():
             return False
         # All workers must know the backend, because a connection may go to any of them.
         url = f"http://127.0.0.1:{self.port}/health/ready"
@@ -155,14 +146,7 @@ def running_gateway(
     with contextlib.ExitStack() as stack:
         cache = stack.enter_context(Valkey())
         state = state or stack.enter_context(Valkey("--appendonly", "yes"))
-        gateway = Gateway(
-            folder,
-            document,
-            workers=workers,
-            cache_url=cache.url,
-            state_url=state.url,
-            **settings,
-        )
-        if keys:
-            add_tenants(gateway.settings.ledger, keys, rules=rules)
+        settings |= {"cache_url": cache.url, "state_url": state.url}
+        gateway = Gateway(folder, document, workers=workers, **settings)
+        add_tenants(gateway.settings.ledger, keys, rules=rules)
         yield stack.enter_context(gateway)

@@ -6,15 +6,17 @@ processor time, which is little compared with the time of the measured server.
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 
+import httptools
 import msgspec
 import uvloop
 from typing_extensions import override
 
 OK = 200
-_clock = time.perf_counter
+CALLERS = 32
+"""The callers of most benchmarks: each waits for an answer before its next request."""
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,78 +66,113 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-_Answered = Callable[[int, bytes, bytes], None]
-"""Takes the status, the head and the body of an answer; status 0 means that there was no answer."""
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer, and the times when its request was due and sent and when the answer came.
+
+    Times are readings of `time.perf_counter`. The status is 0 if the connection ended or no answer
+    came in time. Names and values in `head` are in lower case.
+    """
+
+    due: float
+    sent: float
+    came: float
+    status: int
+    head: bytes
+    body: bytes
+
+    @property
+    def latency(self) -> float:
+        """Seconds from when the request was due, which include the delay of a late generator."""
+        return self.came - self.due
 
 
 class ClientConnection(asyncio.Protocol):
-    """A connection with at most one request on it."""
+    """A connection with at most one request on it.
 
-    def __init__(self, head: bytes) -> None:
-        self._head = head
-        self._buffer = b""
-        self._answered: _Answered | None = None
+    It joins `idle`, if given, each time that a request ends.
+    """
+
+    def __init__(self, head: bytes = b"", idle: "deque[ClientConnection] | None" = None) -> None:
+        self._request_head = head
+        self._idle = idle
+        self._parser = httptools.HttpResponseParser(self)
+        self._answer: asyncio.Future[Answer] | None = None
+        self._due = self._sent = 0.0
         self.is_open = True
 
-    @override
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport: asyncio.Transport = transport  # type: ignore[assignment]  # uvloop's is no subclass
+    def ask(self, body: bytes, due: float | None = None) -> asyncio.Future[Answer]:
+        """Send a body behind the connection's head, as `send` does."""
+        return self.send(
+            b"%bcontent-length: %d\r\n\r\n%b" % (self._request_head, len(body), body), due
+        )
 
-    def send(self, body: bytes, answered: _Answered) -> None:
-        """Send a request, and call `answered` once it has ended."""
-        self._answered = answered
-        self.transport.write(b"%bcontent-length: %d\r\n\r\n%b" % (self._head, len(body), body))
+    def send(self, request: bytes, due: float | None = None) -> asyncio.Future[Answer]:
+        """Send a request that was due at `due`, or now; the result of the future is its answer."""
+        self._sent = time.perf_counter()
+        self._due = self._sent if due is None else due
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return self._answer
 
     def close(self) -> None:
         """Close the connection immediately. A request in flight ends with status 0."""
-        self.is_open = False
-        self.transport.abort()
-        self._end(0, b"", b"")
+        self._transport.abort()
+        self.connection_lost(None)
+
+    @override
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport: asyncio.Transport = transport  # type: ignore[assignment]  # uvloop's is no subclass
 
     @override
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            return
-        head = self._buffer[:end].lower()
-        start = head.find(b"content-length:")
-        if start < 0:
-            if not self._buffer.endswith(b"\r\n0\r\n\r\n"):  # the last chunk
-                return
-        elif len(self._buffer) < end + 4 + int(head[start + 15 :].split(b"\r\n", 1)[0]):
-            return
-        body = self._buffer[end + 4 :]
-        self._buffer = b""
-        if b"\r\nconnection: close" in head:
-            self.is_open = False
-            self.transport.close()
-        self._end(int(head[9:12]), head, body if start >= 0 else b"".join(_chunks(body)))
+        self._parser.feed_data(data)
 
     @override
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_open = False
         self._end(0, b"", b"")
 
+    def on_message_begin(self) -> None:
+        """Forget the answer before."""
+        self._head, self._body = b"", b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a line of the head."""
+        self._head += b"\r\n%b: %b" % (name.lower(), value.lower())
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body."""
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        """End the request."""
+        if not self._parser.should_keep_alive():
+            self.is_open = False
+            self._transport.close()
+        self._end(self._parser.get_status_code(), self._head, self._body)
+
     def _end(self, status: int, head: bytes, body: bytes) -> None:
-        answered, self._answered = self._answered, None
-        if answered is not None:
-            answered(status, head, body)
+        if self._answer is None or self._answer.done():
+            return
+        self._answer.set_result(
+            Answer(
+                due=self._due,
+                sent=self._sent,
+                came=time.perf_counter(),
+                status=status,
+                head=head,
+                body=body,
+            )
+        )
+        if self._idle is not None:
+            self._idle.append(self)
 
 
-def _chunks(body: bytes) -> Iterator[bytes]:
-    while body:
-        size, _, rest = body.partition(b"\r\n")
-        length = int(size, 16)
-        yield rest[:length]
-        body = rest[length + 2 :]
-
-
-async def connect(target: Target) -> ClientConnection:
-    """Open a connection."""
+async def connect(target: Target, idle: deque[ClientConnection] | None = None) -> ClientConnection:
+    """Open a connection, which joins `idle` each time that a request ends."""
     head = target.head()
     _, connection = await asyncio.get_running_loop().create_connection(
-        lambda: ClientConnection(head), target.host, target.port
+        lambda: ClientConnection(head, idle), target.host, target.port
     )
     return connection
 
@@ -149,37 +186,25 @@ async def closed_loop(
     """
     statuses: Counter[int] = Counter()
     latencies: list[float] = []
-    callers = set(await asyncio.gather(*(connect(target) for _ in range(connections))))
-    done = asyncio.Event()
-    started = _clock()
+    callers = await asyncio.gather(*(connect(target) for _ in range(connections)))
+    started = time.perf_counter()
 
-    def call(caller: ClientConnection) -> None:
-        has_time = _clock() < started + duration and caller.is_open
-        body = next(bodies, None) if has_time else None
-        if body is None:
-            callers.discard(caller)
-            caller.close()
-            if not callers:
-                done.set()
-            return
-        sent = _clock()
+    async def call(caller: ClientConnection) -> None:
+        while caller.is_open and time.perf_counter() < started + duration:
+            if (body := next(bodies, None)) is None:
+                break
+            answer = await caller.ask(body)
+            statuses[answer.status] += 1
+            latencies.append(answer.latency)
+        caller.close()
 
-        def answered(status: int, _head: bytes, _body: bytes) -> None:
-            statuses[status] += 1
-            latencies.append(_clock() - sent)
-            call(caller)
-
-        caller.send(body, answered)
-
-    for caller in list(callers):
-        call(caller)
-    await done.wait()
-    took = _clock() - started
+    await asyncio.gather(*map(call, callers))
+    took = time.perf_counter() - started
     return Outcome(duration=took, statuses=dict(statuses), latencies=sorted(latencies))
 
 
 def run_closed(
-    target: Target, bodies: Iterator[bytes], *, connections: int, duration: float = 120.0
+    target: Target, bodies: Iterator[bytes], *, connections: int = CALLERS, duration: float = 120.0
 ) -> Outcome:
     """Run a closed loop in an event loop of its own."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,53 +1,70 @@
-"""Compares a worker's cache hits with those of rivals, and with a server without logic.
+"""Measures cache hits: beside rivals, through dialects, with tracing, and at a steady rate.
 
-In each round, every server is measured once. The measured server has one core, and all other
-processes share the other core. The report has the rates and three processor times of a request. The
-first one is the server's. The second one is that of all other processes that the server needs:
-Redis, and the processes that carry usage events until they are billed. The third one is the load
-generator's.
+The measured server has one core, and all other processes share the other core. In each round, every
+server is measured once. The report has the rates and three processor times of a request. The first
+one is the server's. The second one is that of all other processes that the server needs: Redis, and
+the processes that carry usage events until they are billed. The third one is the load generator's.
 """
 
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
 import click
+import msgspec
 
 from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
-from loadtests.generator import Target
+from loadtests.bare_server import BARE, bare_server
+from loadtests.generator import CALLERS, Target
 from loadtests.machine import pin
 from loadtests.measured import (
-    BARE,
     OTHERS,
     SERVER,
-    bare_server,
     fill,
     give_core,
-    memory_of,
     metered,
     popular_bodies,
     settle,
     target_of,
 )
-from loadtests.options import connections, duration, rounds
-from loadtests.report import Turn, show, table_of
+from loadtests.open_loop import steady_load
+from loadtests.options import duration, rounds
+from loadtests.peers.litellm import proxy
+from loadtests.report import Row, Turn, show, table_of
 from loadtests.rivals import nginx
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
+from testing.ports import free_port
 from testing.system import System
 
-__all__ = ["OTHERS", "SERVER", "settle", "table_of", "target_of"]
+__all__ = ["OTHERS", "SERVER", "table_of"]
 
-FAST, NOT_REPLAYED, REDIS = (
-    *("memory hit", "memory hit, not replayed", "Redis hit (memory tier off)"),
-)
+FAST, REDIS = "memory hit", "Redis hit (memory tier off)"
 _ROOT = Path(__file__).parents[1]
 _NEEDED = ("shipper", "billing", "request-log", "valkey-cache", "valkey-state")
+_OFF, _SAMPLED = "tracing off", "1 % sampled"
+_COLLECTORS = {"there": (200, 0.0), "slow": (200, 30.0), "refusing": (503, 0.0)}
+"""For each state of a collector of traces: the status and the delay of its answers."""
+_TRACED = {
+    _OFF: (None, "there"),
+    "tracing off, another process": (None, "there"),
+    _SAMPLED: ("0.01", "there"),
+    "1 % sampled, collector dead": ("0.01", "dead"),
+    "10 % sampled, collector slow": ("0.1", "slow"),
+    "10 % sampled, collector refusing": ("0.1", "refusing"),
+    "100 % sampled": ("1", "there"),
+    "100 % sampled, collector dead": ("1", "dead"),
+}
+"""For each variant: the share of requests that are sampled, and the state of the collector."""
+_UNSAMPLED = ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
+_SPANS = re.compile(r'sluicegate_trace_spans_total\{outcome="(\w+)"\} ([0-9.e+]+)')
 
 
 class Candidate(NamedTuple):
@@ -84,32 +101,116 @@ class Load(NamedTuple):
         return metered(send, server=server, others=others, rest=partial(settle, self.systems))()
 
 
-@click.command()
-@connections
+@click.command("hit")
 @duration(5.0)
 @rounds(5)
-def measure(*, connections: int, duration: float, rounds: int) -> None:
-    """Measure cache hits by tier, and the same load on rivals."""
+def measure_hits(*, duration: float, rounds: int) -> None:
+    """Compare cache hits by tier with the hits of rivals and with a server without logic."""
     wrk.require()
     bodies = popular_bodies()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root = Path(folder)
         systems = start_systems(stack, root, bodies)
-        bare = stack.enter_context(bare_server())
+        bare = stack.enter_context(bare_server(core=SERVER))
         candidates = {BARE: Candidate(bare.target, [bare.pid], [])}
         candidates |= {what: candidate(system) for what, system in systems.items()}
         # Answers that tell times are made anew for each request.
-        candidates[NOT_REPLAYED] = candidate(systems[FAST], x_server_timing="1")
+        timed = candidate(systems[FAST], x_server_timing="1")
+        candidates["memory hit, not replayed"] = timed
         if nginx.is_installed():
             texts = sentences(len(bodies), seed=1)
             candidates |= rivals(stack, root, texts, answer=answer_of(systems, bodies[0]))
-        load = Load(root, connections, duration, list(systems.values()))
+        load = Load(root, CALLERS, duration, list(systems.values()))
         runs = {what: partial(load.run, each, bodies) for what, each in candidates.items()}
         turns = in_turns(runs, rounds)
-        notes = [memory_of(systems[FAST])]
-    if not nginx.is_installed():
-        notes.append("nginx with Lua is missing: `make install-system` installs it")
-    show("Hits: one worker on one core", table_of(turns), *notes)
+    missing = ["nginx with Lua is missing: `make install-system` installs it"]
+    show(
+        "Hits: one worker on one core",
+        table_of(turns),
+        *([] if nginx.is_installed() else missing),
+    )
+
+
+@click.command("dialect-hits")
+@duration(5.0)
+@rounds(5)
+def measure_dialects(*, duration: float, rounds: int) -> None:
+    """Compare memory hits of OpenAI's embeddings route with those of the native route."""
+    wrk.require()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        root = Path(folder)
+        (system,) = start_systems(stack, root, [], ways=[FAST]).values()
+        load = Load(root, CALLERS, duration, [system])
+        for texts, form in product((1, 4), ("float", "base64")):
+            bodies = _embedding_bodies(texts, form)
+            runs = {}
+            for name, path in (("native", "/v1/embed"), ("OpenAI", "/v1/embeddings")):
+                fill(system, bodies, path)
+                there = candidate(system)._replace(target=target_of(system, path))
+                runs[f"{name}, {form}, texts a request: {texts}"] = partial(load.run, there, bodies)
+            rows += table_of(in_turns(runs, rounds))
+    show("Hits of dialects: ratios are to the native route above", rows)
+
+
+@click.command("traced-hits")
+@duration(5.0)
+@rounds(5)
+def measure_traced(*, duration: float, rounds: int) -> None:
+    """Measure how tracing slows memory hits, with a healthy, dead, slow or refusing collector."""
+    wrk.require()
+    bodies = popular_bodies()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        root = Path(folder)
+        systems = _traced_systems(stack, root, bodies)
+        candidates = {what: candidate(system) for what, system in systems.items()}
+        for what in (_OFF, _SAMPLED):
+            target = candidates[what].target
+            unsampled = msgspec.structs.replace(target, headers=(*target.headers, _UNSAMPLED))
+            name = f"{what}, callers with an unsampled `traceparent`"
+            candidates[name] = candidates[what]._replace(target=unsampled)
+        load = Load(root, CALLERS, duration, list(systems.values()))
+        runs = {what: partial(load.run, each, bodies) for what, each in candidates.items()}
+        turns = in_turns(runs, rounds)
+        spans = [f"Spans, {what}: {_spans(system)}" for what, system in systems.items()]
+    show("Traced memory hits", table_of(turns), *spans)
+
+
+@click.command("latency")
+@duration(4.0)
+@rounds(5)
+def measure_latency(*, duration: float, rounds: int) -> None:
+    """Measure the latency of hits at a steady rate: of each cache tier, and of LiteLLM's proxy.
+
+    The rate is half the capacity of each system, but at most 12,000 requests a second. The latency
+    of the bare server shows how much comes from the machine and the load generator.
+    """
+    wrk.require()
+    bodies = popular_bodies()
+    notes = ["Each server is offered half of the rate that it reaches with 32 callers who wait."]
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        root = Path(folder)
+        systems = start_systems(stack, root, bodies)
+        targets = {BARE: (stack.enter_context(bare_server(core=SERVER)).target, bodies)}
+        targets |= {what: (target_of(system), bodies) for what, system in systems.items()}
+        if proxy.is_installed():
+            asked = proxy.bodies(sentences(len(bodies), seed=1))
+            peer = proxy.proxy(root / "peer", asked, core=SERVER, others=OTHERS)
+            targets["LiteLLM's proxy, hit in Redis"] = stack.enter_context(peer), asked
+        else:
+            notes.append("LiteLLM is missing: `make bench NAME=latency` installs it.")
+        rest = partial(settle, list(systems.values()))
+        runs = {}
+        for what, (target, own) in targets.items():
+            full = wrk.send(
+                target, own, connections=CALLERS, duration=2.0, core=OTHERS, folder=root
+            )
+            rest()
+            rate = float(f"{min(12_000.0, full.rate / 2):.2g}")
+            load = partial(steady_load, target, own, rate=rate, duration=duration, core=OTHERS)
+            runs[f"{what}, {rate:,.0f} a second"] = metered(load, rest=rest)
+        turns = in_turns(runs, rounds)
+    show("Latency of hits", table_of(turns, by=lambda turn: turn.outcome.percentile(0.99)), *notes)
 
 
 def start_systems(
@@ -126,18 +227,37 @@ def start_systems(
         FAST: System(root / "fast", models=models),
         REDIS: System(root / "redis", models=models, config=config.parent),
     }
-    return start(stack, {what: systems[what] for what in ways or systems}, bodies)
+    return _start(stack, {what: systems[what] for what in ways or systems}, bodies)
 
 
-def start(
-    stack: ExitStack, systems: Mapping[str, System], bodies: list[bytes]
-) -> dict[str, System]:
+def _traced_systems(stack: ExitStack, root: Path, bodies: list[bytes]) -> dict[str, System]:
+    """Start a system for each variant of tracing."""
+    models = root / "models"
+    build_demo_models(models, print)
+    urls = {"dead": f"http://127.0.0.1:{free_port()}"}
+    for state, (status, delay) in _COLLECTORS.items():
+        collector = bare_server(length=0, core=OTHERS, status=status, delay=delay)
+        urls[state] = f"http://127.0.0.1:{stack.enter_context(collector).target.port}"
+    systems = {}
+    for number, (what, (sampled, collector_state)) in enumerate(_TRACED.items()):
+        environment = {"OTEL_SDK_DISABLED": "true"}
+        if sampled is not None:
+            environment = {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": urls[collector_state],
+                "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
+                "OTEL_TRACES_SAMPLER_ARG": sampled,
+            }
+        systems[what] = System(root / f"system-{number}", models=models, environment=environment)
+    return _start(stack, systems, bodies)
+
+
+def _start(stack: ExitStack, systems: dict[str, System], bodies: list[bytes]) -> dict[str, System]:
     """Start systems, pin each worker to the measured core, and cache the answers to `bodies`."""
     for system in systems.values():
         stack.enter_context(system)
         fill(system, bodies)
         give_core(system, "gateway")
-    return dict(systems)
+    return systems
 
 
 def candidate(system: System, **headers: str) -> Candidate:
@@ -170,3 +290,21 @@ def rivals(stack: ExitStack, root: Path, texts: list[str], *, answer: str) -> di
 def answer_of(systems: Mapping[str, System], body: bytes) -> str:
     """Return an answer of the product, which rivals then send."""
     return fill(next(iter(systems.values())), [body])[0].decode()
+
+
+def _embedding_bodies(texts: int, form: str) -> list[bytes]:
+    """Return requests of `texts` texts each that ask for vectors in the form `form`."""
+    known = sentences(100, seed=1)
+    inputs = [known[at : at + texts] for at in range(0, len(known), texts)] if texts > 1 else known
+    fields: dict[str, object] = {"model": "minilm", "encoding_format": form}
+    return [msgspec.json.encode(fields | {"input": each}) for each in inputs]
+
+
+def _spans(system: System) -> dict[str, int]:
+    """Return how many spans the workers exported, failed to export, and dropped."""
+    counts = dict.fromkeys(("exported", "failed", "dropped"), 0)
+    with system.admin() as client:
+        metrics = client.get("/metrics").raise_for_status().text
+    for outcome, count in _SPANS.findall(metrics):
+        counts[outcome] += int(float(count))
+    return counts

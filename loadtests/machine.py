@@ -3,7 +3,9 @@
 import contextlib
 import os
 import platform
+import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -11,55 +13,40 @@ from pathlib import Path
 
 import msgspec
 
-from loadtests.interpreter_speed import interpreter_speed
-
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """The machine, interpreter and commit on which a figure depends.
 
-    `interpreter_speed` is the result of the function of the same name. Records from before
-    2026-11-28 lack it.
+    `python` is the interpreter's version and its installation, because a Python built without
+    optimizations is slower.
     """
 
     cpu: str
     cores: int
     memory_gib: float
     python: str
-    interpreter_speed: int | None = None
     date: str
     commit: str
 
     @property
-    def interpreter(self) -> str:
-        """The interpreter's version, and its speed if it was measured."""
-        speed = self.interpreter_speed
-        return f"Python {self.python}" + (f" of speed {speed}" if speed is not None else "")
-
-    @property
     def headline(self) -> str:
         """The line above each table of results."""
-        return f"{self.cpu}, {self.cores} cores, {self.interpreter}, {self.date}, {self.commit}"
+        return f"{self.cpu}, {self.cores} cores, Python {self.python}, {self.date}, {self.commit}"
 
 
 def this_machine() -> Machine:
     """Return a description of this machine."""
-    cpu = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    command = ("git", "rev-parse", "--short", "HEAD")
+    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return Machine(
-        cpu=cpu,
+        cpu=cpu[1] if cpu else platform.processor(),
         cores=os.cpu_count() or 1,
         memory_gib=round(pages / 2**30, 1),
-        python=platform.python_version(),
-        interpreter_speed=interpreter_speed(),
+        python=f"{platform.python_version()} in {sys.base_prefix}",
         date=datetime.now(UTC).date().isoformat(),
-        commit=_commit(),
+        commit=commit or "none",
     )
 
 
@@ -78,10 +65,10 @@ def busy_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def processor_seconds(pid: int) -> float:
-    """Return the processor time that a process has used, to the nanosecond."""
+def processor_seconds(*pids: int) -> float:
+    """Return the processor time that processes have used together, to the nanosecond."""
     # The clock of a process, as `clock_getcpuclockid` names it.
-    return time.clock_gettime(~pid << 3 | 2)
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in pids)
 
 
 def resident_mib(pid: int) -> float:
@@ -103,9 +90,3 @@ def _kib(pid: int, file: str, field: str) -> int:
         if line.startswith(field):
             return int(line.split()[1])
     raise ProcessLookupError(pid)  # the process has ended, but its parent has not noticed yet
-
-
-def _commit() -> str:
-    command = ("git", "rev-parse", "--short", "HEAD")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "none"

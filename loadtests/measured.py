@@ -1,18 +1,14 @@
-"""Starts what a benchmark measures, the whole system or a bare server, and pins its processes.
+"""Measures the whole system: fills its caches, pins its processes and reads their time.
 
 The measured process has one core, and everything else shares another core.
 """
 
 import contextlib
 import resource
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -22,15 +18,10 @@ from loadtests.generator import Outcome, Target
 from loadtests.machine import pin, processor_seconds, resident_mib
 from loadtests.report import Costs, Turn
 from loadtests.workload import sentences
-from testing.ports import free_port
 from testing.system import System
-from testing.waiting import wait_until
 
 SERVER, OTHERS = 0, 1
 """The core of the measured process, and the core of all other processes."""
-BARE = "a bare server, which does nothing"
-_ROOT = Path(__file__).parents[1]
-_TEXTS = 100
 _LATER = ("shipper", "billing", "request-log")
 
 
@@ -50,7 +41,7 @@ def classify_bodies(texts: Iterable[str]) -> list[bytes]:
 
 def popular_bodies() -> list[bytes]:
     """Return the hundred requests that the benchmarks of cache hits repeat."""
-    return classify_bodies(sentences(_TEXTS, seed=1))
+    return classify_bodies(sentences(100, seed=1))
 
 
 def target_of(system: System, path: str = "/v1/classify", **headers: str) -> Target:
@@ -98,17 +89,13 @@ def settle(systems: Iterable[System]) -> None:
     This work uses a processor core, so it would slow the next run.
     """
     processes = [p.pid for system in systems for p in system.processes() if p.role in _LATER]
-    seen = [sum(map(processor_seconds, processes))]
-
-    def is_quiet() -> bool:
-        used = sum(map(processor_seconds, processes))
-        rests = used - seen[0] < 0.03
-        seen[0] = used
+    used = processor_seconds(*processes)
+    for _ in range(120):
         time.sleep(0.5)
-        return rests
-
-    time.sleep(0.5)
-    wait_until(is_quiet, within=60, what="events are billed")
+        before, used = used, processor_seconds(*processes)
+        if used - before < 0.03:
+            return
+    raise TimeoutError("the events were not billed within 60 s")
 
 
 def metered(
@@ -124,14 +111,15 @@ def metered(
     """
 
     def turn() -> Turn:
-        before = _used(server), _used(others), own_seconds()
+        own, serving = own_seconds(), processor_seconds(*server)
+        other = processor_seconds(*others)
         outcome = run()
-        own, serving = own_seconds() - before[2], _used(server) - before[0]
+        own, serving = own_seconds() - own, processor_seconds(*server) - serving
         rest()
+        other = processor_seconds(*others) - other
         each = 1e6 / max(1, outcome.requests)
-        used = serving, _used(others) - before[1]
         return Turn(
-            outcome, Costs(server=each * used[0], others=each * used[1], generator=each * own)
+            outcome, Costs(server=each * serving, others=each * other, generator=each * own)
         )
 
     return turn
@@ -141,39 +129,3 @@ def own_seconds() -> float:
     """Return the processor time of this process, and of its children that have ended."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(each.ru_utime + each.ru_stime for each in used)
-
-
-def _used(processes: Sequence[int]) -> float:
-    return sum(map(processor_seconds, processes))
-
-
-class BareServer(NamedTuple):
-    """A server that answers every request with the same bytes."""
-
-    target: Target
-    pid: int
-
-
-@contextlib.contextmanager
-def bare_server(
-    *, length: int = 330, core: int | None = SERVER, status: int = 200, delay: float = 0.0
-) -> Iterator[BareServer]:
-    """Run the HTTP server with an application that sends `length` bytes after `delay` seconds."""
-    port = free_port()
-    arguments = [str(each) for each in (port, length, status, delay)]
-    command = [sys.executable, "-m", "loadtests.bare_server", *arguments]
-    child = subprocess.Popen(command, cwd=_ROOT)
-    try:
-        wait_until(lambda: _listens(port), what="the bare server listens")
-        if core is not None:
-            pin([child.pid], core)
-        yield BareServer(Target(host="127.0.0.1", port=port, path="/"), child.pid)
-    finally:
-        child.terminate()
-        child.wait()
-
-
-def _listens(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-        return True
-    return False

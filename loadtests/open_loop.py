@@ -2,36 +2,24 @@
 
 import asyncio
 import contextlib
+import gc
+import itertools
+import math
+import os
 import random
+import selectors
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
-import msgspec
+from loadtests.generator import Answer, ClientConnection, Outcome, Target, connect
 
-from loadtests.generator import ClientConnection, Outcome, Target, connect
-
-_clock = time.perf_counter
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer: its status and body, and the times when its request was due, sent and answered.
-
-    Times are seconds since the start of the run. The status is 0 if the connection ended or no
-    answer came in time. Names and values in `head` are in lower case.
-    """
-
-    due: float
-    sent: float
-    came: float
-    status: int
-    body: bytes
-    head: bytes
-
-    @property
-    def latency(self) -> float:
-        """Seconds from when the request was due, which include the delay of a late generator."""
-        return self.came - self.due
+_MOST_SELECTED = 900
+"""Connections of a steady load: `select` takes file descriptors below 1,024."""
+_WARM = 0.2
+"""Seconds of a steady load that are not measured: a connection's first request is slow."""
 
 
 def outcome(answers: Sequence[Answer], duration: float) -> Outcome:
@@ -51,68 +39,41 @@ async def open_loop(
     duration: float,
     seed: int | None = 1,
     connections: int = 0,
-    since: float | None = None,
+    most: float = math.inf,
     patience: float = 10.0,
 ) -> list[Answer]:
-    """Send `rate` requests a second for `duration` seconds; return the answer to each request.
+    """Send `rate` requests a second for `duration` seconds; return the answers in their order.
 
     Requests are spaced at random by `seed`, or evenly if `seed` is `None`. `connections` are opened
-    before the start and used in turns. If no connection is free, a new connection is opened.
-    `patience` is how many seconds the last requests may take after the end of the load. Times are
-    measured from `since`, a reading of `time.perf_counter`, or by default from the first request.
+    before the start and used in turns. If no connection is free, a new connection is opened. With
+    `most` connections, the request waits instead.
+    `patience` is how many seconds the last requests may take after the end of the load.
     """
     chooser = None if seed is None else random.Random(seed)
-    idle = deque([await connect(target) for _ in range(connections)])
+    idle: deque[ClientConnection] = deque()
+    idle += [await connect(target, idle) for _ in range(connections)]
     opened = set(idle)
-    answers: list[Answer] = []
-    landed = asyncio.Event()
-    started = _clock()
-    zero = started if since is None else since
-
-    def send(caller: ClientConnection, body: bytes, due: float) -> None:
-        sent = _clock()
-
-        def answered(status: int, head: bytes, reply: bytes) -> None:
-            answers.append(
-                Answer(
-                    due=due - zero,
-                    sent=sent - zero,
-                    came=_clock() - zero,
-                    status=status,
-                    body=reply,
-                    head=head,
-                )
-            )
-            if caller.is_open:
-                idle.append(caller)
-            if len(answers) == number:
-                landed.set()
-
-        caller.send(body, answered)
-
-    due, number = started, 0
+    answers: list[asyncio.Future[Answer]] = []
+    due = started = time.perf_counter()
     while due < started + duration:
         due += chooser.expovariate(rate) if chooser else 1 / rate
-        await asyncio.sleep(max(0.0, due - _clock()))
-        caller = _free(idle) or await connect(target)
-        opened.add(caller)
-        number += 1
-        landed.clear()
-        send(caller, next(bodies), due)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(patience):
-            await landed.wait()
-    for caller in opened:
-        caller.close()
-    return answers
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        while (connection := _free(idle)) is None and len(opened) >= most:  # noqa: ASYNC110 - rare
+            await asyncio.sleep(0.001)
+        connection = connection or await connect(target, idle)
+        opened.add(connection)
+        answers.append(connection.ask(next(bodies), due))
+    await asyncio.wait(answers, timeout=patience)
+    for connection in opened:
+        connection.close()
+    return [answer.result() for answer in answers]
 
 
 def _free(idle: deque[ClientConnection]) -> ClientConnection | None:
-    """Take the connection that is idle for longest."""
+    """Take the open connection that is idle for longest."""
     while idle:
-        caller = idle.popleft()
-        if caller.is_open:
-            return caller
+        if (connection := idle.popleft()).is_open:
+            return connection
     return None
 
 
@@ -121,3 +82,41 @@ def run_open(
 ) -> list[Answer]:
     """Run an open loop in an event loop of its own."""
     return asyncio.run(open_loop(target, bodies, rate=rate, duration=duration))
+
+
+def steady_load(
+    target: Target, bodies: list[bytes], *, rate: float, duration: float, core: int
+) -> Outcome:
+    """Send `bodies` in turns, evenly spaced, from a process that other work disturbs little.
+
+    Timers of the event loop are exact to tens of microseconds. As root, the process gets a
+    real-time priority on its core. Otherwise, other work may delay the sending of a request, and
+    the delay would be measured as latency.
+    """
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(_run_steadily, target, bodies, rate, duration, core).result()
+
+
+def _run_steadily(
+    target: Target, bodies: list[bytes], rate: float, duration: float, core: int
+) -> Outcome:
+    os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    gc.disable()
+    load = open_loop(
+        target,
+        itertools.cycle(bodies),
+        rate=rate,
+        duration=_WARM + duration,
+        seed=None,
+        connections=64,
+        most=_MOST_SELECTED,
+        patience=2.0,
+    )
+    # `epoll` rounds timeouts to milliseconds, but `select` does not.
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        answers = runner.run(load)
+    begun = answers[0].due + _WARM
+    return outcome([answer for answer in answers if answer.due > begun], duration)

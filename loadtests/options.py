@@ -8,10 +8,6 @@ import click
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Decorator = Callable[[_Command], _Command]
 
-connections: _Decorator[Any] = click.option(
-    "--connections", default=32, help="Callers at the same time."
-)
-
 seed: _Decorator[Any] = click.option(
     "--seed", type=int, help="Seed of a run, to repeat it; random by default."
 )

@@ -8,21 +8,12 @@ _Name = TypeVar("_Name")
 _Run = TypeVar("_Run")
 
 
-def in_turns(
-    variants: Mapping[_Name, Callable[[], _Run]],
-    rounds: int,
-    *,
-    rest: Callable[[], None] = lambda: None,
-) -> dict[_Name, list[_Run]]:
-    """Run each variant once in each round, and `rest` after each run.
-
-    Return each variant's runs.
-    """
+def in_turns(variants: Mapping[_Name, Callable[[], _Run]], rounds: int) -> dict[_Name, list[_Run]]:
+    """Run each variant once in each round; return each variant's runs."""
     runs: dict[_Name, list[_Run]] = {name: [] for name in variants}
     for _ in range(rounds):
         for name, run in variants.items():
             runs[name].append(run())
-            rest()
     return runs
 
 

@@ -1,7 +1,6 @@
 """Generates seeded distinct sentences that are as long as the sentences of film reviews."""
 
 import random
-from collections.abc import Iterator
 
 # Everyday words, each a single token in the demo model's vocabulary.
 _WORDS = (  # noqa: SIM905 - a hundred quoted words are no easier to read
@@ -22,9 +21,3 @@ def sentences(count: int, *, seed: int) -> list[str]:
         length = min(50, max(2, round(chooser.lognormvariate(2.2, 0.6))))
         found[" ".join(chooser.choices(_WORDS, k=length))] = None
     return list(found)
-
-
-def cycle(bodies: list[bytes]) -> Iterator[bytes]:
-    """Yield `bodies` in an endless loop."""
-    while True:
-        yield from bodies

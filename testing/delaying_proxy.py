@@ -10,11 +10,11 @@ class DelayingProxy:
 
     It waits `delay()` seconds before it passes on each reply.
 
-    `connections` counts the accepted connections.
+    `connections` counts the accepted connections. A new `path` is for new connections.
     """
 
     def __init__(self, path: str, *, delay: Callable[[], float]) -> None:
-        self._path = path
+        self.path = path
         self._delay = delay
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -25,10 +25,6 @@ class DelayingProxy:
     def url(self) -> str:
         """The URL for redis-py."""
         return f"redis://127.0.0.1:{self.port}/0"
-
-    def redirect_to(self, path: str) -> None:
-        """Forward new connections to another socket."""
-        self._path = path
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -50,7 +46,7 @@ class DelayingProxy:
         task.add_done_callback(self._tasks.discard)
         self.connections += 1
         try:
-            from_server, to_server = await asyncio.open_unix_connection(self._path)
+            from_server, to_server = await asyncio.open_unix_connection(self.path)
         except OSError:
             writer.close()
             return

@@ -12,13 +12,12 @@ Every item is answered with `{"echo": <its body>, "backend": <the backend's id>}
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
-from typing_extensions import override
 
 from wire.protocol import (
     CALL_PATH,
@@ -38,14 +37,12 @@ from wire.protocol import (
 _HEAD_END = b"\r\n\r\n"
 
 
-def stub_model(
-    name: str = "stub", *, revision: str = "aaaaaaaaaaaa", profile: str = "fp32"
-) -> ModelInfo:
+def stub_model(name: str = "stub", *, revision: str = "aaaaaaaaaaaa") -> ModelInfo:
     """Return a model that has every task."""
     return ModelInfo(
         name=name,
         revision=revision,
-        profile=profile,
+        profile="fp32",
         tasks=list(Task),
         algorithm="echo",
         algorithm_version=1,
@@ -64,11 +61,9 @@ def echo(call: Call, index: int, backend_id: str) -> Done:
 class Reply:
     """A response in progress. A behaviour of the stub writes it."""
 
-    def __init__(self, writer: asyncio.StreamWriter, closed: asyncio.Event) -> None:
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
-        self._closed = closed
         self._has_begun = False
-        self.is_cut = False
 
     async def send(self, *frames: Frame) -> None:
         """Send frames, each in a separate chunk."""
@@ -96,12 +91,11 @@ class Reply:
 
     def cut(self) -> None:
         """Reset the connection."""
-        self.is_cut = True
         self._writer.transport.abort()
 
     async def until_closed(self) -> None:
-        """Wait until the client or the stub closes the connection."""
-        await self._closed.wait()
+        """Wait until the client or the stub closes the connection, which cancels the behaviour."""
+        await asyncio.Event().wait()
 
 
 Behaviour = Callable[["StubBackend", Call, Reply], Awaitable[None]]
@@ -110,6 +104,14 @@ Behaviour = Callable[["StubBackend", Call, Reply], Awaitable[None]]
 async def answer(stub: "StubBackend", call: Call, reply: Reply) -> None:
     """Answer every item immediately."""
     await reply.send(*(echo(call, index, stub.backend_id) for index in range(len(call.items))))
+    await reply.end(stub.report)
+
+
+async def answer_slowly(stub: "StubBackend", call: Call, reply: Reply) -> None:
+    """Answer one item after another, each after five milliseconds."""
+    for index in range(len(call.items)):
+        await asyncio.sleep(0.005)
+        await reply.send(echo(call, index, stub.backend_id))
     await reply.end(stub.report)
 
 
@@ -147,11 +149,11 @@ def cut_after(answers: int) -> Behaviour:
     return behave
 
 
-def refuse(code: str, *, status: int = 503, retryable: bool = True) -> Behaviour:
+def refuse(code: str, *, status: int = 503) -> Behaviour:
     """Return a behaviour that refuses the call as a whole."""
 
     async def behave(stub: "StubBackend", call: Call, reply: Reply) -> None:
-        refusal = Refusal(code=code, detail=f"refused: {code}", retryable=retryable)
+        refusal = Refusal(code=code, detail=f"refused: {code}", retryable=True)
         await reply.whole(status, msgspec.msgpack.encode(refusal))
 
     return behave
@@ -219,20 +221,15 @@ class StubBackend:
         """The number of connections that were ever accepted."""
         self.changed = asyncio.Condition()
         """Notified when a call, a probe or a connection comes or goes."""
-        self._port = port
+        self.port = port
         self._server: asyncio.Server | None = None
-        self._open: dict[asyncio.StreamWriter, asyncio.Event] = {}
+        self._open: set[asyncio.StreamWriter] = set()
 
     @property
     def url(self) -> str:
         """The URL of the backend."""
         scheme = "http" if self._certificate is None else "https"
-        return f"{scheme}://{self._host}:{self._port}{self.path}"
-
-    @property
-    def port(self) -> int:
-        """The port on which the backend listens."""
-        return self._port
+        return f"{scheme}://{self._host}:{self.port}{self.path}"
 
     @property
     def open_connections(self) -> int:
@@ -252,18 +249,17 @@ class StubBackend:
         if self._certificate is not None:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(self._certificate)
-        self._server = await asyncio.get_running_loop().create_server(
-            self._protocol, self._host, self._port, backlog=1024, ssl=tls
+        self._server = await asyncio.start_server(
+            self._serve, self._host, self.port, backlog=1024, ssl=tls
         )
-        self._port = self._server.sockets[0].getsockname()[1]
+        self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
         """Stop as if the process were killed: close the listener and reset connections."""
         if self._server is None:
             return
         self._server.close()
-        for writer, closed in self._open.items():
-            closed.set()
+        for writer in self._open:
             writer.transport.abort()
         await self.wait_for(lambda: not self._open)
         self._server = None
@@ -273,37 +269,43 @@ class StubBackend:
         async with asyncio.timeout(60.0), self.changed:
             await self.changed.wait_for(condition)
 
-    def _protocol(self) -> asyncio.Protocol:
-        closed = asyncio.Event()
-        return _Protocol(closed, partial(self._serve, closed))
-
-    async def _serve(
-        self, closed: asyncio.Event, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._server is None or not self._server.is_serving():
             return writer.transport.abort()  # the connection was accepted while the server stopped
-        self._open[writer] = closed
+        self._open.add(writer)
         self.connections += 1
         await self._notify()
         try:
             if not self.is_reading:
                 writer.transport.pause_reading()  # type: ignore[attr-defined]
-                await closed.wait()
-            while True:
-                head = await reader.readuntil(_HEAD_END)
-                path, headers = _parse_head(head)
-                body = await reader.readexactly(int(headers.get("content-length", "0")))
-                reply = Reply(writer, closed)
-                work = self._answer(path.removeprefix(self.path), headers, body, reply)
-                await _unless(closed, work)
-                if reply.is_cut or closed.is_set():
-                    break
+                await writer.wait_closed()
+            await self._answer_all(reader, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client has disconnected
         finally:
             writer.transport.abort()
-            del self._open[writer]
+            self._open.remove(writer)
             await self._notify()
+
+    async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request after another. A disconnection cancels the answer in progress."""
+        head = await reader.readuntil(_HEAD_END)
+        while True:
+            path, headers = _parse_head(head)
+            body = await reader.readexactly(int(headers.get("content-length", "0")))
+            work = asyncio.create_task(
+                self._answer(path.removeprefix(self.path), headers, body, Reply(writer))
+            )
+            following = asyncio.create_task(reader.readuntil(_HEAD_END))
+            following.add_done_callback(partial(_cancel_if_failed, work))
+            try:
+                await asyncio.wait([work])
+                if not work.cancelled():
+                    work.result()
+                head = await following
+            finally:
+                work.cancel()
+                following.cancel()
 
     async def _answer(self, path: str, headers: dict[str, str], body: bytes, reply: Reply) -> None:
         if path == STATE_PATH:
@@ -344,36 +346,6 @@ def _parse_head(head: bytes) -> tuple[str, dict[str, str]]:
     return first.split(" ")[1], {name.lower().strip(): value.strip() for name, value in pairs}
 
 
-class _Protocol(asyncio.StreamReaderProtocol):
-    """Sets `closed` when the client disconnects, even after the end of the answer."""
-
-    def __init__(
-        self,
-        closed: asyncio.Event,
-        serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
-    ) -> None:
-        super().__init__(asyncio.StreamReader(), serve)
-        self._closed_by_client = closed
-
-    @override
-    def eof_received(self) -> bool | None:
-        self._closed_by_client.set()
-        return super().eof_received()
-
-    @override
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._closed_by_client.set()
-        super().connection_lost(exc)
-
-
-async def _unless(closed: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Await `work`, but cancel it when the connection closes."""
-    tasks = [asyncio.create_task(work), asyncio.create_task(closed.wait())]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-    if isinstance(results[0], Exception):
-        raise results[0]
+def _cancel_if_failed(work: asyncio.Task[None], following: asyncio.Task[bytes]) -> None:
+    if not following.cancelled() and following.exception() is not None:
+        work.cancel()

@@ -30,16 +30,15 @@ def stub_process(
     *,
     backend_id: str = "stub",
     region: str = "eu",
-    certificate: Path | None = None,
     module: str = "testing.stub_backend",
+    behaviour: str = "answer",
 ) -> Iterator[StubProcess]:
-    """Run a stub backend as a process while entered; with a certificate, it uses TLS.
+    """Run a stub backend as a process while entered.
 
-    The stub calls the function `answer` of `module` to answer. If the module has a function
+    The stub calls the function `behaviour` of `module` to answer. If the module has a function
     `models`, the stub serves the models that this function returns.
     """
-    command = [sys.executable, "-m", "testing.stub_process", backend_id, region, module]
-    command += [str(certificate)] if certificate else []
+    command = [sys.executable, "-m", "testing.stub_process", backend_id, region, module, behaviour]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=_PROJECT) as process:
         try:
             assert process.stdout is not None
@@ -48,16 +47,14 @@ def stub_process(
             process.kill()
 
 
-async def _main(backend_id: str, region: str, module: str, certificate: str = "") -> None:
+async def _main(backend_id: str, region: str, module: str, behaviour: str) -> None:
     answers = importlib.import_module(module)
-    stub = StubBackend(
+    async with StubBackend(
         backend_id=backend_id,
         region=region,
         models=answers.models() if hasattr(answers, "models") else None,
-        behaviour=answers.answer,
-        certificate=Path(certificate) if certificate else None,
-    )
-    async with stub:
+        behaviour=getattr(answers, behaviour),
+    ) as stub:
         print(stub.url, flush=True)
         await asyncio.Event().wait()
 

@@ -95,20 +95,20 @@ class System:
             raise AssertionError(f"{error}; it said: {self.output()}") from error
         return time.monotonic() - started
 
-    def stop(self, *, within: float = 90.0) -> int:
+    def stop(self) -> int:
         """Stop the system as Ctrl-C does; return its exit status."""
         is_started = (self.data_dir / "processes.json").exists()
         pids = [process.pid for process in self.processes()] if is_started else []
         child = self._running()
         child.send_signal(signal.SIGINT)
-        status = child.wait(timeout=within)
+        status = child.wait(timeout=90.0)
         left = [pid for pid in pids if pid != child.pid and _alive(pid)]
         assert not left, f"processes were left: {left}"
         return status
 
-    def wait(self, *, within: float = 60.0) -> int:
+    def wait(self) -> int:
         """Wait until the system ends by itself, and return its exit status."""
-        return self._running().wait(timeout=within)
+        return self._running().wait(timeout=60.0)
 
     @property
     def pid(self) -> int:

@@ -7,6 +7,7 @@ machine's settings for apt and pip, which name the package indexes. No image kee
 import configparser
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,50 +25,52 @@ _TOOLS = "cc gcc g++ clang ld as make cmake cargo pip pip3 uv git curl"
 _NO_PIP = "import importlib.util as u; raise SystemExit(u.find_spec('pip') is not None)"
 
 
-def build(tag: str, ref: str = "") -> None:
-    """Build the missing base images, and every image of the project with `tag`.
+def build(tag: str) -> None:
+    """Build the missing base images, and every image of the project, except images for GPUs.
 
-    The sources are from commit `ref`, or from the working tree. Podman reuses the layers of earlier
-    builds.
+    The images with the tag `FORMER` are of the former release, or of this commit's parent if there
+    is no release. Podman reuses the layers of earlier builds.
 
     Raises:
-        PodmanError: the commit cannot be read, or an image cannot be built.
+        PodmanError: an image cannot be built.
     """
     _build_bases()
     with tempfile.TemporaryDirectory(dir=HOME) as folder:
-        sources = _checked_out(ref, Path(folder) / "sources") if ref else ROOT
+        sources = _former_release(Path(folder) / "sources") if tag == FORMER else ROOT
         mounts = _pip_mounts(Path(folder))
-        for image, (dockerfile, target) in own_images(sources).items():
-            name = tagged(image, tag)
-            print(f"building {name} of {ref or 'the working tree'}", flush=True)
-            stage = [f"--target={target}"] if target else []
-            _build(sources / dockerfile, sources, [f"--tag={name}", *stage, *mounts])
+        services = merged(root=sources)["services"].values()
+        builds = {each["image"]: each["build"] for each in services if "build" in each}
+        for image, how in builds.items():
+            name = tagged(f"localhost/{image}", tag)
+            print(f"building {name}", flush=True)
+            stage = [f"--target={how['target']}"] if "target" in how else []
+            options = [f"--tag={name}", *stage, *mounts]
+            _build(sources / how["dockerfile"], sources, options)
 
 
-def former_release() -> str:
-    """Return the commit of the last release, or this commit's parent if there is no release."""
-    try:
-        return _git("describe", "--tags", "--abbrev=0", "--match=v*", "HEAD~1").decode().strip()
-    except PodmanError:
-        return "HEAD~1"
+def _former_release(folder: Path) -> Path:
+    """Check out the former release into `folder`."""
+    describe = ("git", "describe", "--tags", "--abbrev=0", "--match=v*", "HEAD~1")
+    release = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
+    clone = ("git", "clone", "--quiet", "--shared", ROOT, folder)
+    subprocess.run(clone, check=True)
+    checkout = ("git", "checkout", "--quiet", release.stdout.strip() or "HEAD~1")
+    subprocess.run(checkout, cwd=folder, check=True)
+    return folder
+
+
+def next_version(image: str, name: str) -> str:
+    """Build an image again with a new label; return the name of this next version."""
+    built, folder = f"localhost/next-{name}:next", HOME / "next"
+    folder.mkdir(exist_ok=True)
+    (folder / "Dockerfile").write_text(f"FROM {image}\nLABEL version={time.time()}\n")
+    run("build", "--pull=never", "--network=none", f"--tag={built}", str(folder))
+    return built
 
 
 def tagged(image: str, tag: str) -> str:
-    """Return the name of an image with the tag `tag`, or its own name if `tag` is empty."""
-    return f"{image.rpartition(':')[0]}:{tag}" if tag else image
-
-
-def own_images(sources: Path = ROOT) -> dict[str, tuple[str, str]]:
-    """Return the Dockerfile and the stage of each image of the project, except images for GPUs."""
-    services = merged(root=sources)["services"].values()
-    return {
-        f"localhost/{service['image']}": (
-            service["build"]["dockerfile"],
-            service["build"].get("target", ""),
-        )
-        for service in services
-        if "build" in service and "-gpu:" not in service["image"]
-    }
+    """Return the name of an image with another tag."""
+    return f"{image.rpartition(':')[0]}:{tag}"
 
 
 def full_name(name: str) -> str:
@@ -96,11 +99,9 @@ def _build_bases() -> None:
         with tempfile.TemporaryDirectory(dir=HOME) as folder:
             root, archive = f"{folder}/root", f"{folder}/minimal.tar"
             options = ["--variant=minbase", "--include=ca-certificates"]
-            for command in (
-                ["debootstrap", *options, _SUITE, root],
-                ["tar", "-C", root, "-cf", archive, "."],
-            ):
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            debootstrap = ["debootstrap", *options, _SUITE, root]
+            subprocess.run(debootstrap, check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(["tar", "-C", root, "-cf", archive, "."], check=True)  # noqa: S607
             run("import", archive, _MINIMAL, timeout=_BUILD)
     for name, image in _bases().items():
         if not run("images", "--quiet", image):
@@ -144,18 +145,3 @@ def _pip_mounts(folder: Path) -> list[str]:
         f"--volume={path}:/etc/pip.conf:ro",
         *(f"--volume={each}:{each}:ro" for each in sorted(paths)),
     ]
-
-
-def _checked_out(ref: str, folder: Path) -> Path:
-    folder.mkdir()
-    command = ["tar", "--extract", f"--directory={folder}"]
-    subprocess.run(command, input=_git("archive", "--format=tar", ref), check=True)
-    return folder
-
-
-def _git(*arguments: str) -> bytes:
-    command = ["git", "-C", str(ROOT), *arguments]
-    done = subprocess.run(command, check=False, capture_output=True)
-    if done.returncode:
-        raise PodmanError(f"git {' '.join(arguments)}: {done.stderr.decode().strip()}")
-    return done.stdout

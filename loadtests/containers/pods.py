@@ -47,17 +47,30 @@ class PlayedPod(msgspec.Struct, frozen=True, kw_only=True):
     """The manifest of each container, with its probes, by the container's name."""
     grace: int
 
-    @property
-    def infra(self) -> str:
-        """The name of the container that holds the pod's network."""
-        (line,) = run(
-            "pod", "inspect", "--format", "{{.InfraContainerID}}", PREFIX + self.name
-        ).splitlines()
-        return line
+    def play(self, folder: Path) -> None:
+        """Create and start the pod from a manifest that is written to the private `folder`."""
+        aliases = ",".join(f"alias={each}" for each in self.aliases)
+        path = folder / f"{self.name}.yaml"
+        path.write_text(yaml.safe_dump_all(self.objects))
+        run("kube", "play", f"--network={NETWORK}:{aliases}", str(path))
+
+    def remove(self) -> None:
+        """Stop the pod within its grace period and remove it; its volume claims stay."""
+        for name in self.probes:
+            run("stop", "--time", str(self.grace), self.container(name), timeout=self.grace + 60.0)
+        run("pod", "rm", "--force", PREFIX + self.name)
+        for volume in names("volume", "ls"):
+            if volume.startswith(f"{PREFIX}{self.name}-") and not volume.endswith(_CLAIMED):
+                run("volume", "rm", volume)
+
+    def pids(self) -> list[int]:
+        """Return the id of the first process of each container."""
+        return [inspect(self.container(name)).pid for name in self.probes]
 
     def address(self) -> str:
-        """Return the pod's IP address."""
-        return inspect(self.infra).address[NETWORK]
+        """Return the pod's IP address, which is the address of a container of podman's."""
+        asked = ("pod", "inspect", "--format", "{{.InfraContainerID}}", PREFIX + self.name)
+        return inspect(run(*asked).strip()).address[NETWORK]
 
     def container(self, name: str) -> str:
         """Return podman's name of a container."""
@@ -83,45 +96,14 @@ class PlayedPod(msgspec.Struct, frozen=True, kw_only=True):
             return False
 
 
-def play(pod: PlayedPod, folder: Path) -> None:
-    """Create and start a new pod from a manifest that is written to the private folder `folder`.
-
-    Raises:
-        PodmanError: podman refuses the manifest.
-    """
-    aliases = ",".join(f"alias={each}" for each in pod.aliases)
-    path = folder / f"{pod.name}.yaml"
-    path.write_text(yaml.safe_dump_all(pod.objects))
-    run("kube", "play", f"--network={NETWORK}:{aliases}", str(path))
-
-
-def take_away(pod: PlayedPod) -> None:
-    """Stop a pod within its grace period and remove it; its volume claims stay."""
-    for name in pod.probes:
-        run("stop", "--time", str(pod.grace), pod.container(name), timeout=pod.grace + 60.0)
-    run("pod", "rm", "--force", PREFIX + pod.name)
-    for volume in names("volume", "ls"):
-        if volume.startswith(f"{PREFIX}{pod.name}-") and not volume.endswith(_CLAIMED):
-            run("volume", "rm", volume)
-
-
-def pids(pod: PlayedPod) -> list[int]:
-    """Return the id of the first process of each container."""
-    return [inspect(pod.container(name)).pid for name in pod.probes]
-
-
-def prepare(secrets: Mapping[str, Mapping[str, str]], folder: Path) -> None:
-    """Create the network, and the secrets that pods read as variables.
-
-    Replace secrets of earlier runs.
-    """
+def prepare(secret: str, values: Mapping[str, str], folder: Path) -> None:
+    """Create the network, and the secret that pods read as variables."""
     remove_everything()
     run("network", "create", NETWORK)
-    for name, values in secrets.items():
-        encoded = {k: base64.b64encode(v.encode()).decode() for k, v in values.items()}
-        path = folder / f"{name}.json"
-        path.write_bytes(msgspec.json.encode(encoded))
-        run("secret", "create", f"{PREFIX}{name}", str(path))
+    encoded = {name: base64.b64encode(value.encode()).decode() for name, value in values.items()}
+    path = folder / f"{secret}.json"
+    path.write_bytes(msgspec.json.encode(encoded))
+    run("secret", "create", PREFIX + secret, str(path))
 
 
 def remove_everything() -> None:
@@ -133,8 +115,9 @@ def remove_everything() -> None:
                 run(kind, "rm", *options, name)
 
 
-def dependencies(path: Path) -> Iterator[PlayedPod]:
-    """Yield the pods in a file of pods and config maps."""
+def dependencies() -> Iterator[PlayedPod]:
+    """Yield the pods of dependencies.yaml."""
+    path = Path(__file__).with_name("dependencies.yaml")
     found = list(yaml.safe_load_all(path.read_text()))
     for name, each in of_kind(found, "Pod").items():
         yield _played(name, each["spec"], each["metadata"]["labels"], (name,), found, {}, "")

@@ -71,7 +71,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
         return self.restart == "no"
 
 
-def services(values: Mapping[str, str], *, tag: str = "") -> dict[str, Service]:
+def services(values: Mapping[str, str], *, tag: str) -> dict[str, Service]:
     """Return the services of compose.yaml and its overrides, dependencies first.
 
     `values` are the values of the variables of `deploy/env.example`. The project's images get the
@@ -177,9 +177,15 @@ def start(
     run("run", "--detach", *options, service.image, *service.command)
 
 
+def stop(service: Service, grace: int | None = None) -> None:
+    """Stop a container, by default as its engine does, and give it `grace` seconds to end."""
+    grace = service.grace if grace is None else grace
+    run("stop", "--time", str(grace), service.container, timeout=grace + 60)
+
+
 def discard(service: Service) -> None:
     """Stop the container of `service` as its engine does, and remove it."""
-    run("stop", "--time", str(service.grace), service.container, timeout=service.grace + 60)
+    stop(service)
     run("rm", "--force", service.container)
 
 

@@ -2,22 +2,24 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any  # fields of a fault
 
 import msgspec
 
-from loadtests.faults.acts import kill, stop
 from loadtests.faults.catalogue import Act, Case, Fault, LoadSpec
 from loadtests.faults.judge import Window
 from loadtests.faults.model import INFER, write_algorithm
-from loadtests.faults.processes import TWO_BY_TWO, Processes, Setup
+from loadtests.faults.process_faults import kill, stop
+from loadtests.faults.processes import TWO_BY_TWO, WITH_A_LIMIT, Processes, Setup
 from loadtests.faults.topology import repeating
 
 _LIMIT = 180.0
 """The most seconds of a fault. It ends earlier if all expected alerts fire."""
-_SETUP = Setup(backends=TWO_BY_TWO[::2], workers=1, limited=1, is_mixed=True, scrape_interval="15s")
+_SETUP = Setup(
+    backends=TWO_BY_TWO[::2], workers=1, tenants=WITH_A_LIMIT, is_mixed=True, is_scraped=True
+)
 _ON_DISK = msgspec.structs.replace(_SETUP, disk_bytes=2_400_000_000)
 _LOAD = LoadSpec(rate=30.0, hasty=0.0)
 
@@ -60,58 +62,39 @@ def _fill_disk(topology: Processes, _: str) -> Iterator[None]:
     topology.disk.empty()
 
 
-def _watched(act: Act | None) -> Act:
-    """Return an `Act` that first records which alerts already fire, and then runs `act`."""
+def _alerting(
+    name: str, what: str, undo: str, act: Act | None, part: str, *alerts: str, **more: Any
+) -> Fault:
+    """Return a fault that ends once all `alerts` fire. One of them must fire."""
 
     @contextmanager
     def watched(topology: Processes, part: str) -> Iterator[None]:
-        before = set(topology.prometheus.firing())
+        before = topology.prometheus.firing()
         topology.notes.update(before=before, fired={}, begun=time.monotonic())
         with act(topology, part) if act else nullcontext():
             yield
 
-    return watched
-
-
-def _have_fired(alerts: tuple[str, ...]) -> Callable[[Processes], bool]:
-    """Return a function that records when each alert fires.
-
-    The function returns whether all of `alerts` have fired.
-    """
-
     def have_fired(topology: Processes) -> bool:
         fired: dict[str, float] = topology.notes["fired"]
         passed = round(time.monotonic() - topology.notes["begun"], 1)
-        for name in set(topology.prometheus.firing()) - topology.notes["before"]:
-            fired.setdefault(name, passed)
+        for alert in topology.prometheus.firing() - topology.notes["before"]:
+            fired.setdefault(alert, passed)
         return set(alerts) <= set(fired)
 
-    return have_fired
-
-
-def _one_fired(alerts: tuple[str, ...]) -> Callable[[Case], Iterator[str]]:
-    """Return a check that finds a fault for which no expected alert fired."""
-
-    def check(case: Case) -> Iterator[str]:
+    def one_fired(case: Case) -> Iterator[str]:
         fired = case.figures["fired"] = case.topology.notes["fired"]
         if not set(alerts) & set(fired):
             yield f"none of {', '.join(alerts)} fired"
 
-    return check
-
-
-def _alerting(
-    name: str, what: str, undo: str, act: Act | None, part: str, *alerts: str, **more: Any
-) -> Fault:
     usual: dict[str, Any] = {"hold": _LIMIT, "load": _LOAD, "setup": _SETUP}
     return Fault(
         name,
         f"{what}; {', '.join(alerts)} should fire",
         undo,
-        _watched(act),
+        watched,
         (part,),
-        until=_have_fired(alerts),
-        checks=(_one_fired(alerts),),
+        until=have_fired,
+        checks=(one_fired,),
         **(usual | more),
     )
 

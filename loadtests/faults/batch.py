@@ -10,10 +10,10 @@ from typing import Any  # lines of JSON
 import httpx
 import msgspec
 
-from loadtests.faults.acts import kill
 from loadtests.faults.catalogue import Case, Fault, LoadSpec
 from loadtests.faults.judge import Window
 from loadtests.faults.model import MODEL, PATH, texts
+from loadtests.faults.process_faults import kill
 from loadtests.faults.processes import TWO_BY_TWO, Processes, Setup
 from testing.waiting import wait_until
 
@@ -79,25 +79,14 @@ def each_line_is_there_once(case: Case) -> Iterator[str]:
 
 def create_batch(client: httpx.Client, asked: Sequence[str]) -> str:
     """Upload a file with a line for each text, start its batch job, and return the job's id."""
-    content = b"".join(
-        msgspec.json.encode(
-            {
-                "custom_id": str(number),
-                "method": "POST",
-                "url": PATH,
-                "body": {"model": MODEL, "input": text},
-            }
-        )
-        + b"\n"
+    usual = {"method": "POST", "url": PATH}
+    lines = (
+        usual | {"custom_id": str(number), "body": {"model": MODEL, "input": text}}
         for number, text in enumerate(asked)
     )
-    files = {"file": ("lines.jsonl", content)}
+    files = {"file": ("lines.jsonl", msgspec.json.Encoder().encode_lines(lines))}
     file = client.post("/v1/files", data={"purpose": "batch"}, files=files).raise_for_status()
-    body = {
-        "input_file_id": file.json()["id"],
-        "endpoint": PATH,
-        "completion_window": "24h",
-    }
+    body = {"input_file_id": file.json()["id"], "endpoint": PATH, "completion_window": "24h"}
     return str(client.post("/v1/batches", json=body).raise_for_status().json()["id"])
 
 
@@ -119,23 +108,13 @@ def lines_done(client: httpx.Client, batch: str) -> int:
 
 
 # Batches of many rows take little longer than small ones, so the machine's cores are the limit.
-_FAST = {"paced_token": "2e-5"}
-FAULTS = (
-    Fault(
-        name="batch",
-        what=f"kills every process in turn while a batch of {_LINES:,} lines runs",
-        undo="supervisor and runner start each again",
-        act=_kill_in_turn,
-        parts=("every process",),
-        hold=1.0,
-        windows={"every": Window(is_open=True, after_end=3.0)},
-        load=LoadSpec(rate=20.0, repeated=0.0),
-        setup=Setup(
-            batches=True,
-            backends=tuple(
-                msgspec.structs.replace(each, settings=_FAST) for each in TWO_BY_TWO[::2]
-            ),
-        ),
-        checks=(each_line_is_there_once,),
-    ),
+_FAST = tuple(
+    msgspec.structs.replace(each, settings={"paced_token": "2e-5"}) for each in TWO_BY_TWO[::2]
 )
+FAULTS = (
+    Fault("batch", f"kills every process in turn while a batch of {_LINES:,} lines runs",
+          "supervisor and runner start each again", _kill_in_turn, ("every process",), hold=1.0,
+          windows={"every": Window(is_open=True, after_end=3.0)},
+          load=LoadSpec(rate=20.0, repeated=0.0), setup=Setup(batches=True, backends=_FAST),
+          checks=(each_line_is_there_once,)),
+)  # fmt: skip

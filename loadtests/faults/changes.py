@@ -5,7 +5,6 @@ A process leaks if its memory, open files or threads keep rising.
 
 import itertools
 import random
-import re
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -20,8 +19,8 @@ import msgspec
 from loadtests.faults.catalogue import Case, Fault, LoadSpec
 from loadtests.faults.judge import LIMITED
 from loadtests.faults.model import MODEL, PATH, write_revision
-from loadtests.faults.processes import Processes, Setup
-from loadtests.faults.topology import repeating
+from loadtests.faults.processes import WITH_A_LIMIT, Processes, Setup
+from loadtests.faults.topology import counted, repeating
 from loadtests.process_resources import resources_of
 
 _EVERY, _LOOK = 5.0, 2.0
@@ -32,7 +31,6 @@ _MIB = 1 << 20
 _SHARE, _MEMORY, _FILES = 0.05, 4 * _MIB, 8
 """How far a resource may rise after the first third of the time: by 5 %, plus 4 MiB of memory, or 8
 files or threads."""
-_TASKS = re.compile(r"^sluicegate_tasks (\S+)$", re.MULTILINE)
 _MOST_LOG_BYTES = 32 * _MIB
 
 
@@ -46,26 +44,25 @@ class Operator:
         self._former = msgspec.json.decode(self._document.read_bytes())
         self._numbers = itertools.count(2)
         self.made, self.failed = Counter[str](), Counter[str]()
-        self._changes: Mapping[str, Callable[[httpx.Client], bool]] = {
+        changes: Mapping[str, Callable[[httpx.Client], bool]] = {
             "document": self._publish_document,
             "key": self._revoke_key,
-            "tenant's cache": partial(self._purge, tenant="north"),
+            "tenant's cache": partial(_purge, tenant="north"),
             "revision": self._publish_revision,
             "broken document": self._publish_broken_document,
-            "limits": self._change_limits,
-            "model's cache": partial(self._purge, model=MODEL),
+            "limits": _change_limits,
+            "model's cache": partial(_purge, model=MODEL),
         }
-        self._turns = itertools.cycle(self._changes)
+        self._turns = itertools.cycle(changes.items())
 
     def next(self) -> float:
         """Make the next change. Return how many seconds to wait before the following change."""
-        name = next(self._turns)
+        name, change = next(self._turns)
         self.made[name] += 1
-        with self._topology.admin() as admin:
-            try:
-                self.failed[name] += not self._changes[name](admin)
-            except httpx.HTTPError:
-                self.failed[name] += 1
+        has_worked = False
+        with self._topology.admin() as admin, suppress(httpx.HTTPError):
+            has_worked = change(admin)
+        self.failed[name] += not has_worked
         return self._every
 
     def _publish_document(self, admin: httpx.Client) -> bool:
@@ -88,16 +85,6 @@ class Operator:
             after = client.post(PATH, json={}, headers=headers)
         return revoked.is_success and (before.status_code, after.status_code) == (400, 401)
 
-    def _change_limits(self, admin: httpx.Client) -> bool:
-        capacity = random.randrange(20, 40)
-        rules = [{"name": "narrow", "unit": "requests", "capacity": capacity, "window": 2.0}]
-        return admin.put(f"/admin/tenants/{LIMITED}0/limits", json=rules).is_success
-
-    @staticmethod
-    def _purge(admin: httpx.Client, **chosen: str) -> bool:
-        """Purge the cached results of a tenant or a model."""
-        return admin.post("/admin/cache/purge", json=chosen).is_success
-
     def _publish_revision(self, admin: httpx.Client) -> bool:
         """Publish another revision, which gives different answers."""
         number = next(self._numbers)
@@ -105,6 +92,17 @@ class Operator:
             write_revision(backend.models, number)
         self._topology.oracle.learn()
         return admin.post("/admin/models/reload").is_success
+
+
+def _change_limits(admin: httpx.Client) -> bool:
+    capacity = random.randrange(20, 40)
+    rules = [{"name": "narrow", "unit": "requests", "capacity": capacity, "window": 2.0}]
+    return admin.put(f"/admin/tenants/{LIMITED}0/limits", json=rules).is_success
+
+
+def _purge(admin: httpx.Client, **chosen: str) -> bool:
+    """Purge the cached results of a tenant or a model."""
+    return admin.post("/admin/cache/purge", json=chosen).is_success
 
 
 class Resources:
@@ -123,9 +121,9 @@ class Resources:
             for resource, amount in resources_of(pid).items():
                 self.samples[name, resource].append((at, amount))
         with self._topology.admin() as admin:
-            found = _TASKS.search(admin.get("/metrics").raise_for_status().text)
-        if found is not None:
-            self.samples["workers", "tasks"].append((at, float(found[1])))
+            tasks = counted(admin, {"tasks": "tasks"})["tasks"]
+        if tasks:
+            self.samples["workers", "tasks"].append((at, tasks))
         self.log_bytes = max(self.log_bytes, _size(self._topology.gateway.settings.events_dir))
         return _LOOK
 
@@ -187,20 +185,12 @@ def nothing_grows(case: Case) -> Iterator[str]:
 
 
 FAULTS = (
-    Fault(
-        name="soak",
-        what="changes configuration, keys, limits, caches or models every 5 s, under mixed load",
-        undo="changes stay",
-        act=change_everything,
-        parts=("operator",),
-        hold=900.0,
-        load=LoadSpec(rate=60.0, repeated=0.5, hasty=0.02),
-        setup=Setup(
-            limited=1,
-            is_mixed=True,
-            # The cache is so small that it is full before the first third of the time has passed.
-            document={"cache": {"memory_bytes": 4 * _MIB}},
-        ),
-        checks=(changes_worked, nothing_grows),
-    ),
-)
+    Fault("soak",
+          "changes configuration, keys, limits, caches or models every 5 s, under mixed load",
+          "changes stay", change_everything, ("operator",), hold=900.0,
+          load=LoadSpec(rate=60.0, repeated=0.5, hasty=0.02),
+          # The cache is so small that it is full before the first third of the time has passed.
+          setup=Setup(tenants=WITH_A_LIMIT, is_mixed=True,
+                      document={"cache": {"memory_bytes": 4 * _MIB}}),
+          checks=(changes_worked, nothing_grows)),
+)  # fmt: skip

@@ -48,33 +48,36 @@ class Child:
         self.stop(signal.SIGKILL)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Send the signal `number`, and wait until the process has finished its work and ended."""
+        """Send the signal `number` if the process runs, and wait until it has ended."""
+        self._send(number)
         if self._process is not None:
-            self.signal(number)
             self._process.wait()
             self._process = None
 
     def pause(self) -> None:
         """Stop the process by SIGSTOP: it keeps its connections and answers nothing."""
-        self.signal(signal.SIGSTOP)
+        self._send(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let a paused process go on."""
-        self.signal(signal.SIGCONT)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process, if it runs."""
-        if self._process is not None:
-            self._process.send_signal(number)
+        self._send(signal.SIGCONT)
 
     @property
     def pid(self) -> int:
         """The id of the process; 0 if it does not run."""
         return self._process.pid if self._process is not None else 0
 
-    def runs(self) -> bool:
-        """Return whether the process was started and has not ended."""
-        return self._process is not None and self._process.poll() is None
+    def _send(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
+
+def runs(pid: int) -> bool:
+    """Return whether a process exists and is not a zombie."""
+    try:
+        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def gateway_process(role: str, settings: Settings) -> Child:
@@ -111,7 +114,7 @@ class PacedBackend(Child):
             write_algorithm(self.models)
         self.port = port or free_port()
         self.url = f"http://{host}:{self.port}"
-        self.proxy = FaultyProxy(self.port, seed=len(spec.name))
+        self.proxy = FaultyProxy(self.port)
         settings = {
             "provider": "paced",
             "threads": "1",
@@ -132,5 +135,5 @@ class PacedBackend(Child):
     def change_revision(self) -> None:
         """Switch to another revision of the model."""
         write_revision(self.models, 1 + len(list((self.models / MODEL).iterdir())))
-        with httpx.Client(timeout=60.0, verify=no_authorities()) as client:
-            client.post(f"{self.url}{RELOAD_PATH}").raise_for_status()
+        url = f"{self.url}{RELOAD_PATH}"
+        httpx.post(url, timeout=60.0, verify=no_authorities()).raise_for_status()

@@ -1,27 +1,24 @@
 """Runs compose.yaml and its overrides `ha` and `observability` under podman, to inject faults."""
 
-import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import httpx
 from typing_extensions import override
 
 from loadtests.containers import images, podman, services
-from loadtests.containers.images import FORMER, PRESENT
+from loadtests.containers.images import PRESENT
 from loadtests.containers.podman import inspect, names, psql, run
 from loadtests.containers.services import BALANCER_PORT, PREFIX, Service
 from loadtests.faults.recorded import RecordedAnswers
-from loadtests.faults.topology import Topology, TopologyError
+from loadtests.faults.topology import Topology, TopologyError, client_of, counted
 from testing.waiting import wait_until
 
 ADMIN_KEY = "SLUICEGATE_ADMIN_KEY"
 _AT_ONCE = 4
-_START, _LOOK = 300.0, 0.25
-_REQUESTS = re.compile(r"^sluicegate_requests_total\{[^}]*\} (\S+)$", re.MULTILINE)
 _LIMITS = [{"name": "wide", "unit": "requests", "capacity": 100_000_000, "window": 60.0}]
 
 
@@ -43,9 +40,8 @@ class Containers(Topology):
         if lack := podman.missing():
             raise TopologyError(lack)
         podman.prepare()
-        images.build(PRESENT)
-        if self.tag == FORMER:
-            images.build(FORMER, images.former_release())
+        for tag in dict.fromkeys((PRESENT, self.tag)):
+            images.build(tag)
         services.remove_everything()
         stack.callback(services.remove_everything)
         began = time.monotonic()
@@ -68,27 +64,13 @@ class Containers(Topology):
 
     @override
     def counters(self) -> Mapping[str, float]:
-        """Return how many requests each gateway has answered; unreachable gateways are left out."""
-        found = {}
+        """Return how many requests each gateway has answered; 0 for unreachable gateways."""
+        found: dict[str, float] = {}
         for name in self.services:
             if name.startswith("gateway-"):
-                with suppress(httpx.HTTPError, OSError, KeyError), self.admin(name) as admin:
-                    page = admin.get("/metrics").raise_for_status().text
-                    found[name] = sum(map(float, _REQUESTS.findall(page)))
+                with suppress(OSError, KeyError), self.admin(name) as admin:
+                    found |= counted(admin, {name: "requests_total"})
         return found
-
-    @override
-    def restore(self) -> None:
-        """Replace the containers that an earlier fault left unhealthy."""
-        self.send_to(BALANCER_PORT)
-        run("rm", "--force", "--ignore", f"{PREFIX}load-balancer-next")
-        try:
-            self.until_healthy(self.services)
-        except AssertionError as error:
-            print(f"{error}: replaced by hand", flush=True)
-            for name in self.unwell():
-                services.discard(self.services[name])
-            self.start_services(self.services)
 
     @override
     def ask_ledger(self, query: str) -> list[list[str]]:
@@ -96,10 +78,7 @@ class Containers(Topology):
         return psql(PREFIX + "database", query, "--host=127.0.0.1", password=password)
 
     def start_services(self, chosen: Iterable[str]) -> None:
-        """Start services, dependencies first, several at a time; wait until all are healthy.
-
-        Containers that already run are not started again.
-        """
+        """Start services, dependencies first, several at a time; wait until all are healthy."""
         services.create_networks_and_volumes(self.services)
         there = names("ps", "--all")
         started: dict[str, Future[None]] = {}
@@ -120,28 +99,31 @@ class Containers(Topology):
                 service = self.services[name]
                 needed = [started[need] for need in service.depends_on if need in started]
                 started[name] = pool.submit(start, service, needed)
-            for each in started.values():
-                each.result()
+        for each in started.values():
+            each.result()
 
-    def until_healthy(self, chosen: Iterable[str], *, within: float = _START) -> None:
+    def replace(self, changed: Service) -> None:
+        """Replace a container by a new, healthy one at the same address."""
+        former = inspect(changed.container)
+        services.discard(changed)
+        services.start(changed, former=former)
+        self.until_healthy([changed.name], within=60.0)
+
+    def until_healthy(self, chosen: Iterable[str], *, within: float = 300.0) -> None:
         """Wait until each of the chosen services is healthy."""
         for name in chosen:
             is_healthy = partial(services.is_healthy, self.services[name])
-            wait_until(is_healthy, within=within, what=f"{name} is healthy", every=_LOOK)
+            wait_until(is_healthy, within=within, what=f"{name} is healthy", every=0.25)
 
-    @contextmanager
-    def admin(self, gateway: str = "gateway-1", key: str = "") -> Iterator[httpx.Client]:
+    def admin(self, gateway: str = "gateway-1", key: str = "") -> httpx.Client:
         """Return a client of a gateway's admin listener."""
-        url = self.url(gateway, 8081, network="edge")
-        headers = {"authorization": f"Bearer {key or self.secrets[ADMIN_KEY]}"}
-        with httpx.Client(base_url=url, headers=headers, timeout=30.0) as client:
-            yield client
+        return client_of(self.url(gateway, 8081), key or self.secrets[ADMIN_KEY])
 
-    def url(self, name: str, port: int, *, network: str = "") -> str:
-        """Return the URL of a port of a service, in `network` or in the service's first network."""
+    def url(self, name: str, port: int) -> str:
+        """Return the URL of a port of a service, in the first network of the service."""
         service = self.services[name]
-        address = inspect(service.container).address
-        return f"http://{address[PREFIX + (network or next(iter(service.networks)))]}:{port}"
+        network = PREFIX + next(iter(service.networks))
+        return f"http://{inspect(service.container).address[network]}:{port}"
 
 
 def create_keys(admin: httpx.Client, tenants: Iterable[str]) -> dict[str, str]:

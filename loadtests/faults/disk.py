@@ -29,11 +29,16 @@ class Disk:
         if os.geteuid():
             raise TopologyError("a file system is mounted for this, which needs root")
         make_file_system(self._image, self._size)
-        self._mount()
+        mount(self._image, self._place)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._unmount()
+        """Unmount the file system as soon as killed processes have closed their files."""
+        command = ["umount", str(self._place)]
+        wait_until(
+            lambda: subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0,
+            what="nobody uses the disk",
+        )
 
     def fill(self) -> None:
         """Fill the file system until no block is free."""
@@ -47,22 +52,11 @@ class Disk:
         """Discard data that was not synced, and mark the event logs as older than a reboot."""
         after = self._image.with_name("after.ext4")
         shutil.copyfile(self._image, after)
-        self._unmount()
+        self.__exit__()
         after.replace(self._image)
-        self._mount()
+        mount(self._image, self._place)
         for path in self._place.glob(f"events/*/{MARK_NAME}"):
             mark = read_mark(path.parent)
             if mark is not None:
                 other = SyncedMark(expected=mark.expected, boot=_OTHER_BOOT)
                 path.write_bytes(msgspec.json.encode(other))
-
-    def _mount(self) -> None:
-        mount(self._image, self._place)
-
-    def _unmount(self) -> None:
-        """Unmount the file system as soon as killed processes have closed their files."""
-        command = ["umount", str(self._place)]
-        wait_until(
-            lambda: subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode == 0,
-            what="nobody uses the disk",
-        )

@@ -129,11 +129,8 @@ def errors_outside(
     The finding says how many requests failed, when the first one failed, and with which error
     codes.
     """
-    outside = [
-        each
-        for each in sent
-        if each.has_failed and not window.allows(each, begun=begun, ended=ended)
-    ]
+    failed = [each for each in sent if each.has_failed]
+    outside = [each for each in failed if not window.allows(each, begun=begun, ended=ended)]
     if outside:
         first = min(each.due for each in outside) - begun
         codes = dict(Counter(each.code or str(each.status) for each in outside))
@@ -210,31 +207,37 @@ def figures(sent: Sequence[Sent], window: Window, *, begun: float, ended: float)
     `errors_from` and `errors_to` are seconds since the begin of the fault.
     """
     failed = [each for each in sent if each.has_failed]
+    since = [each.due - begun for each in failed] or [0.0]
     calm = [each for each in sent if not each.is_hasty]
+    before, during, after = (round(p99, 4) for p99 in p99s(calm, begun=begun, ended=ended))
     return {
         "requests": len(sent),
         "wrong": sum(each.status == _OK and not each.is_right for each in sent),
         "errors": len(failed),
         "allowed": str(window),
-        "errors_from": round(min((each.due for each in failed), default=begun) - begun, 1),
-        "errors_to": round(max((each.due for each in failed), default=begun) - begun, 1),
+        "errors_from": round(min(since), 1),
+        "errors_to": round(max(since), 1),
         "codes": dict(Counter(each.code or str(each.status) for each in failed)),
-        "p99_before": _p99([each for each in calm if each.came < begun]),
-        "p99_during": _p99([each for each in calm if begun <= each.due < ended]),
-        "p99_after": _p99([each for each in calm if each.due >= ended]),
-        "slowest": round(max((each.latency for each in sent), default=0.0), 3),
+        "p99_before": before,
+        "p99_during": during,
+        "p99_after": after,
+        "slowest": round(percentile(sent, 1.0), 3),
         "fault_seconds": round(ended - begun, 1),
     }
+
+
+def p99s(sent: Sequence[Sent], *, begun: float, ended: float) -> tuple[float, float, float]:
+    """Return the 99th percentile of the latencies before, during and after a fault."""
+    before = [each for each in sent if each.came < begun]
+    during = [each for each in sent if begun <= each.due < ended]
+    after = [each for each in sent if each.due >= ended]
+    return percentile(before, 0.99), percentile(during, 0.99), percentile(after, 0.99)
 
 
 def percentile(sent: Sequence[Sent], share: float) -> float:
     """Return the latency that a share of the requests did not exceed; 0 without requests."""
     found = sorted(each.latency for each in sent)
     return found[min(len(found) - 1, int(share * len(found)))] if found else 0.0
-
-
-def _p99(sent: Sequence[Sent]) -> float:
-    return round(percentile(sent, 0.99), 4)
 
 
 def _answered(sent: Sequence[Sent]) -> Counter[tuple[str, int]]:

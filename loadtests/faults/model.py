@@ -43,9 +43,7 @@ class _Body(msgspec.Struct):
 
 
 def write_revision(root: Path, number: int) -> None:
-    """Write revision `number`.
-
-    No other revision has the same token ids or answers.
+    """Write revision `number`, which has token ids and answers of its own.
 
     Its folder appears atomically, as a reload requires.
     """
@@ -64,13 +62,8 @@ def write_revision(root: Path, number: int) -> None:
 
 def write_algorithm(root: Path, *, revision: int = 1, line: str = "pass") -> None:
     """Write a revision of the algorithm that runs the statement `line` for every item."""
-    manifest = {
-        "kind": "algorithm",
-        "algorithm": "custom",
-        "code": "own.py",
-        "uses": [MODEL],
-        "tasks": ["infer"],
-    }
+    own = {"kind": "algorithm", "algorithm": "custom", "code": "own.py"}
+    manifest = own | {"uses": [MODEL], "tasks": ["infer"]}
     folder = write_model(root, _ALGORITHM, manifest, revision)
     (folder / "own.py").write_text(_CODE.format(line=line))
 
@@ -111,8 +104,7 @@ class ModelOracle:
     def questions(self, seed: int) -> Iterator[Question]:
         """Yield a question about each of `texts(seed)`.
 
-        If the oracle is `mixed`, a fifth of the questions are unusual, a sixth ask the algorithm,
-        and some have many items.
+        In a mixed load, a fifth are unusual, a sixth ask the algorithm, and some have many items.
         """
         chooser, numbers, more = random.Random(seed), itertools.count(), texts(seed + _OTHERS)
         for text in texts(seed):
@@ -131,8 +123,8 @@ class ModelOracle:
         """Return whether `body` is the answer of the revision that it names."""
         asked = msgspec.json.decode(question.body)
         if question.path == INFER:
-            results = msgspec.json.decode(body).get("results", [])
-            return bool([{"length": len(each)} for each in asked["inputs"]] == results)
+            expected = [{"length": len(each)} for each in asked["inputs"]]
+            return bool(msgspec.json.decode(body).get("results") == expected)
         return self.are_right(asked["input"], body)
 
     def are_right(self, asked: Sequence[str], body: bytes) -> bool:

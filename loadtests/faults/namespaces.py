@@ -2,31 +2,28 @@
 
 import contextlib
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any  # values of rows
+from typing import Any  # values of rows and settings
 
 import httpx
 import msgspec
-import psycopg
 from typing_extensions import override
 
 from gateway.settings import Settings
-from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 from loadtests.faults.catalogue import Act, Case, Fault, LoadSpec
-from loadtests.faults.children import BackendSpec, Child, PacedBackend, gateway_process
+from loadtests.faults.children import BackendSpec, Child, PacedBackend, gateway_process, runs
 from loadtests.faults.judge import Window
 from loadtests.faults.model import ModelOracle
-from loadtests.faults.processes import create_tenants, runs
-from loadtests.faults.topology import Topology, TopologyError
+from loadtests.faults.processes import ask_postgresql, create_tenants, lacks_programs
+from loadtests.faults.topology import Topology, TopologyError, client_of, counted
+from loadtests.gateway import one_backend
 from loadtests.machine import busy_seconds
 from loadtests.process_resources import peak_mib
-from testing.loopback import no_authorities
-from testing.namespaces import NamespaceNetwork, missing
+from testing.namespaces import NamespaceNetwork
 from testing.postgresql import USER, PostgreSQLNode, new_directory, programs
 from testing.valkey import Valkey
 from testing.waiting import wait_until
@@ -54,28 +51,21 @@ _CLIENTS: Mapping[str, tuple[str, ...]] = {
 """The members that open connections to each server, or to all `backends`."""
 PAIRS = tuple(f"{server} from {client}" for server in _CLIENTS for client in _CLIENTS[server])
 _ADMIN_KEY = "admin-key-of-the-namespaces"
-_AS_ADMIN = {"authorization": f"Bearer {_ADMIN_KEY}"}
 _TOKEN = "a-token-of-the-namespaces"  # noqa: S105 - between processes of one run
 _MEMORY_MIB, _BUSY = 512, 0.6
 """The most memory in MiB, and the largest share of a core, that a process may use during a
 fault."""
 _PORT, _ADMIN_PORT, _BACKEND_PORT, _REDIS_PORT, _LEDGER_PORT = 8080, 8081, 8100, 6379, 5432
 _START, _LOOK = 120.0, 0.1
-_REQUESTS = re.compile(r"^sluicegate_requests_total\{[^}]*\} (\S+)$", re.MULTILINE)
-
-
-def lacks_programs() -> str:
-    """Return what this machine lacks for network namespaces and PostgreSQL; empty if nothing."""
-    return missing() or ("" if programs() else "PostgreSQL is not installed (make install-system)")
 
 
 class Namespaces(Topology):
     """A gateway, two backends, two Redis and PostgreSQL, each process in a network namespace."""
 
-    def __init__(self, folder: Path, *, keepalive: TcpKeepalive = DEFAULT_KEEPALIVE) -> None:
+    def __init__(self, folder: Path, **settings: Any) -> None:
         super().__init__()
         self._folder = folder
-        self._keepalive = keepalive
+        self._own_settings = settings
         self.keys = {"north": "sk-north-of-namespaces", "south": "sk-south-of-namespaces"}
         self.pids: dict[str, int] = {}
         self._due = 0.0
@@ -87,9 +77,10 @@ class Namespaces(Topology):
             raise TopologyError(reason)
         members = ("client", *_OWN, *_BACKENDS, *_REDIS, "ledger")
         self._network = stack.enter_context(NamespaceNetwork(members))
-        stack.enter_context(self.inside())
-        self._client = stack.enter_context(httpx.Client(timeout=2.0, verify=no_authorities()))
+        stack.enter_context(self._network.inside("client"))
         self._settings = self._make_settings()
+        admin = f"http://{self._settings.admin_host}:{_ADMIN_PORT}"
+        self._admin = stack.enter_context(client_of(admin, _ADMIN_KEY, timeout=2.0))
         self.addresses = [(self._settings.host, self._settings.port)]
         self._start_servers(stack)
         create_tenants(self._settings.ledger, self.keys)
@@ -127,31 +118,24 @@ class Namespaces(Topology):
                 if direction != "forth":
                     self._network.drop(each, client)
             direction = "both"
-        try:
-            yield
-        finally:
-            self._network.restore_traffic()
-            self._due = self._requests()
-
-    @override
-    def inside(self) -> AbstractContextManager[None]:
-        return self._network.inside("client")
+        yield
+        self._network.restore_traffic()
+        self._due = counted(self._admin, {"requests": "requests_total"})["requests"]
 
     @override
     def unwell(self) -> Sequence[str]:
         """Return the processes that have ended, are not ready, or are late with their work."""
         found = [name for name, pid in self.pids.items() if not runs(pid)]
-        admin = f"http://{self._settings.admin_host}:{_ADMIN_PORT}"
-        gateway = f"http://{self._settings.host}:{_PORT}"
-        ready = (f"{gateway}/health/ready", f"{admin}/health/ready")
-        for url in (*ready, f"{admin}/admin/regions"):
+        ready = (f"http://{self._settings.host}:{_PORT}/health/ready", "/health/ready")
+        for url in (*ready, "/admin/regions"):
             try:
-                answer = self._client.get(url, headers=_AS_ADMIN)
+                answer = self._admin.get(url)
                 if not answer.is_success or (url in ready and answer.json()["degraded"]):
                     found.append(f"{url}: {answer.text}")
             except (httpx.HTTPError, ValueError) as error:
                 found.append(f"{url}: {type(error).__name__}")
-        if not found and self._billed() < self._due:
+        billed = "SELECT coalesce(sum(requests), 0) FROM usage_events"
+        if not found and self.ask_ledger(billed)[0][0] < self._due:
             found.append("billing")
         if not found and self.logged() < self._due:
             found.append("request-log")
@@ -164,34 +148,16 @@ class Namespaces(Topology):
         return {"time": time.monotonic(), "logged": float(self.logged())} | busy
 
     @override
-    def restore(self) -> None:
-        self._network.restore_traffic()
-
-    @override
     def ask_ledger(self, query: str) -> list[tuple[Any, ...]]:
-        place = f"host={self._network.address('ledger')} user={USER} dbname=postgres"
-        with psycopg.connect(place, connect_timeout=2) as connection:
-            return connection.execute(query.encode()).fetchall()
+        return ask_postgresql(self._network.address("ledger"), _LEDGER_PORT, query)
 
     def logged(self) -> int:
         """Return the lines of the request log."""
         files = self._settings.data_dir.glob("requests.log*")
         return sum(file.read_bytes().count(b"\n") for file in files)
 
-    def _requests(self) -> float:
-        """Return how many requests the gateway's metrics count; 0 if its metrics cannot be read."""
-        url = f"http://{self._settings.admin_host}:{_ADMIN_PORT}/metrics"
-        with contextlib.suppress(httpx.HTTPError):
-            page = self._client.get(url, headers=_AS_ADMIN).raise_for_status().text
-            return sum(map(float, _REQUESTS.findall(page)))
-        return 0.0
-
-    def _billed(self) -> float:
-        ((found,),) = self.ask_ledger("SELECT coalesce(sum(requests), 0) FROM usage_events")
-        return float(found)
-
     def _make_settings(self) -> Settings:
-        at, keepalive = self._network.address, self._keepalive
+        at = self._network.address
         return Settings(
             data_dir=self._folder / "data",
             config=self._folder / "config",
@@ -203,25 +169,19 @@ class Namespaces(Topology):
             admin_host=at("admin"),
             admin_port=_ADMIN_PORT,
             backend_token=_TOKEN,
-            tcp_keepalive_idle=keepalive.idle,
-            tcp_keepalive_interval=keepalive.interval,
-            tcp_keepalive_count=keepalive.count,
-            tcp_user_timeout=keepalive.user_timeout,
             # Workers must not refuse requests because the machine does other work.
             max_loop_delay=0.0,
+            **self._own_settings,
         )
 
     def _write_configuration(self, backends: Sequence[PacedBackend]) -> None:
-        regions = [
-            {
-                "name": each.spec.region,
-                "pools": [{"backends": [{"id": each.spec.name, "url": each.url}]}],
-            }
+        documents = [
+            one_backend(each.url, backend_id=each.spec.name, region=each.spec.region)
             for each in backends
         ]
+        regions = [region for document in documents for region in document["regions"]]
         self._settings.config.mkdir(parents=True)
-        # JSON is YAML.
-        content = msgspec.json.encode({"regions": regions})
+        content = msgspec.json.encode({"regions": regions})  # JSON is YAML
         (self._settings.config / "gateway.yaml").write_bytes(content)
         self._settings.metrics_dir.mkdir(parents=True)
 
@@ -239,14 +199,13 @@ class Namespaces(Topology):
             with self._network.inside(name):
                 stack.enter_context(redis)
             self.pids[name] = redis.pid
-        folder, address = programs(), self._network.address("ledger")
-        if folder is None:
-            raise TopologyError("PostgreSQL is not installed")
-        home = new_directory()
+        folder = programs()
+        assert folder is not None, "PostgreSQL is not installed"  # noqa: S101
+        home, address = new_directory(), self._network.address("ledger")
         stack.callback(shutil.rmtree, home)
-        data = home / "ledger/data"
-        node = PostgreSQLNode(folder, data.parent, port=_LEDGER_PORT, listens=address)
+        node = PostgreSQLNode(folder, home / "ledger", port=_LEDGER_PORT, listens=address)
         node.initialize()
+        data = home / "ledger/data"
         with (data / "pg_hba.conf").open("a") as file:
             file.write("host all all samenet trust\n")
         stack.callback(node.end)
@@ -256,10 +215,7 @@ class Namespaces(Topology):
 
 
 def nobody_suffers(case: Case) -> Iterator[str]:
-    """Find requests without an answer or log line, and processes that used too much memory.
-
-    Processes that used too much CPU time are found, too.
-    """
+    """Find requests without an answer or log line, and processes that used too much."""
     topology: Namespaces = case.topology
     # An idle time after the recovery would hide how busy the fault keeps a process.
     start, end = case.counters["start"], case.counters["well"]
@@ -288,19 +244,12 @@ def _parting(direction: str) -> Act:
 
 _DIRECTIONS = {"both": "in both directions", "forth": "to the server", "back": "to the client"}
 FAULTS = tuple(
-    Fault(
-        name=f"drop-{direction}{'-long' if hold > 5 else ''}",
-        what=f"drops the packets between two processes {said}",
-        undo="they pass",
-        topology="namespaces",
-        act=_parting(direction),
-        parts=PAIRS,
-        hold=hold,
-        # No model can be reached, so only requests that the cache can answer succeed.
-        windows={"backends": Window(is_open=True, after_end=10)},
-        load=LoadSpec(rate=20.0, hasty=0.0),
-        checks=(nobody_suffers,),
-    )
+    Fault(f"drop-{direction}{'-long' if hold > 5 else ''}",
+          f"drops the packets between two processes {said}", "they pass", _parting(direction),
+          PAIRS, "namespaces", hold=hold,
+          # No model can be reached, so only requests that the cache can answer succeed.
+          windows={"backends": Window(is_open=True, after_end=10)},
+          load=LoadSpec(rate=20.0, hasty=0.0), checks=(nobody_suffers,))
     for hold in (5.0, 120.0)
     for direction, said in _DIRECTIONS.items()
-)
+)  # fmt: skip

@@ -1,6 +1,5 @@
 """Plays the pods of `overlays/minimal` under podman, and kills, replaces and stops some of them."""
 
-import contextlib
 import os
 import secrets
 import signal
@@ -10,34 +9,23 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-import httpx
 from typing_extensions import override
 
 from loadtests.containers import images, podman
 from loadtests.containers.images import PRESENT
 from loadtests.containers.podman import psql, run
-from loadtests.containers.pods import (
-    PlayedPod,
-    dependencies,
-    pids,
-    play,
-    pods,
-    prepare,
-    remove_everything,
-    take_away,
-)
+from loadtests.containers.pods import PlayedPod, dependencies, pods, prepare, remove_everything
 from loadtests.faults.catalogue import Fault, LoadSpec
 from loadtests.faults.containers import create_keys
 from loadtests.faults.judge import Window
 from loadtests.faults.recorded import RecordedAnswers
-from loadtests.faults.topology import Topology, TopologyError
+from loadtests.faults.topology import Topology, TopologyError, client_of
 from testing.certificates import Authority
 from testing.manifests import has_kubectl, render
 from testing.waiting import wait_until
 
 _PORT = 18090
 _DATABASE = "postgresql+psycopg://sluicegate:for-the-check-alone@database/sluicegate"
-_DEPENDENCIES = Path(podman.__file__).with_name("dependencies.yaml")
 _LOOK = 0.25
 
 
@@ -61,18 +49,17 @@ class Pods(Topology):
         images.build(PRESENT)
         contents = _contents_of_secrets(self.folder)
         self.own = {each.name: each for each in pods(render("minimal"), contents, tag=PRESENT)}
-        prepare({"sluicegate": contents["sluicegate"]}, self.folder)
+        prepare("sluicegate", contents["sluicegate"], self.folder)
         stack.callback(remove_everything)
-        for pod in [*dependencies(_DEPENDENCIES), *self.own.values()]:
-            play(pod, self.folder)
+        for pod in [*dependencies(), *self.own.values()]:
+            pod.play(self.folder)
         # This replaces the Job, whose command waits for database and Redis.
         gateway = self.own["gateway-0"]
         run("exec", gateway.container("gateway"), "sluicegate", "ledger", "init")
         for pod in self.own.values():
             _until_ready(pod)
-        headers = {"authorization": f"Bearer {contents['sluicegate']['admin-key']}"}
-        url = f"http://{gateway.address()}:8081"
-        with httpx.Client(base_url=url, headers=headers, timeout=30.0) as admin:
+        key = contents["sluicegate"]["admin-key"]
+        with client_of(f"http://{gateway.address()}:8081", key) as admin:
             self.keys = create_keys(admin, ("north", "south"))
         self.oracle.record(f"http://127.0.0.1:{_PORT}", self.keys["north"])
 
@@ -83,23 +70,13 @@ class Pods(Topology):
         return [name for name, pod in self.own.items() if not all(map(pod.passes, probes))]
 
     @override
-    def restore(self) -> None:
-        """Replace the pods that a fault left broken."""
-        for pod in self.own.values():
-            if not pod.passes("readinessProbe"):
-                with contextlib.suppress(OSError):
-                    take_away(pod)
-                play(pod, self.folder)
-                _until_ready(pod)
-
-    @override
     def ask_ledger(self, query: str) -> list[list[str]]:
         return psql("kube-database-database", query, "--host=/tmp")
 
 
 @contextmanager
 def _kill(topology: Pods, part: str) -> Iterator[None]:
-    _signal(pids(topology.own[part]), signal.SIGKILL)
+    _signal(topology.own[part].pids(), signal.SIGKILL)
     time.sleep(1.0)
     yield
     _until_ready(topology.own[part])
@@ -107,8 +84,8 @@ def _kill(topology: Pods, part: str) -> Iterator[None]:
 
 @contextmanager
 def _replace(topology: Pods, part: str) -> Iterator[None]:
-    take_away(topology.own[part])
-    play(topology.own[part], topology.folder)
+    topology.own[part].remove()
+    topology.own[part].play(topology.folder)
     yield
     _until_ready(topology.own[part])
 
@@ -116,14 +93,12 @@ def _replace(topology: Pods, part: str) -> Iterator[None]:
 @contextmanager
 def _freeze(topology: Pods, part: str) -> Iterator[None]:
     pod = topology.own[part]
-    stopped = _all_processes(pod) if part.startswith("gateway") else pids(pod)
+    stopped = _all_processes(pod) if part.startswith("gateway") else pod.pids()
     _signal(stopped, signal.SIGSTOP)
-    try:
-        what = f"liveness of {part} fails while it is stopped"
-        wait_until(lambda: not pod.passes("livenessProbe"), within=60.0, what=what, every=_LOOK)
-        yield
-    finally:
-        _signal(stopped, signal.SIGCONT)
+    what = f"liveness of {part} fails while it is stopped"
+    wait_until(lambda: not pod.passes("livenessProbe"), within=60.0, what=what, every=_LOOK)
+    yield
+    _signal(stopped, signal.SIGCONT)
     _until_ready(pod, "livenessProbe")
 
 
@@ -139,7 +114,7 @@ def _signal(processes: Sequence[int], number: signal.Signals) -> None:
 
 def _all_processes(pod: PlayedPod) -> list[int]:
     """Return every process of a pod, parents before their children."""
-    found = pids(pod)
+    found = pod.pids()
     for pid in found:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         found += map(int, children)
@@ -148,30 +123,25 @@ def _all_processes(pod: PlayedPod) -> list[int]:
 
 def _contents_of_secrets(folder: Path) -> dict[str, dict[str, str]]:
     """Return the secrets that operators must create, as docs/kubernetes.md says."""
+
+    def pair(own: Authority, name: str, peers: Authority) -> dict[str, str]:
+        chain, key = own.pair("tls", name)
+        files = {"tls.crt": chain, "tls.key": key, "ca.crt": peers.ca}
+        return {name: path.read_text() for name, path in files.items()}
+
     gateways, backends = Authority(folder / "gateways"), Authority(folder / "backends")
-    chain, key = backends.pair("tls", "backends")
-    client_chain, client_key = gateways.pair("tls", "gateways")
     names = ("admin-key", "metrics-key", "secret", "backend-token")
-    random = {name: secrets.token_urlsafe(24) for name in names}
+    values = {name: secrets.token_urlsafe(24) for name in names} | {
+        "cache-url": "redis://redis-cache:6379/0",
+        "state-url": "redis://redis-state:6379/0",
+        "ledger-url": _DATABASE,
+        # Each pod has its own files, so batch jobs do not run here.
+        "files-url": "/tmp/files",  # noqa: S108 - in a container
+    }
     return {
-        "sluicegate": random
-        | {
-            "cache-url": "redis://redis-cache:6379/0",
-            "state-url": "redis://redis-state:6379/0",
-            "ledger-url": _DATABASE,
-            # Each pod has its own files, so batch jobs do not run here.
-            "files-url": "/tmp/files",  # noqa: S108 - in a container
-        },
-        "backends-tls": {
-            "tls.crt": chain.read_text(),
-            "tls.key": key.read_text(),
-            "ca.crt": gateways.ca.read_text(),
-        },
-        "gateway-tls": {
-            "tls.crt": client_chain.read_text(),
-            "tls.key": client_key.read_text(),
-            "ca.crt": backends.ca.read_text(),
-        },
+        "sluicegate": values,
+        "backends-tls": pair(backends, "backends", gateways),
+        "gateway-tls": pair(gateways, "gateways", backends),
     }
 
 

@@ -1,31 +1,31 @@
-"""Runs the topology `processes`: a gateway, its backends behind proxies, and two Redis."""
+"""Runs the topology `processes`: gateways, backends behind proxies, billing, and two Redis."""
 
 import secrets
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
+from itertools import product
 from pathlib import Path
-from typing import Any, Literal  # Any: sections of a document, a worker's report
+from typing import Any, Literal  # Any: sections of a document, values of rows
 
 import httpx
 import msgspec
+import psycopg
 from anyio.from_thread import start_blocking_portal
-from redis.exceptions import RedisError
 from typing_extensions import override
 
-from gateway.errors import DependencyUnavailable
-from gateway.redis.client import connect
-from gateway.runtime.control import Control
 from gateway.types import Rule
-from loadtests.faults.children import BackendSpec, Child, PacedBackend, gateway_process
+from loadtests.faults.children import BackendSpec, Child, PacedBackend, gateway_process, runs
 from loadtests.faults.disk import Disk
 from loadtests.faults.judge import LIMITED
 from loadtests.faults.model import ModelOracle
-from loadtests.faults.proxy import SOUND, ProxyFault
-from loadtests.faults.topology import Topology, TopologyError
+from loadtests.faults.proxy import ProxyFault
+from loadtests.faults.topology import Topology, TopologyError, client_of, counted
 from loadtests.gateway import Gateway, add_tenants
 from testing.delaying_proxy import DelayingProxy
-from testing.loopback import get, no_authorities
+from testing.loopback import get
+from testing.namespaces import NamespaceNetwork, missing
+from testing.postgresql import USER, PostgreSQLPair, programs
 from testing.prometheus import running_prometheus
 from testing.redis_deployments import SentinelDeployment, sentinel_deployment
 from testing.valkey import Valkey
@@ -34,31 +34,39 @@ from tools.monitoring.files import RULES
 
 RULE = Rule(name="minute", unit="requests", capacity=100, window=6.0)
 SHARE, STATE_TIMEOUT = 0.1, 1.0
-# Confirmed writes must survive a crash, and a primary without replicas must refuse writes.
-DURABLE = ("--appendonly", "yes")
-SENTINELS: Mapping[str, Any] = {"replicas": 2, "sentinels": 3, "down_after": 1.5}
-_FREE = (Rule(name="plenty", unit="requests", capacity=10**9, window=1.0),)
-_CONSUMERS = ("billing", "request-log")
+OPERATED = 2
+"""So many gateways, at most, have an admin listener, a billing process and a request log."""
 _ADMIN_KEY = "admin-key-of-the-faults"
-_DISPATCHED = ("computed", "failed", "retried", "hedged")
+_FREE = (Rule(name="plenty", unit="requests", capacity=10**9, window=1.0),)
+_COUNTERS = {
+    "computed": 'dispatched_items_total{outcome="computed"}',
+    "failed": 'dispatched_items_total{outcome="failed"}',
+    "retried": "retries_total",
+    "hedged": "hedges_total",
+    "cache breaker": 'breaker_openings_total{dependency="cache_redis"}',
+    "state breaker": 'breaker_openings_total{dependency="state_redis"}',
+}
 TWO_BY_TWO = tuple(
     BackendSpec(name=f"{region}-{number}", region=region)
     for region in ("eu", "us")
     for number in range(2)
 )
+WITH_A_LIMIT = ("north", "south", f"{LIMITED}0")
+"""The ids of three tenants, of which one has a limit."""
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the options of the topology.
-
-    `redis` says whether each Redis is a single server, is behind a proxy that delays it, or is
-    under Sentinels. `limited` is the number of tenants with the limit `RULE`.
-    """
+    """Holds the options of the topology."""
 
     backends: tuple[BackendSpec, ...] = TWO_BY_TWO
+    gateways: int = 1
     workers: int = 2
-    redis: Literal["single", "delayed", "sentinel"] = "single"
-    limited: int = 0
+    """Workers of each gateway."""
+    redis: Mapping[str, Literal["single", "delayed", "sentinel"]] = {}
+    """Whether the Redis `cache` or `state` is a single server, which is the default, is behind a
+    proxy that delays its replies, or is under Sentinels."""
+    tenants: tuple[str, ...] = ("north", "south")
+    """Ids of tenants. The limit `RULE` is for tenants whose id begins with `LIMITED`."""
     document: Mapping[str, Any] = {}
     is_mixed: bool = False
     """Whether the load also asks an algorithm, and sends invalid and large requests."""
@@ -67,12 +75,15 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     disk_bytes: int = 0
     """Size of a file system for the data directory, which needs root. If 0, the directory is an
     ordinary folder."""
-    scrape_interval: str = ""
-    """How often Prometheus scrapes everything and evaluates the rules, such as `15s`."""
+    is_scraped: bool = False
+    """Whether Prometheus scrapes everything and evaluates the rules, every 15 s."""
+    has_standby: bool = False
+    """Whether the ledger is a PostgreSQL with a standby. Then all processes are in one network
+    namespace, in which packets can be dropped, and which needs root."""
 
 
 class Processes(Topology):
-    """A gateway, backends, billing and the request log, as processes on this machine."""
+    """Gateways, backends, billing and the request log, as processes on this machine."""
 
     oracle: ModelOracle
 
@@ -80,8 +91,7 @@ class Processes(Topology):
         super().__init__()
         self.setup = setup or Setup()
         self._folder = folder
-        tenants = ["north", "south", *(f"{LIMITED}{n}" for n in range(self.setup.limited))]
-        self.keys = {tenant: f"sk-{secrets.token_hex(12)}" for tenant in tenants}
+        self.keys = {tenant: f"sk-{secrets.token_hex(12)}" for tenant in self.setup.tenants}
         self.backends: dict[str, PacedBackend] = {}
         self.consumers: dict[str, Child] = {}
         self.redis: dict[str, Valkey | SentinelDeployment] = {}
@@ -90,118 +100,74 @@ class Processes(Topology):
 
     @override
     def start(self, stack: ExitStack) -> None:
-        setup = self.setup
+        ledger_url = self._start_ledger(stack)
         self._portal = stack.enter_context(start_blocking_portal())
-        for spec in setup.backends:
-            backend = PacedBackend(spec, self._folder / "models", has_algorithm=setup.is_mixed)
-            self.backends[spec.name] = backend
-            stack.callback(backend.kill)
-            backend.start()
-            stack.enter_context(self._portal.wrap_async_context_manager(backend.proxy))
-        models = [each.models for each in self.backends.values()]
-        self.oracle = ModelOracle(models, is_mixed=setup.is_mixed)
-        urls = {purpose: self._start_redis(stack, purpose) for purpose in ("cache", "state")}
-        self._control_url = urls["state"]
-        disk = setup.disk_bytes > 0
-        self.gateway = Gateway(
-            self._folder / "gateway",
-            self._document(),
-            workers=setup.workers,
-            cache_url=urls["cache"],
-            state_url=urls["state"],
-            state_timeout=STATE_TIMEOUT,
-            admin=True,
-            admin_key=_ADMIN_KEY,
-            batches=setup.batches,
-            # The ledger must survive the loss of the disk.
-            ledger_url=f"sqlite:///{self._folder / 'ledger.db'}" if disk else "",
-        )
+        self._start_backends(stack)
+        cache, state = (self._start_redis(stack, name) for name in ("cache", "state"))
+        self.gateways = [
+            self._gateway(number, cache_url=cache, state_url=state, ledger_url=ledger_url)
+            for number in range(self.setup.gateways)
+        ]
+        self.gateway = self.gateways[0]
+        self.addresses = [("127.0.0.1", gateway.port) for gateway in self.gateways]
         settings = self.gateway.settings
-        self.addresses = [("127.0.0.1", self.gateway.port)]
-        if disk:
-            self.disk = stack.enter_context(Disk(self._folder, settings.data_dir, setup.disk_bytes))
+        if size := self.setup.disk_bytes:
+            self.disk = stack.enter_context(Disk(self._folder, settings.data_dir, size))
         create_tenants(settings.ledger, self.keys)
         self.wait_for_backends()
-        stack.enter_context(self.gateway)
-        for role in _CONSUMERS:
-            # With a disk of its own, the gateway stands for a separate machine.
-            folder = self._folder / role if disk else settings.data_dir
-            own = msgspec.structs.replace(settings, data_dir=folder)
-            consumer = self.consumers[role] = gateway_process(role, own)
-            stack.callback(consumer.stop)
-            consumer.start()
-        if setup.scrape_interval:
-            self.prometheus = stack.enter_context(
-                running_prometheus([*self._scrapes()], interval=setup.scrape_interval, rules=RULES)
-            )
-        self._started = self.gateway.processes()
-        for backend in self.backends.values():
-            stack.callback(backend.resume)
+        for gateway in self.gateways:
+            stack.enter_context(gateway)
+        self._start_consumers(stack)
+        if self.setup.is_scraped:
+            prometheus = running_prometheus(self._scrapes(), interval="15s", rules=RULES)
+            self.prometheus = stack.enter_context(prometheus)
+        self._started = [gateway.processes() for gateway in self.gateways]
 
     @override
     def unwell(self) -> Sequence[str]:
         found = [f"backend {name}" for name, each in self.backends.items() if not each.is_ready()]
-        found += [role for role, each in self.consumers.items() if not each.runs()]
-        with suppress(FileNotFoundError):
-            running = self.gateway.processes()
-            found += [name for name in self._started if not runs(running.get(name, 0))]
-        try:
-            ready = get(f"http://127.0.0.1:{self.gateway.port}/health/ready", timeout=2.0).json()
-            return found + [f"gateway: {each}" for each in ready["missing"] + ready["degraded"]]
-        except httpx.TransportError:
-            return [*found, "gateway"]
+        found += [name for name, each in self.consumers.items() if not runs(each.pid)]
+        for gateway, started in zip(self.gateways, self._started, strict=True):
+            with suppress(FileNotFoundError):
+                running = gateway.processes()
+                found += [name for name in started if not runs(running.get(name, 0))]
+            try:
+                ready = get(f"http://127.0.0.1:{gateway.port}/health/ready", timeout=2.0).json()
+                found += [f"gateway: {each}" for each in ready["missing"] + ready["degraded"]]
+            except httpx.TransportError:
+                found.append("gateway")
+        return found
 
     @override
     def counters(self) -> Mapping[str, float]:
-        """Return the dispatcher's counters, the openings of breakers, and each backend's items."""
-        found = dict.fromkeys((*_DISPATCHED, "cache breaker", "state breaker"), 0.0)
-        for report in self._portal.call(self._reports):
-            for name in _DISPATCHED:
-                found[name] += report["dispatch"][name]
-            found["cache breaker"] += report["cache"]["remote"]["breaker_opened"]
-            found["state breaker"] += report["limits"]["breaker_opened"]
+        """Return metrics of the dispatcher and of breakers, and the items that backends got."""
+        with self.admin() as admin:
+            found = counted(admin, _COUNTERS)
         items = {f"items {name}": float(each.proxy.items) for name, each in self.backends.items()}
         return found | items
 
     @override
-    def restore(self) -> None:
-        """End all faults of the proxies, and start the processes that do not run."""
-        for backend in self.backends.values():
-            self.set_fault(backend, SOUND)
-            backend.resume()
-            backend.start()
-        with suppress(AssertionError):
-            wait_until(lambda: not self.unwell(), within=30.0)
-            return
-        for redis in self.redis.values():
-            if isinstance(redis, Valkey) and not redis.is_running:
-                redis.start()
-        for consumer in self.consumers.values():
-            consumer.stop()
-            consumer.start()
-        self.gateway.kill()
-        self.gateway.start()
-        self._started = self.gateway.processes()
-        wait_until(lambda: not self.unwell(), what="everything works again")
-
-    @override
-    def ask_ledger(self, query: str) -> list[Sequence[Any]]:
+    def ask_ledger(self, query: str) -> list[tuple[Any, ...]]:
+        if self.setup.has_standby:
+            return ask_postgresql("127.0.0.1", self.ledger.primary.port, query)
         path = self.gateway.settings.ledger.removeprefix("sqlite:///")
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60.0)) as database:
             return database.execute(query).fetchall()
 
-    def admin(self) -> httpx.Client:
-        """Return a client of the operators' listener."""
-        return self._client(self.gateway.settings.admin_port, _ADMIN_KEY)
+    def admin(self, number: int = 0) -> httpx.Client:
+        """Return a client of a gateway's admin listener."""
+        return client_of(
+            f"http://127.0.0.1:{self.gateways[number].settings.admin_port}", _ADMIN_KEY
+        )
 
     def client(self) -> httpx.Client:
         """Return a client of the tenant `north`."""
-        return self._client(self.gateway.port, self.keys["north"])
+        return client_of(f"http://127.0.0.1:{self.gateway.port}", self.keys["north"], timeout=120.0)
 
     def pids(self) -> dict[str, int]:
         """Return the ids of the product's processes, by role and number."""
         found = self.gateway.processes() | {name: c.pid for name, c in self.consumers.items()}
-        return found | {f"backend {n}": each.pid for n, each in self.backends.items() if each.pid}
+        return found | {f"backend {name}": each.pid for name, each in self.backends.items()}
 
     def members(self, part: str) -> list[Valkey | Child | Gateway]:
         """Return the processes of a part, such as `region eu` or `cache and state`."""
@@ -231,6 +197,13 @@ class Processes(Topology):
             raise TopologyError(f"`{part}` is not a single server")
         return redis
 
+    def sentinels(self, part: str) -> SentinelDeployment:
+        """Return the Redis `cache` or `state`, which must be under Sentinels."""
+        redis = self.redis[part]
+        if not isinstance(redis, SentinelDeployment):
+            raise TopologyError(f"`{part}` has no Sentinels")
+        return redis
+
     def set_fault(self, backend: PacedBackend, fault: ProxyFault) -> None:
         """Make the proxy of a backend behave as `fault` says."""
         self._portal.call(backend.proxy.set_fault, fault)
@@ -240,69 +213,96 @@ class Processes(Topology):
         for name, each in self.backends.items():
             wait_until(each.is_ready, what=f"backend {name} is ready", every=0.05)
 
-    @staticmethod
-    def _client(port: int, key: str) -> httpx.Client:
-        headers = {"authorization": f"Bearer {key}"}
-        url = f"http://127.0.0.1:{port}"
-        return httpx.Client(base_url=url, headers=headers, timeout=120.0, verify=no_authorities())
+    def _start_ledger(self, stack: ExitStack) -> str:
+        """Return the URL of the ledger; "" for a file in the data directory."""
+        if self.setup.has_standby:
+            if reason := lacks_programs():
+                raise TopologyError(reason)
+            network = stack.enter_context(NamespaceNetwork(("all",)))
+            stack.enter_context(network.inside("all"))
+            self.ledger = stack.enter_context(PostgreSQLPair())
+            return self.ledger.url
+        # The ledger must survive the loss of the disk.
+        return f"sqlite:///{self._folder / 'ledger.db'}" if self.setup.disk_bytes else ""
 
-    def _start_redis(self, stack: ExitStack, purpose: str) -> str:
-        options = DURABLE if purpose == "state" else ()
-        if self.setup.redis == "sentinel":
+    def _start_backends(self, stack: ExitStack) -> None:
+        for spec in self.setup.backends:
+            models, is_mixed = self._folder / "models", self.setup.is_mixed
+            backend = PacedBackend(spec, models, has_algorithm=is_mixed)
+            self.backends[spec.name] = backend
+            stack.callback(backend.kill)
+            backend.start()
+            stack.enter_context(self._portal.wrap_async_context_manager(backend.proxy))
+        roots = [each.models for each in self.backends.values()]
+        self.oracle = ModelOracle(roots, is_mixed=self.setup.is_mixed)
+
+    def _gateway(self, number: int, **urls: str) -> Gateway:
+        is_operated = number < OPERATED
+        return Gateway(
+            self._folder / f"gateway-{number}",
+            self._document(),
+            workers=self.setup.workers,
+            admin=is_operated,
+            admin_key=_ADMIN_KEY if is_operated else "",
+            batches=self.setup.batches,
+            state_timeout=STATE_TIMEOUT,
+            secret="shared-by-all-gateways",  # noqa: S106 - of this run
+            shutdown_delay=0.0,
+            **urls,  # type: ignore[arg-type]
+        )
+
+    def _start_consumers(self, stack: ExitStack) -> None:
+        for gateway, role in product(self.gateways[:OPERATED], ("billing", "request-log")):
+            settings, first = gateway.settings, role not in self.consumers
+            name = role if first else f"{role}-2"
+            # With a disk of its own, the gateway stands for a separate machine.
+            folder = self._folder / role if self.setup.disk_bytes else settings.data_dir
+            own = msgspec.structs.replace(settings, data_dir=folder, worker=name)
+            consumer = self.consumers[name] = gateway_process(role, own)
+            stack.callback(consumer.stop)
+            consumer.start()
+
+    def _start_redis(self, stack: ExitStack, name: str) -> str:
+        """Start the Redis `cache` or `state`, and return its URL."""
+        kind = self.setup.redis.get(name, "single")
+        # Confirmed writes must survive a crash.
+        options = ("--appendonly", "yes") if name == "state" else ()
+        if kind == "sentinel":
+            # A primary without replicas must refuse writes.
             options = (*options, "--min-replicas-to-write", "1")
-            deployment = stack.enter_context(sentinel_deployment(*options, **SENTINELS))
-            self.redis[purpose] = deployment
-            return deployment.url
-        self.redis[purpose] = valkey = stack.enter_context(Valkey(*options))
-        if self.setup.redis == "single":
+            deployment = sentinel_deployment(*options, replicas=2, sentinels=3, down_after=1.5)
+            self.redis[name] = sentinels = stack.enter_context(deployment)
+            return sentinels.url
+        self.redis[name] = valkey = stack.enter_context(Valkey(*options))
+        if kind == "single":
             return valkey.url
-        proxy = DelayingProxy(str(valkey.socket), delay=lambda: self.delays[purpose])
+        proxy = DelayingProxy(str(valkey.socket), delay=lambda: self.delays[name])
         stack.enter_context(self._portal.wrap_async_context_manager(proxy))
         return proxy.url
 
     def _document(self) -> dict[str, Any]:
-        """Return the configuration document.
-
-        Each region has a main pool, and some also have an overflow pool.
-        """
-        regions: dict[str, dict[bool, list[dict[str, str]]]] = {}
+        """Return the configuration document: a main pool in each region, and an overflow pool."""
+        regions: dict[str, dict[str, Any]] = {}
         for backend in self.backends.values():
-            pools = regions.setdefault(backend.spec.region, {})
-            place = {"id": backend.spec.name, "url": f"http://127.0.0.1:{backend.proxy.port}"}
-            pools.setdefault(backend.spec.overflow, []).append(place)
-        written = [
-            {
-                "name": region,
-                "pools": [
-                    {"name": "spare" if extra else "main", "overflow": extra, "backends": places}
-                    for extra, places in pools.items()
-                ],
-            }
-            for region, pools in regions.items()
-        ]
+            spec = backend.spec
+            pools, name = regions.setdefault(spec.region, {}), "spare" if spec.overflow else "main"
+            pool = pools.setdefault(name, {"name": name, "overflow": spec.overflow, "backends": []})
+            place = {"id": spec.name, "url": f"http://127.0.0.1:{backend.proxy.port}"}
+            pool["backends"].append(place)
+        written = [{"name": name, "pools": [*pools.values()]} for name, pools in regions.items()]
         return {"regions": written, "limits": {"local_share": SHARE}} | dict(self.setup.document)
 
-    def _scrapes(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the targets of Prometheus, with the job names of deploy/prometheus.yaml."""
+    def _scrapes(self) -> list[Mapping[str, Any]]:
+        """Return the targets of Prometheus, with the job names of deploy/prometheus.yaml."""
         jobs = {
             "gateway": [f"127.0.0.1:{self.gateway.settings.admin_port}"],
             "backend": [f"127.0.0.1:{each.port}" for each in self.backends.values()],
         }
-        for name, targets in jobs.items():
-            yield {
-                "job_name": name,
-                "authorization": {"credentials": _ADMIN_KEY},
-                "static_configs": [{"targets": targets}],
-            }
-
-    async def _reports(self) -> list[Any]:
-        redis = connect(self._control_url, timeout=5.0)
-        try:
-            return list(map(msgspec.json.decode, (await Control(redis).reports()).values()))
-        except (RedisError, DependencyUnavailable):  # the judge itself finds that Redis is down
-            return []
-        finally:
-            await redis.aclose()
+        authorization = {"credentials": _ADMIN_KEY}
+        return [
+            {"job_name": name, "authorization": authorization, "static_configs": [{"targets": t}]}
+            for name, t in jobs.items()
+        ]
 
 
 def create_tenants(url: str, keys: Mapping[str, str]) -> None:
@@ -312,9 +312,13 @@ def create_tenants(url: str, keys: Mapping[str, str]) -> None:
     add_tenants(url, {t: key for t, key in keys.items() if t not in limited}, rules=_FREE)
 
 
-def runs(pid: int) -> bool:
-    """Return whether a process exists and is not a zombie."""
-    try:
-        return bool(Path(f"/proc/{pid}/cmdline").read_bytes())
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+def lacks_programs() -> str:
+    """Return what this machine lacks for network namespaces and PostgreSQL; empty if nothing."""
+    return missing() or ("" if programs() else "PostgreSQL is not installed (make install-system)")
+
+
+def ask_postgresql(host: str, port: int, query: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a query to a ledger on PostgreSQL."""
+    place = f"host={host} port={port} user={USER} dbname=postgres"
+    with psycopg.connect(place, connect_timeout=3) as connection:
+        return connection.execute(query.encode()).fetchall()

@@ -35,13 +35,12 @@ SOUND = ProxyFault()
 class FaultyProxy:
     """Proxies calls to the backend at the port `target`; `items` counts the items of calls."""
 
-    def __init__(self, target: int, *, seed: int = 1) -> None:
+    def __init__(self, target: int) -> None:
         self.port = 0
         self.items = 0
         self._target = target
         self._fault = SOUND
-        self._random = random.Random(seed)
-        self._server: asyncio.Server | None = None
+        self._random = random.Random(target)
         self._open: set[asyncio.StreamWriter] = set()
 
     async def __aenter__(self) -> Self:
@@ -49,31 +48,22 @@ class FaultyProxy:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self._close()
+        await self.set_fault(ProxyFault(refuses=True))
 
     async def set_fault(self, fault: ProxyFault) -> None:
         """From now on behave as `fault` says, and close connections that were kept silent."""
         before, self._fault = self._fault, fault
-        if before.silent:
-            self._cut()
-        if fault.refuses and not before.refuses:
-            self._close()
-        elif before.refuses and not fault.refuses:
+        if before.silent or fault.refuses:
+            for writer in self._open:
+                writer.transport.abort()
+        if fault.refuses:
+            self._server.close()
+        elif before.refuses:
             await self._listen()
 
     async def _listen(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, backlog=1024)
         self.port = self._server.sockets[0].getsockname()[1]
-
-    def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-        self._cut()
-
-    def _cut(self) -> None:
-        for writer in self._open:
-            writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward requests and answers until one side closes; then close the other side."""

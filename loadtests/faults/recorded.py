@@ -4,10 +4,9 @@ import random
 from collections.abc import Iterator
 from typing import Any  # a result is JSON of three shapes
 
-import httpx
 import msgspec
 
-from loadtests.faults.topology import Question, TopologyError
+from loadtests.faults.topology import Question, TopologyError, client_of
 from loadtests.workload import sentences
 
 _POPULAR, _OTHERS = 60, 600
@@ -53,10 +52,10 @@ class RecordedAnswers:
         Raises:
             TopologyError: a request fails, or its two answers differ.
         """
-        headers = {"authorization": f"Bearer {key}", "cache-control": "no-cache"}
         texts = self._popular + self._others
         parts = [texts[n : n + _ITEMS_AT_ONCE] for n in range(0, len(texts), _ITEMS_AT_ONCE)]
-        with httpx.Client(base_url=url, headers=headers, timeout=60.0) as client:
+        with client_of(url, key) as client:
+            client.headers["cache-control"] = "no-cache"
             for path, model in sorted({(path, model) for _, path, model, _, _ in _KINDS}):
                 for part in parts * 2:
                     answer = client.post(path, json={"model": model, "input": part})

@@ -1,40 +1,35 @@
-"""Runs cases one after another: starts the load, injects the fault, judges and records."""
+"""Runs cases one after another: starts the load, injects the fault, and judges the answers."""
 
-import signal
 import tempfile
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from datetime import UTC, datetime
-from itertools import groupby
+from functools import partial
 from pathlib import Path
-from typing import Any  # figures are values of many types
 
 import msgspec
 
-from loadtests.faults import judge, report
+from loadtests.faults import judge
 from loadtests.faults.catalogue import Case, Fault, Outcome
 from loadtests.faults.judge import SETTLED, Sent
 from loadtests.faults.load import Load
 from loadtests.faults.topology import FAILURES, Topology
 
 _LEDGER = 60.0
-_LONGEST_CASE = 1200
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A fault to inject into a part. `number` counts the runs of the same job from 0."""
+    """A fault to inject into a part."""
 
     fault: Fault
     part: str
-    number: int = 0
 
     @property
     def name(self) -> str:
-        """The job's name in records."""
-        count = f"#{self.number + 1}" if self.number else ""
-        return " ".join(filter(None, (self.fault.topology, self.fault.name, self.part, count)))
+        """Topology, fault and part: `processes kill worker`."""
+        return " ".join(filter(None, (self.fault.topology, self.fault.name, self.part)))
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,70 +49,41 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_jobs(
-    jobs: Sequence[Job],
-    make: Callable[[str, Path, object], Topology],
-    path: Path,
-    *,
-    commit: str,
-    pace: Pace,
-    within: float,
-    show: Callable[[report.Record], None],
-) -> list[Job]:
-    """Run the jobs that have no record for this commit; return the jobs for which no time was left.
+    jobs: Sequence[Job], make: Callable[[str, Path, object], Topology], pace: Pace
+) -> Iterator[tuple[Job, Outcome]]:
+    """Run the jobs one after another, and yield each with its outcome.
 
-    `make` takes a topology's name, an empty folder and the faults' setup, and builds the topology.
-    Consecutive jobs share a running topology if their setups are equal. `path` is the file of
-    records. No job begins later than `within` seconds after the first job.
+    `make` takes a topology's name, an empty folder and a fault's setup, and builds the topology.
+    Consecutive jobs share a running topology if their setups are equal. After a finding, the next
+    job gets a new topology.
     """
-    known = report.records(path, commit)
-    left = [job for job in jobs if job.name not in known]
-    until = time.monotonic() + within
-    for (name, setup, plays), group in groupby(
-        list(left), lambda job: (job.fault.topology, job.fault.setup, bool(job.fault.play))
-    ):
-        if time.monotonic() > until:
-            return left
+    left = deque(jobs)
+    while left:
+        fault = left[0].fault
+        if fault.play is not None:
+            yield left.popleft(), _outcome(fault.play)
+            continue
         with (
             tempfile.TemporaryDirectory(prefix="faults-") as folder,
-            nullcontext() if plays else make(name, Path(folder), setup) as topology,
+            make(fault.topology, Path(folder), fault.setup) as topology,
         ):
-            for job in group:
-                if time.monotonic() > until:
-                    return left
-                if topology is not None:
-                    topology.restore()
-                record = _recorded(job, topology, commit, pace)
-                report.add(path, record)
-                show(record)
-                left.remove(job)
-    return left
+            findings: Sequence[str] = ()
+            while left and not findings and _share_topology(fault, left[0].fault):
+                job = left.popleft()
+                figures, findings = _outcome(partial(run_case, topology, job, pace))
+                yield job, (figures, findings)
 
 
-def _recorded(job: Job, topology: Topology | None, commit: str, pace: Pace) -> report.Record:
-    started = time.monotonic()
-    figures: dict[str, Any] = {}
-    findings: Sequence[str] = ()
-    former = signal.signal(signal.SIGALRM, _ring)
-    signal.alarm(_LONGEST_CASE)
+def _share_topology(one: Fault, other: Fault) -> bool:
+    return (one.topology, one.setup) == (other.topology, other.setup) and other.play is None
+
+
+def _outcome(run: Callable[[], Outcome]) -> Outcome:
     try:
-        if topology is not None:
-            figures, findings = run_case(topology, job, pace)
-        elif job.fault.play is not None:
-            figures, findings = job.fault.play()
+        return run()
     except Exception as error:  # noqa: BLE001 - the next cases run nevertheless
         traceback.print_exc()
-        findings = [f"the case broke off: {type(error).__name__}: {error}"]
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, former)
-    return report.Record(
-        case=job.name,
-        commit=commit,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        seconds=round(time.monotonic() - started, 1),
-        figures=figures,
-        findings=list(findings),
-    )
+        return {}, [f"the case broke off: {type(error).__name__}: {error}"]
 
 
 def run_case(topology: Topology, job: Job, pace: Pace) -> Outcome:
@@ -184,7 +150,3 @@ def _judged(fault: Fault, case: Case, *, since: float, again: float) -> Iterator
     yield from judge.retries(sent)
     for check in fault.checks:
         yield from check(case)
-
-
-def _ring(*_: object) -> None:
-    raise TimeoutError(f"it did not end within {_LONGEST_CASE} s")

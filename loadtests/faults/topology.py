@@ -4,7 +4,8 @@ import subprocess
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol, Self  # Any: values of rows, and what acts note
 
 import httpx
@@ -12,6 +13,7 @@ import msgspec
 
 from gateway.events.hit_run import ids_from
 from loadtests.faults.judge import LedgerRow
+from testing.loopback import no_authorities
 
 _QUERY = (
     "SELECT id, requests, status, tenant, items, failed FROM usage_events"
@@ -20,14 +22,14 @@ _QUERY = (
 
 
 class TopologyError(Exception):
-    """The test setup itself failed, so the result of the case says nothing about the product."""
+    """The test setup itself failed, or a part of the system did not do what an operator asked."""
 
 
 FAILURES = (
     *(TopologyError, AssertionError, OSError, RuntimeError),
     *(subprocess.SubprocessError, httpx.HTTPError),
 )
-"""A topology raises these when it does not start, or when a fault cannot be injected."""
+"""An act raises one of these when a fault cannot be injected or undone."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +54,7 @@ class Oracle(Protocol):
         ...
 
     def is_right(self, question: Question, body: bytes) -> bool:
-        """Return whether `body` answers the question.
-
-        The load calls this only after its last request.
-        """
+        """Return whether `body` answers the question. Takes some processor time."""
         ...
 
 
@@ -77,17 +76,10 @@ class Topology(ABC):
         """Values that acts leave for checks."""
 
     def __enter__(self) -> Self:
-        """Start every part, and return when all of them work.
-
-        Raises:
-            TopologyError: a part did not start.
-        """
-        try:
-            with ExitStack() as stack:
-                self.start(stack)
-                self._stack = stack.pop_all()
-        except FAILURES as error:
-            raise TopologyError(f"{type(error).__name__}: {error}") from error
+        """Start every part, and return when all of them work."""
+        with ExitStack() as stack:
+            self.start(stack)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -96,15 +88,15 @@ class Topology(ABC):
 
     @abstractmethod
     def start(self, stack: ExitStack) -> None:
-        """Start every part, and give `stack` a callback to stop it. Raises one of `FAILURES`."""
+        """Start every part, and give `stack` a callback to stop it.
+
+        Raises:
+            TopologyError: this machine lacks something.
+        """
 
     @abstractmethod
     def unwell(self) -> Sequence[str]:
         """Return the parts that do not work now."""
-
-    @abstractmethod
-    def restore(self) -> None:
-        """Make all parts work again after a case that left some of them broken."""
 
     @abstractmethod
     def ask_ledger(self, query: str) -> Iterable[Sequence[Any]]:
@@ -117,13 +109,9 @@ class Topology(ABC):
     def counters(self) -> Mapping[str, float]:
         """Return the counters that checks compare, such as each gateway's number of requests.
 
-        Parts that do not answer are left out.
+        The counters of parts that do not answer are 0.
         """
         return {}
-
-    def inside(self) -> AbstractContextManager[None]:
-        """While entered, connections that this thread opens reach `addresses`."""
-        return nullcontext()
 
 
 def ledger_rows(found: Iterable[Sequence[Any]]) -> list[LedgerRow]:
@@ -144,6 +132,28 @@ def ledger_rows(found: Iterable[Sequence[Any]]) -> list[LedgerRow]:
     ]
 
 
+def client_of(url: str, key: str, *, timeout: float = 60.0) -> httpx.Client:
+    """Return a client that sends a bearer token."""
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.Client(base_url=url, headers=headers, timeout=timeout, verify=no_authorities())
+
+
+def counted(admin: httpx.Client, metrics: Mapping[str, str]) -> dict[str, float]:
+    """Read metrics from a gateway's metrics page; each is 0 if the page cannot be read.
+
+    A metric with labels is one series, such as `breaker_openings_total{dependency="cache_redis"}`.
+    A metric without labels is the sum of its series.
+    """
+    page = ""
+    with suppress(httpx.HTTPError):
+        page = admin.get("/metrics").raise_for_status().text
+    lines = [line.removeprefix("sluicegate_").rpartition(" ") for line in page.splitlines()]
+    return {
+        name: sum(float(n) for series, _, n in lines if metric in (series, series.split("{")[0]))
+        for name, metric in metrics.items()
+    }
+
+
 @contextmanager
 def repeating(action: Callable[[], float]) -> Iterator[None]:
     """Call `action` repeatedly in a thread; each call returns the seconds until the next call.
@@ -152,21 +162,16 @@ def repeating(action: Callable[[], float]) -> Iterator[None]:
         TopologyError: `action` raised an error, which ended the thread.
     """
     stop = threading.Event()
-    errors: list[Exception] = []
 
     def run() -> None:
-        try:
-            while not stop.wait(action()):
-                pass
-        except Exception as error:  # noqa: BLE001 - raised again at the exit, in the other thread
-            errors.append(error)
+        while not stop.wait(action()):
+            pass
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    for error in errors:
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run)
+        try:
+            yield
+        finally:
+            stop.set()
+    if error := running.exception():
         raise TopologyError(f"what was repeated failed: {error!r}") from error

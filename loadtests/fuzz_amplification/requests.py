@@ -6,7 +6,7 @@ from typing import Any, NamedTuple  # Any: JSON
 
 import msgspec
 
-from loadtests.fuzz_dialects.routes import ROUTES, Asked, DialectRoute
+from loadtests.fuzz_dialects.routes import ROUTES, TENSOR_ROUTES, Asked, DialectRoute
 from wire.protocol import Task
 
 _MODELS = {
@@ -24,8 +24,6 @@ _LABELS = (1, 2, 32, 256, 300)
 _LABEL_LENGTHS = (3, 60, 4_000, 4_096, 4_097)
 _TEMPLATES = ("{}", "x{}" + " " * 4_090, "{}" + " " * 4_096, "{}x" + " " * 6_000_000)
 _LARGEST = 7_500_000
-_LARGE_SHARE = 0.1
-"""This share of sizes is drawn from all listed sizes, the rest from the smaller half."""
 
 
 class AmplifiedRequest(NamedTuple):
@@ -58,8 +56,8 @@ def lines(seed: int, numbers: Iterator[int], count: int) -> bytes:
 
 
 def _choice(chance: random.Random, sizes: Sequence[int]) -> int:
-    """Return one of the smaller half of `sizes`; in rare cases, one of all `sizes`."""
-    return chance.choice(sizes if chance.random() < _LARGE_SHARE else sizes[: len(sizes) // 2 + 1])
+    """Return one of the smaller half of `sizes`; in a tenth of the cases, one of all `sizes`."""
+    return chance.choice(sizes if chance.random() < 0.1 else sizes[: len(sizes) // 2 + 1])
 
 
 def _texts(chance: random.Random, number: int) -> list[str]:
@@ -87,10 +85,10 @@ def _of_a_dialect(chance: random.Random, number: int) -> AmplifiedRequest:
         query=chance.choice(_texts(chance, number)[:1]),
         names=_labels(chance),
     )
-    is_tensors = route.name.startswith("tensors")
     path = route.path.replace("{model}", asked.model)
     body = msgspec.json.encode(route.body(asked))
-    return AmplifiedRequest(route.name, path, body, (route, asked) if is_tensors else None)
+    tensors = (route, asked) if route in TENSOR_ROUTES else None
+    return AmplifiedRequest(route.name, path, body, tensors)
 
 
 def _zero_shot(chance: random.Random, number: int) -> AmplifiedRequest:

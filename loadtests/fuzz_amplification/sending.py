@@ -1,9 +1,7 @@
-"""Sends the requests of one customer to the system under test.
-
-The sending processes have a low scheduling priority, so that they do not slow the system.
-"""
+"""Sends the requests of two customers, from processes of their own: large ones, and hits."""
 
 import contextlib
+import http.client
 import io
 import os
 import time
@@ -16,10 +14,8 @@ import grpc
 import httpx
 
 from gateway.supervisor.priority import give_way
-from loadtests.fuzz_amplification.judging import Observed
 from loadtests.fuzz_amplification.requests import AmplifiedRequest, amplified, lines
-from loadtests.fuzz_dialects.routes import Asked, DialectRoute
-from loadtests.fuzz_dialects.rpc import METHOD, tensor_message
+from loadtests.fuzz_dialects.routes import METHOD, tensor_message
 from testing.loopback import no_authorities
 
 _PATIENCE = 120.0
@@ -32,8 +28,23 @@ _MOST_DISCARDED = 64 * 1024 * 1024
 """Of a body that is too long, the gateway reads this many bytes and then ends the connection."""
 _CALL_SHARE = 4
 """One in this many requests of tensors goes over gRPC."""
-_AT_ONCE = 4
+_AT_ONCE = 8
 _BATCH_ENDS = ("completed", "failed", "expired", "cancelled")
+_BATCHES_END_WITHIN = 30.0
+
+
+_HIT = b'{"model":"sentiment","input":"a film"}'
+_BETWEEN_HITS = 0.02
+
+
+class Answer(NamedTuple):
+    """An answer to a kind of request, with the sizes of both in bytes."""
+
+    kind: str
+    status: int
+    """The status over HTTP; 0 means that the connection ended."""
+    sent: int
+    received: int
 
 
 class Target(NamedTuple):
@@ -44,8 +55,25 @@ class Target(NamedTuple):
     key: str
 
 
+def hits(port: int, key: str, duration: float) -> list[float]:
+    """Send one hit after another for `duration` seconds; return their latencies in seconds."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
+    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    ends_at, latencies = time.monotonic() + duration, list[float]()
+    while time.monotonic() < ends_at:
+        started = time.perf_counter()
+        try:
+            connection.request("POST", "/v1/classify", _HIT, headers)
+            connection.getresponse().read()
+        except (OSError, http.client.HTTPException):
+            connection.close()
+        latencies.append(time.perf_counter() - started)
+        time.sleep(_BETWEEN_HITS)
+    return latencies[1:]  # the first request computes the answer
+
+
 def leave_the_session() -> None:
-    """Start a new session with a low priority for this process.
+    """Start a new session with a low priority for this process, so that it slows the system less.
 
     Linux divides the processor among sessions first. In the session of the test, the sender's low
     priority would have no effect on the gateway's processes, which have sessions of their own.
@@ -54,100 +82,94 @@ def leave_the_session() -> None:
     give_way()
 
 
-def send_all(target: Target, seed: int, numbers: range) -> Observed:
-    """Send the requests with these numbers, four at a time; return the answers."""
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        parts = [numbers[each::_AT_ONCE] for each in range(_AT_ONCE)]
-        senders = [pool.submit(_Sender(target, seed).send, part) for part in parts]
-        observed = Observed()
-        for sender in senders:
-            observed.add(sender.result())
-    return observed
+def send_all(target: Target, seed: int, duration: float) -> list[Answer]:
+    """Send requests for `duration` seconds, eight at a time; return the answers."""
+    ends_at = time.monotonic() + duration
+    sender, numbers = _Sender(target, seed), count()
+
+    def send() -> list[Answer]:
+        answers = list[Answer]()
+        while time.monotonic() < ends_at:
+            answers.append(sender.send(next(numbers)))
+        return answers
+
+    with sender.client, sender.channel:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            sending = [pool.submit(send) for _ in range(_AT_ONCE)]
+        answers = [answer for sent in sending for answer in sent.result()]
+        return [*answers, *sender.batch_answers()]
 
 
 class _Sender:
-    """Sends one request after another."""
+    """Sends requests, also from several threads at once."""
 
     def __init__(self, target: Target, seed: int) -> None:
-        self._target = target
         self._seed = seed
-        self._observed = Observed()
+        self._key = target.key
+        headers = {"authorization": f"Bearer {target.key}", "accept-encoding": "identity"}
+        self.client = httpx.Client(
+            base_url=target.url, headers=headers, verify=no_authorities(), timeout=_PATIENCE
+        )
+        self.channel = grpc.insecure_channel(target.grpc_address)
         self._batches: list[str] = []
 
-    def send(self, numbers: range) -> Observed:
-        """Send the requests with these numbers, wait for batch jobs, and return all answers."""
-        headers = {"authorization": f"Bearer {self._target.key}", "accept-encoding": "identity"}
-        with (
-            httpx.Client(
-                base_url=self._target.url,
-                headers=headers,
-                verify=no_authorities(),
-                timeout=_PATIENCE,
-            ) as client,
-            grpc.insecure_channel(self._target.grpc_address) as channel,
-        ):
-            for number in numbers:
-                asked = amplified(self._seed, number)
-                if number % _REQUESTS_A_BATCH == _REQUESTS_A_BATCH // 2:
-                    self._send_batch(client, number)
-                elif asked.tensors is not None and number % _CALL_SHARE == 0:
-                    self._call(channel, asked, *asked.tensors)
-                else:
-                    self._ask(client, asked)
-            self._read_batches(client)
-        return self._observed
+    def send(self, number: int) -> Answer:
+        """Send the request with this number."""
+        if number % _REQUESTS_A_BATCH == _REQUESTS_A_BATCH // 2:
+            return self._send_batch(number)
+        asked = amplified(self._seed, number)
+        if asked.tensors is not None and number % _CALL_SHARE == 0:
+            return self._call(asked.kind, tensor_message(*asked.tensors, "a").SerializeToString())
+        return self._ask(asked)
 
-    def _ask(self, client: httpx.Client, asked: AmplifiedRequest) -> None:
+    def _ask(self, asked: AmplifiedRequest) -> Answer:
         headers = {"content-type": "application/json", "x-request-timeout": f"{_ALLOWED:g}"}
         status, received = 0 if len(asked.body) <= _MOST_DISCARDED else _REFUSED, 0
         with contextlib.suppress(httpx.TransportError):
-            answer = client.post(asked.path, content=asked.body, headers=headers)
+            answer = self.client.post(asked.path, content=asked.body, headers=headers)
             status, received = answer.status_code, len(answer.content)
-        self._add(asked.kind, status, len(asked.body), received)
+        return Answer(asked.kind, status, len(asked.body), received)
 
-    def _call(
-        self, channel: grpc.Channel, asked: AmplifiedRequest, route: DialectRoute, what: Asked
-    ) -> None:
-        message = tensor_message(route, what, "a").SerializeToString()
-        metadata = (("authorization", f"Bearer {self._target.key}"),)
+    def _call(self, kind: str, message: bytes) -> Answer:
         status, received = 200, 0
         try:
-            ask = channel.unary_unary(METHOD)
+            ask = self.channel.unary_unary(METHOD)
+            metadata = (("authorization", f"Bearer {self._key}"),)
             received = len(ask(message, metadata=metadata, timeout=_ALLOWED))
         except grpc.RpcError as error:
             status = 500 if error.code() is grpc.StatusCode.INTERNAL else 503
-        self._add(f"{asked.kind} over gRPC", status, len(message), received)
+        return Answer(f"{kind} over gRPC", status, len(message), received)
 
-    def _send_batch(self, client: httpx.Client, number: int) -> None:
+    def _send_batch(self, number: int) -> Answer:
         content = lines(self._seed, count(number), _LINES)
         files = {"file": ("lines.jsonl", io.BytesIO(content))}
-        sent = client.post("/v1/files", data={"purpose": "batch"}, files=files)
+        sent = self.client.post("/v1/files", data={"purpose": "batch"}, files=files)
         body = {
             "input_file_id": sent.json().get("id", ""),
             "endpoint": "/v1/embed",
             "completion_window": "24h",
         }
-        made = client.post("/v1/batches", json=body)
+        made = self.client.post("/v1/batches", json=body)
         if made.is_success:
             self._batches.append(made.json()["id"])
-        self._add("a batch", made.status_code, len(content), len(made.content))
+        return Answer("a batch", made.status_code, len(content), len(made.content))
 
-    def _read_batches(self, client: httpx.Client) -> None:
-        """Wait for every batch job, and count the bytes of its file of answers."""
-        ends_at = time.monotonic() + _PATIENCE
+    def batch_answers(self) -> Iterator[Answer]:
+        """Wait for a while for the batch jobs, and read the files of the jobs that have ended."""
+        ends_at = time.monotonic() + _BATCHES_END_WITHIN
         for batch in self._batches:
-            for output in self._outputs(client, batch, ends_at):
-                answer = client.get(f"/v1/files/{output}/content")
-                kind = "a batch's answers"
-                self._add(kind, answer.status_code, 200_000 * _LINES, len(answer.content))
+            now = self._ended(batch, ends_at)
+            for output in filter(None, (now["output_file_id"], now["error_file_id"])):
+                answer = self.client.get(f"/v1/files/{output}/content")
+                yield Answer(
+                    "a batch's answers", answer.status_code, 200_000 * _LINES, len(answer.content)
+                )
 
-    def _outputs(self, client: httpx.Client, batch: str, ends_at: float) -> Iterator[str]:
-        while time.monotonic() < ends_at:
-            now = client.get(f"/v1/batches/{batch}").raise_for_status().json()
-            if now["status"] in _BATCH_ENDS:
-                yield from [now[name] for name in ("output_file_id", "error_file_id") if now[name]]
-                return
-            time.sleep(1.0)
-
-    def _add(self, kind: str, status: int, sent: int, received: int) -> None:
-        self._observed.add_answer(kind, status, sent=sent, received=received)
+    def _ended(self, batch: str, ends_at: float) -> dict[str, str | None]:
+        """Return a batch job once it has ended, or as it is at `ends_at`."""
+        now: dict[str, str | None]
+        while True:
+            now = self.client.get(f"/v1/batches/{batch}").raise_for_status().json()
+            if now["status"] in _BATCH_ENDS or time.monotonic() > ends_at:
+                return now
+            time.sleep(0.5)

@@ -1,9 +1,11 @@
 """Answers like a backend, sometimes late and in any order; each result names tenant and text.
 
-A result that was computed for another caller or text is thus recognizable in the answer.
+A result that was computed for another caller or text is thus recognizable in the answer. The judge
+computes its expected answers by the same functions.
 """
 
 import asyncio
+import hashlib
 import random
 from collections.abc import Callable
 from typing import Any  # Any: the items of all tasks
@@ -12,7 +14,6 @@ import msgspec
 
 from backends.algorithms.questions import check_choices, hypotheses
 from backends.errors import ItemRefused
-from loadtests.fuzz_dialects import answers
 from testing.stub_backend import Reply, StubBackend, stub_model
 from wire.protocol import (
     Call,
@@ -42,6 +43,7 @@ DOCUMENT_MODELS: dict[str, dict[str, Any]] = {
 _DOCUMENTED = ("stub", "sentiment", "topics", "minilm", "entities-demo", "reviewer")
 """Models of every task, including the models in the examples of the customers' OpenAPI document."""
 _PAUSES = (*(0.0,) * 12, 0.001, 0.005, 0.03)
+_DIMENSIONS, _MOST_DIMENSIONS = 8, 1024
 
 
 def models() -> list[ModelInfo]:
@@ -56,6 +58,50 @@ def models() -> list[ModelInfo]:
     return own + [stub_model(name) for name in _DOCUMENTED]
 
 
+def tokens(text: str) -> int:
+    """Return the number of tokens of a text."""
+    return 1 + len(text) % 7
+
+
+def vector(scope: str, text: str, dimensions: int | None, *, normalize: bool = True) -> list[float]:
+    """Return the vector of a text; float32 represents it exactly, and no element is zero."""
+    digest = _digest(dimensions or _DIMENSIONS, scope, text, dimensions, normalize)
+    return [(2 * byte - 255) / 256 for byte in digest]
+
+
+def score(scope: str, *texts: str) -> float:
+    """Return the score of a text, between 0 and 1; float32 represents it exactly."""
+    return int.from_bytes(_digest(2, scope, *texts)) / 2**16
+
+
+def labels(scope: str, text: str) -> list[dict[str, Any]]:
+    """Return two labels of a text; the first label contains scope and text."""
+    best = 0.5 + score(scope, text) / 4
+    return [{"label": f"{scope}|{text}", "score": best}, {"label": "negative", "score": 1 - best}]
+
+
+def chosen(scope: str, text: str, names: list[str]) -> list[dict[str, Any]]:
+    """Return the caller's labels for a text, best first."""
+    found = [{"label": name, "score": score(scope, text, name)} for name in names]
+    return sorted(found, key=lambda one: one["score"], reverse=True)
+
+
+def entity(scope: str, text: str) -> dict[str, Any]:
+    """Return the entity at the beginning of a text."""
+    start = text[:3]
+    return {
+        "label": f"{scope}|{text}",
+        "score": score(scope, text),
+        "text": start,
+        "start": 0,
+        "end": len(start),
+    }
+
+
+def _digest(size: int, *parts: object) -> bytes:
+    return hashlib.shake_128(repr(parts).encode()).digest(size)
+
+
 async def answer(stub: StubBackend, call: Call, reply: Reply) -> None:
     """Answer the items of a call in random order."""
     places = list(range(len(call.items)))
@@ -64,11 +110,12 @@ async def answer(stub: StubBackend, call: Call, reply: Reply) -> None:
     for part in (places[:middle], places[middle:]):
         await asyncio.sleep(random.choice(_PAUSES))
         if part:
-            await reply.send(*(_outcome(call, place) for place in part))
+            await reply.send(*(outcome(call, place) for place in part))
     await reply.end(stub.report)
 
 
-def _outcome(call: Call, place: int) -> Done | Failed:
+def outcome(call: Call, place: int) -> Done | Failed:
+    """Return the result of an item, or its refusal."""
     item = call.items[place]
     body = msgspec.msgpack.decode(item.body)
     try:
@@ -77,7 +124,7 @@ def _outcome(call: Call, place: int) -> Done | Failed:
         return Failed(
             index=place, status=422, code=refused.code, detail=str(refused), retryable=False
         )
-    return Done(index=place, result=result, rows=1, tokens=answers.tokens(str(body)))
+    return Done(index=place, result=result, rows=1, tokens=tokens(str(body)))
 
 
 def _result(call: Call, scope: str, body: Any) -> Any:
@@ -86,24 +133,23 @@ def _result(call: Call, scope: str, body: Any) -> Any:
     match call.task:
         case Task.EMBED:
             asked = decode(call.parameters, type=EmbedParameters)
-            vector = answers.vector(
-                scope, body, dimensions=asked.dimensions, normalize=asked.normalize
-            )
-            return {"embedding": vector}
+            if (asked.dimensions or 1) > _MOST_DIMENSIONS:
+                raise ItemRefused("bad_dimensions", "`dimensions` is too large")
+            return {"embedding": vector(scope, body, asked.dimensions, normalize=asked.normalize)}
         case Task.RERANK:
             query = decode(call.parameters, type=RerankParameters).query
-            return {"score": answers.score(scope, query, body)}
+            return {"score": score(scope, query, body)}
         case Task.ZERO_SHOT:
             parameters = decode(call.parameters, type=ZeroShotParameters)
             hypotheses(parameters)
-            return {"labels": answers.chosen(scope, body, parameters.labels)}
+            return {"labels": chosen(scope, body, parameters.labels)}
         case _:
             return _RESULTS[call.task](scope, body)
 
 
 def _classified(scope: str, body: Any) -> Any:
     text = body if isinstance(body, str) else "|".join(body)
-    return {"labels": answers.labels(scope, text)}
+    return {"labels": labels(scope, text)}
 
 
 def _chosen(_: str, body: Any) -> Any:
@@ -118,7 +164,7 @@ def _tokens(_: str, body: Any) -> Any:
 
 _RESULTS: dict[Task, Callable[[str, Any], Any]] = {
     Task.CLASSIFY: _classified,
-    Task.ENTITIES: lambda scope, body: {"entities": [answers.entity(scope, body)]},
+    Task.ENTITIES: lambda scope, body: {"entities": [entity(scope, body)]},
     Task.CHOOSE: _chosen,
     Task.INFER: lambda scope, body: {"scope": scope, "item": body},
     Task.TOKENIZE: _tokens,

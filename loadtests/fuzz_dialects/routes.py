@@ -1,16 +1,19 @@
-"""Lists the routes of all dialects, with the body and the reader of each.
+"""Lists the routes of all dialects, with the body and the reader of each, and speaks gRPC.
 
 `read` translates the answers of all dialects into the form that `expected` returns.
 """
 
+import base64
+import struct
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple  # Any: JSON
+from typing import Any, NamedTuple  # Any: JSON, and messages, whose classes are made at run time
 
+import grpc
 import msgspec
 
 from gateway.api.answers import SCORE_DECIMALS
-from loadtests.fuzz_dialects import answers
-from loadtests.fuzz_dialects.backend import MODERATION
+from gateway.rpc.messages import MessageTable
+from loadtests.fuzz_dialects import backend
 from loadtests.fuzz_http.expect import UnexpectedResponse
 from wire.protocol import Task
 
@@ -32,24 +35,37 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         """Return the right answer to a task, in the common form."""
         match task:
             case Task.EMBED:
-                return [answers.in_form(numbers, self.form) for numbers in self.vectors()]
+                return [_in_form(numbers, self.form) for numbers in self.vectors()]
             case Task.RERANK:
-                scores = [answers.score(self.scope, self.query, text) for text in self.texts]
+                scores = [backend.score(self.scope, self.query, text) for text in self.texts]
                 return _best_first(scores)
             case Task.ZERO_SHOT:
-                return [_pairs(answers.chosen(self.scope, t, self.names)) for t in self.texts]
+                return [_pairs(backend.chosen(self.scope, t, self.names)) for t in self.texts]
             case Task.ENTITIES:
-                return _entities([answers.entity(self.scope, text)] for text in self.texts)
+                return _entities([backend.entity(self.scope, text)] for text in self.texts)
             case _:
-                return [_pairs(answers.labels(self.scope, text)) for text in self.texts]
+                return [_pairs(backend.labels(self.scope, text)) for text in self.texts]
 
     def vectors(self) -> list[list[float]]:
         """Return the vector of each text."""
-        return [answers.vector(self.scope, text, dimensions=self.dimensions) for text in self.texts]
+        return [backend.vector(self.scope, text, self.dimensions) for text in self.texts]
 
     def tokens(self) -> int:
         """Return the tokens of all texts."""
-        return sum(map(answers.tokens, self.texts))
+        return sum(map(backend.tokens, self.texts))
+
+
+def _in_form(numbers: list[float], form: str) -> Any:
+    """Return a vector as JSON in one of the forms of docs/api.md."""
+    if form == "float":
+        return numbers
+    if form == "base64":
+        return base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
+    if form == "int8":
+        most = max(map(abs, numbers))
+        return [round(number * (127 / most)) for number in numbers]
+    bits = "".join("1" if number > 0 else "0" for number in numbers)
+    return [int(bits[at : at + 8].ljust(8, "0"), 2) for at in range(0, len(bits), 8)]
 
 
 Fields = dict[str, Any]
@@ -149,9 +165,9 @@ def _openai_vectors(payload: Any, asked: Asked) -> Any:
 
 def _moderated(payload: Any, asked: Asked) -> Any:
     """Return the labels with the scores of the moderation categories."""
-    (category,) = MODERATION.values()
+    (category,) = backend.MODERATION.values()
     scores = [one["category_scores"][category] for one in payload["results"]]
-    both = [answers.labels(asked.scope, text) for text in asked.texts]
+    both = [backend.labels(asked.scope, text) for text in asked.texts]
     return [
         _pairs([one, other | {"score": s}]) for (one, other), s in zip(both, scores, strict=True)
     ]
@@ -236,7 +252,7 @@ def _output(payload: Any, asked: Asked, name: str) -> list[Any]:
 def _best_labels(payload: Any, asked: Asked) -> Any:
     """Return the best labels of the answer, followed by the other expected labels."""
     best = [_output(payload, asked, name) for name in ("LABEL", "SCORE")]
-    expected = [_pairs(answers.labels(asked.scope, text))[1:] for text in asked.texts]
+    expected = [_pairs(backend.labels(asked.scope, text))[1:] for text in asked.texts]
     return [[pair, *others] for pair, others in zip(zip(*best, strict=True), expected, strict=True)]
 
 
@@ -298,3 +314,59 @@ ROUTES: tuple[DialectRoute, ...] = (
                      map(msgspec.json.decode, _output(found, asked, "ENTITIES")))),
 )  # fmt: skip
 TENSOR_ROUTES = tuple(route for route in ROUTES if route.path == _TENSORS)
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+_PATIENCE = 60.0
+_MESSAGES = MessageTable()
+
+
+def infer(channel: grpc.Channel, message: Any, key: str, request_id: str) -> Any:
+    """Start a call with this message, and return its future."""
+    start = channel.unary_unary(
+        METHOD,
+        request_serializer=lambda message: message.SerializeToString(),
+        response_deserializer=_MESSAGES["ModelInferResponse"].FromString,
+    )
+    metadata = (("authorization", f"Bearer {key}"), ("x-request-id", request_id))
+    return start.future(message, metadata=metadata, timeout=_PATIENCE)
+
+
+def tensor_message(route: DialectRoute, asked: Asked, unique: str) -> Any:
+    """Return the gRPC message of a request to a route of tensors."""
+    body = route.body(asked)
+    return _MESSAGES["ModelInferRequest"](
+        model_name=asked.model,
+        id=unique,
+        parameters={name: {"int64_param": value} for name, value in body["parameters"].items()},
+        inputs=[
+            {
+                "name": one["name"],
+                "datatype": one["datatype"],
+                "shape": one["shape"],
+                "contents": {"bytes_contents": [text.encode() for text in one["data"]]},
+            }
+            for one in body["inputs"]
+        ],
+    )
+
+
+def payload_of(message: Any) -> dict[str, Any]:
+    """Return an answer in the form that it has over HTTP."""
+    pairs = zip(message.outputs, message.raw_output_contents, strict=True)
+    return {
+        "model_name": message.model_name,
+        "outputs": [
+            {"name": one.name, "shape": list(one.shape), "data": _data(one.datatype, raw)}
+            for one, raw in pairs
+        ],
+    }
+
+
+def _data(datatype: str, raw: bytes) -> list[Any]:
+    if datatype == "FP32":
+        return list(struct.unpack(f"<{len(raw) // 4}f", raw))
+    texts, at = list[str](), 0
+    while at < len(raw):  # each text is stored after its length
+        (size,) = struct.unpack_from("<I", raw, at)
+        texts.append(raw[at + 4 : at + 4 + size].decode())
+        at += 4 + size
+    return texts

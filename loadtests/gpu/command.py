@@ -1,27 +1,31 @@
-"""Runs each GPU section in a process with a time limit: `python -m loadtests.gpu`."""
+"""Measures a GPU, each section in a process with a time limit: `python -m loadtests gpu`."""
 
 import contextlib
 import importlib
-import importlib.metadata
 import multiprocessing
 import os
-import shutil
 import signal
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
+from backends.errors import ExecutorDied
+from backends.executors.cuda import explain
 from backends.settings import Provider
 from loadtests.gpu.plan import SECTIONS, Options
-from loadtests.gpu.results import UNFINISHED, Journal, SectionState, render
+from loadtests.gpu.results import Measurement, Measuring, Report, Section, begin, show_report, write
+
+Figures = Callable[[Options, str, Report], Iterator[Measuring]]
+"""The function `figures` of a section's module."""
 
 # If less time than this is left, a section is not started.
 _LEAST_SECONDS = 15.0
-_RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "tensorrt-cu13", "torch", "transformers")
 
 
 @click.command("gpu")
@@ -46,106 +50,130 @@ def gpu_command(
     output: Path,
     within: float,
     seconds: float,
-    tiny: bool,  # noqa: FBT001 - click passes it
     **given: Any,  # click checks the values
 ) -> None:
     """Check whether a GPU computes correctly, then measure the most important figures first."""
     until = time.monotonic() + within
     output.mkdir(parents=True, exist_ok=True)
-    seconds = min(seconds, 0.5) if tiny else seconds
     with tempfile.TemporaryDirectory(prefix="sluicegate-gpu-") as folder:
-        options = Options(
-            output=output.absolute(), work=Path(folder), seconds=seconds, tiny=tiny, **given
-        )
-        Journal.begin(options, _runtimes(), again=only)
+        seconds = min(seconds, 0.5) if given["tiny"] else seconds
+        options = Options(output=output.absolute(), work=Path(folder), seconds=seconds, **given)
+        report = begin(options, again=only)
         for section in only or SECTIONS:
+            found = report.sections.setdefault(section, Section())
+            if found.status == "done":
+                continue
             budget = min(options.budget(section), until - time.monotonic())
             if budget < _LEAST_SECONDS:
                 print(f"{section}: no time is left; the same command goes on with it", flush=True)
                 continue
             print(f"{section}: up to {budget:.0f} s", flush=True)
-            state = supervise(section, options, budget)
-            print(f"{section}: {state.status} in {state.took:.1f} s {state.reason}", flush=True)
-    text = render(Journal(output).report)
-    (output / "gpu.md").write_text(text + "\n")
-    print(f"\n{text}")
+            _measure(section, options, report, time.monotonic() + budget)
+            write(report, output)
+            print(f"{section}: {found.status} {found.reason}", flush=True)
+    show_report(report)
 
 
-def supervise(section: str, options: Options, budget: float) -> SectionState:
-    """Run a section in a process, and start another process each time a process dies.
+def _measure(section: str, options: Options, report: Report, until: float) -> None:
+    """Measure the figures of a section that are missing, in a process.
 
-    The next process continues after the figure at which its predecessor died. The section ends when
-    a process dies before it has finished a figure.
+    When the process dies, another process continues after the figure at which it died.
     """
-    started, count = time.perf_counter(), -1
-    state = SectionState(status="out of time", reason="it was not finished")
-    while (left := budget - (time.perf_counter() - started)) > 0:
-        status = _run_process(section, options, left)
-        journal = Journal(options.output)
-        if status == 0:
-            state = journal.report.sections[section]
-            break
-        figures = journal.report.figures
-        if status is None:
-            # The next run of the command measures what was left for lack of time.
-            for name in [name for name, each in figures.items() if each.note == UNFINISHED]:
-                journal.put(name, None)
-            break
-        state = SectionState(status="failed", reason=f"it ended with {status}; see {section}.log")
-        if len(figures) == count:
-            break
-        count = len(figures)
-    for logs in options.work.glob("up-*/up/logs"):
-        folder = logs.parents[1]
-        shutil.copytree(logs, options.output / folder.name, dirs_exist_ok=True)
-        shutil.copy(folder / "up.out", options.output / folder.name)
-    took = round(time.perf_counter() - started, 1)
-    state = SectionState(status=state.status, reason=state.reason, took=took)
-    Journal(options.output).close(section, state)
-    return state
+    found = report.sections[section]
+    is_ended = False
+    while not is_ended:
+        name = ""
+        with _process(section, options, report, until) as receive:
+            try:
+                while name := receive():
+                    found.figures[name] = Measurement(passed=False, note="its process died")
+                    result = receive()
+                    if result is None:
+                        del found.figures[name]
+                    else:
+                        found.figures[name] = result
+                    name = ""
+                    write(report, options.output)
+                found.status, found.reason = receive()
+                is_ended = True
+            except TimeoutError:
+                found.figures.pop(name, None)
+                found.status, found.reason = "unfinished", "out of time"
+                is_ended = True
+            except EOFError:
+                found.status, found.reason = "failed", f"see {section}.log"
+                is_ended = not name
 
 
-def _run_process(section: str, options: Options, left: float) -> int | None:
-    """Run one process of a section; return its status, or `None` if the time ran out."""
-    child = multiprocessing.get_context("spawn").Process(target=_begin, args=(section, options))
+@contextlib.contextmanager
+def _process(
+    section: str, options: Options, report: Report, until: float
+) -> Iterator[Callable[[], Any]]:
+    """Run a section in a process; yield a function that returns what the process sends.
+
+    The function raises `TimeoutError` if nothing comes until `until`, and `EOFError` if the process
+    has died.
+    """
+    results, sender = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("spawn").Process(
+        target=_run, args=(section, options, report, sender)
+    )
     child.start()
+    sender.close()
+
+    def receive() -> Any:
+        if not results.poll(max(0.0, until - time.monotonic())):
+            raise TimeoutError
+        return results.recv()
+
     try:
-        child.join(left)
-        return child.exitcode
+        yield receive
     finally:
         # This also ends processes that the section started, since they are in its session.
-        if child.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid or 0, signal.SIGKILL)
         child.kill()
         child.join()
 
 
-def _begin(section: str, options: Options) -> None:
-    """Begin a section in this process, which leads a session and writes the section's log."""
+def _run(section: str, options: Options, report: Report, sender: Connection) -> None:
+    """Measure figures in this process, which leads a session and writes the section's log.
+
+    Send the name of each figure and then its result. Send "" and the section's state at the end.
+    """
     os.setsid()
     with (options.output / f"{section}.log").open("ab") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    state = run_section(section, options)
-    Journal(options.output).close(section, state)
-
-
-def run_section(section: str, options: Options) -> SectionState:
-    """Run a section in this process; skip it if a package is missing, and name the package."""
+    known = report.sections[section].figures
+    state = "done", ""
     try:
-        module = importlib.import_module(f"loadtests.gpu.{SECTIONS[section].module}")
-        run: Callable[[Options, str], SectionState] = module.run
-        return run(options, section)
+        module = importlib.import_module(f"loadtests.gpu.{SECTIONS[section][0]}")
+        figures: Figures = module.figures
+        for name, measure in figures(options, section, report):
+            if name not in known:
+                sender.send(name)
+                result = _result(measure)
+                if result is not None:
+                    known[name] = result
+                sender.send(result)
     except ModuleNotFoundError as error:
-        reason = f"the package `{error.name}` is not installed"
-        return SectionState(status="skipped", reason=reason)
+        state = "skipped", f"the package `{error.name}` is not installed"
+    if section == "check" and not any(
+        each.passed and each.error is not None for each in known.values()
+    ):
+        state = "failed", "no form gives the right answers"
+    sender.send("")
+    sender.send(state)
 
 
-def _runtimes() -> str:
-    """Return the versions of the installed runtimes."""
-    found = []
-    for name in _RUNTIMES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{name} {importlib.metadata.version(name)}")
-    return ", ".join(found)
+def _result(measure: Callable[[], Measurement | None]) -> Measurement | None:
+    """Measure a figure. An error fails only this figure; if the device has failed, end."""
+    try:
+        return measure()
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no other base
+        if isinstance(explain(error), ExecutorDied):
+            sys.exit(str(error))  # this process can run nothing any more
+        first = str(error).strip().split("\n", 1)[0]
+        text = " ".join(word.rpartition("/")[2] for word in first.split())  # without folders
+        return Measurement(passed=False, note=f"{type(error).__name__}: {text[:200]}")

@@ -8,7 +8,8 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,22 +23,24 @@ from backends.types import FloatArray
 from loadtests.gpu.models import Batch, batch_of, graph, short
 from loadtests.gpu.plan import (
     CANDIDATES,
-    OUT_OF_MEMORY,
+    CHECKED_ONLY,
+    LARGE,
     PLAIN,
     REFERENCE,
     SMALL,
-    TWO_PROCESSES,
     Candidate,
-    Figure,
     Options,
+    checked,
 )
-from loadtests.gpu.results import Journal, Measurement, SectionState
-from loadtests.gpu.sessions import BareSession, distance, judged, run_on_cpu
+from loadtests.gpu.results import Measurement, Measuring, Report
+from loadtests.gpu.sessions import BareSession, distance, judged, open_bare, run_on_cpu
 
 # An arena that has room for the weights and a small batch, but not for the large batch.
 _SMALL_ARENA = 512 * 1024 * 1024
 _LARGE_BATCH, _LARGE_BATCH_OF_A_CPU = Shape(2048, 512), Shape(64, 32)
 _BESIDE_SECONDS = 2.0
+# If a family has no graph of a kind, the check says so.
+_OTHER_FORMS = ("packed", "heads", "ranges", "gathered", "plain")
 _SAFE = next(each for each in CANDIDATES if each.name == "fp16-heads")
 
 
@@ -49,35 +52,35 @@ class _Case(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     answered: NDArray[np.bool_]
 
 
-def run(options: Options, section: str) -> SectionState:
-    """Compare each graph's outputs with the CPU's outputs; exhaust memory; use two processes."""
-    journal = Journal(options.output)
-    others = {OUT_OF_MEMORY: _run_out_of_memory, TWO_PROCESSES: _run_two_processes}
-    journal.measure(section, lambda figure: others.get(figure.name, _compare)(options, figure))
-    if any(each.passed and each.error is not None for each in journal.report.figures.values()):
-        return SectionState(status="done")
-    return SectionState(status="failed", reason="no form gives the right answers")
+def figures(options: Options, _section: str, _report: Report) -> Iterator[Measuring]:
+    """Compare each graph's outputs with the CPU's outputs; exhaust memory; use two processes.
+
+    BERT is checked in two sizes, because their attention heads differ in width.
+    """
+    forms = (*CANDIDATES, *CHECKED_ONLY)
+    other = [each for each in forms if each.form.attention in _OTHER_FORMS and not each.kernels]
+    for model in (SMALL, LARGE):
+        for each in forms:
+            yield checked(model, each), partial(_compare, options, model, each)
+    yield "out of memory", partial(_run_out_of_memory, options)
+    yield "two processes on one device", partial(_run_two_processes, options)
+    for family in ("modernbert", "deberta-v2"):
+        for each in other:
+            yield checked(family, each), partial(_compare, options, family, each)
 
 
-def _compare(options: Options, figure: Figure) -> Measurement:
+def _compare(options: Options, family: str, candidate: Candidate) -> Measurement:
     """Compare the outputs of one graph with the CPU's outputs, for every batch."""
-    candidate = figure.candidate or REFERENCE
     try:
-        session = _open(options, figure.model, candidate)
+        session = _open(options, family, candidate)
     except WeightsError as error:
         return Measurement(note=f"there is no such form: {error}")
-    worst = max(_worst(session, case) for case in _cases(options, figure.model))
+    worst = max(_worst(session, case) for case in _cases(options, family))
     return judged(worst, candidate)
 
 
-def _open(
-    options: Options, family: str, candidate: Candidate, *, memory_bytes: int | None = None
-) -> BareSession:
-    device = candidate.device_options(options.provider)
-    if memory_bytes is not None:
-        device = msgspec.structs.replace(device, memory_bytes=memory_bytes)
-    size = short(options, family)
-    return BareSession(graph(options, family, candidate.form, size), device, width=size.hidden)
+def _open(options: Options, family: str, candidate: Candidate, **changes: Any) -> BareSession:
+    return open_bare(options, family, candidate, short(options, family), **changes)
 
 
 def _worst(session: BareSession, case: _Case) -> float:
@@ -124,7 +127,7 @@ def _batches(vocabulary: int, *, longest: int) -> Iterator[Batch]:
     yield poisoned
 
 
-def _run_out_of_memory(options: Options, _: Figure) -> Measurement:
+def _run_out_of_memory(options: Options) -> Measurement:
     """Run a batch that needs far more memory than the arena has, then a small batch again."""
     is_bounded = options.provider != "cpu"
     session = _open(options, SMALL, REFERENCE, memory_bytes=_SMALL_ARENA)
@@ -150,7 +153,7 @@ def _is_refused(run: Callable[[], FloatArray]) -> bool:
     return False
 
 
-def _run_two_processes(options: Options, _: Figure) -> Measurement:
+def _run_two_processes(options: Options) -> Measurement:
     """Compare outputs while two processes use the device at the same time."""
     candidate = REFERENCE if options.provider == "cpu" else _SAFE
     for each in (PLAIN, candidate):

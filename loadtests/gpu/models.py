@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from functools import cache
@@ -148,9 +149,7 @@ def _deberta(size: BertShape) -> _Shapes:
     """Return BERT's weights under DeBERTa's names, and weights for relative positions."""
     dropped = ("embeddings.position_embeddings.", "embeddings.token_type_embeddings.")
     shapes: _Shapes = {
-        name.replace("self.query", "self.query_proj")
-        .replace("self.key", "self.key_proj")
-        .replace("self.value", "self.value_proj"): shape
+        re.sub(r"self\.(query|key|value)", r"self.\1_proj", name): shape
         for name, shape in weight_shapes(size).items()
         if not name.startswith(dropped)
     }

@@ -1,39 +1,31 @@
-"""Keeps the results of a run in one file, which is written after each figure."""
+"""Keeps the results of a run in one file, and prints them as a table."""
 
-import sys
+import contextlib
+from collections import ChainMap
 from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from backends.errors import ExecutorDied
-from backends.executors.cuda import explain
 from backends.model_tools.graphs.shapes import PRESETS
 from loadtests.gpu.plan import (
-    BATCHES,
     CANDIDATES,
-    FIGURES,
     MATRIX,
+    TOKENS,
     Candidate,
-    Figure,
     Options,
     alone,
     in_session,
     through_gateway,
 )
 from loadtests.machine import Machine, this_machine
-from loadtests.report import table
+from loadtests.report import Line, milliseconds, show
 from wire.gpus import find_gpus
 
-_COLUMNS = (
-    *("what", "sequences/s", "aim", "tokens/s", "GPU busy", "padding", "error"),
-    *("p50 ms", "p99 ms", "note"),
-)
 FILE = "gpu.json"
-UNFINISHED = "its process died"
-_SAME = ("device", "provider", "tiny")
-"""Fields that must be equal for all figures of a report."""
+_RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "tensorrt-cu13", "torch", "transformers")
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,24 +46,32 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-class SectionState(msgspec.Struct, frozen=True, kw_only=True):
-    """How a section ended."""
+Measuring = tuple[str, Callable[[], Measurement | None]]
+"""The name of a figure, and a function that measures it. A figure without a result is left out."""
 
-    status: Literal["done", "failed", "skipped", "out of time"]
-    reason: str = ""
-    took: float = 0.0
+
+class Section(msgspec.Struct, kw_only=True):
+    """How a section ended, and its figures by name."""
+
+    status: Literal["done", "failed", "skipped", "unfinished"] = "unfinished"
+    reason: str = "no time was left"
+    figures: dict[str, Measurement] = {}
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """All results: the machine, the device, how sections ended, and the figures."""
+    """All results: the machine, the device, and the sections."""
 
     machine: Machine
     device: str
     provider: str
     tiny: bool
     runtime: str
-    sections: dict[str, SectionState] = {}
-    figures: dict[str, Measurement] = {}
+    sections: dict[str, Section] = {}
+
+    @property
+    def figures(self) -> dict[str, Measurement]:
+        """The figures of all sections."""
+        return dict(ChainMap(*(section.figures for section in self.sections.values())))
 
     def rate(self, name: str) -> float:
         """Return the rate of a figure; 0 if it failed or was not measured."""
@@ -85,114 +85,76 @@ class Report(msgspec.Struct, kw_only=True):
         return max(timed, key=rates.__getitem__, default=None)
 
 
-class Journal:
-    """Writes each figure to the file of results immediately, so that a crash loses only one figure.
+def begin(options: Options, *, again: Sequence[str] = ()) -> Report:
+    """Return a report with the results of an earlier run on the same device.
 
-    A figure that has begun is marked as failed until it ends. After a crash, a new process
-    continues with the next figure, because every later run in the crashed process would fail, too.
+    Failed figures of unfinished sections, and the sections in `again`, are dropped.
     """
-
-    def __init__(self, output: Path) -> None:
-        self._path = output / FILE
-        self.report = msgspec.json.decode(self._path.read_bytes(), type=Report)
-
-    @staticmethod
-    def begin(options: Options, runtime: str, again: Sequence[str] = ()) -> "Journal":
-        """Write the file of results, with the correct figures of an earlier run in it.
-
-        Figures of the sections in `again` are dropped.
-        """
-        gpus = find_gpus()
-        names = [f"{gpu.name}, {gpu.memory_bytes >> 20:,} MiB" for gpu in gpus.gpus[:1]]
-        report = Report(
-            machine=this_machine(),
-            device=f"{(*names, 'no GPU')[0]}, driver {gpus.driver or 'none'}",
-            provider=options.provider,
-            tiny=options.tiny,
-            runtime=runtime,
-        )
-        path = options.output / FILE
-        if path.exists():
-            before = msgspec.json.decode(path.read_bytes(), type=Report)
-            if all(getattr(before, each) == getattr(report, each) for each in _SAME):
-                dropped = {figure.name for figure in FIGURES if figure.section in again}
-                report.sections = before.sections
-                report.figures = {
-                    name: each
-                    for name, each in before.figures.items()
-                    if each.passed and name not in dropped
-                }
-        _write(path, report)
-        return Journal(options.output)
-
-    def missing(self, section: str) -> list[Figure]:
-        """Return the figures of a section that have not begun."""
-        names = self.report.figures
-        return [each for each in FIGURES if each.section == section and each.name not in names]
-
-    def measure(self, section: str, work: Callable[[Figure], Measurement | None]) -> SectionState:
-        """Measure the missing figures of a section; a figure without a result is left out.
-
-        An error fails only its own figure. If the device has failed, the process ends.
-        """
-        for figure in self.missing(section):
-            self.put(figure.name, Measurement(passed=False, note=UNFINISHED))
-            try:
-                found = work(figure)
-            except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no other base
-                if isinstance(explain(error), ExecutorDied):
-                    # This process can run nothing any more. The next process continues after this
-                    # figure.
-                    sys.exit(str(error))
-                found = Measurement(passed=False, note=_first_line(error))
-            self.put(figure.name, found)
-        return SectionState(status="done")
-
-    def put(self, name: str, found: Measurement | None) -> None:
-        """Keep the result of a figure, or remove it."""
-        self.report.figures.pop(name, None)
-        if found is not None:
-            self.report.figures[name] = found
-        _write(self._path, self.report)
-
-    def close(self, section: str, state: SectionState) -> None:
-        """Note how a section ended."""
-        self.report.sections[section] = state
-        _write(self._path, self.report)
+    gpus = find_gpus()
+    names = [f"{gpu.name}, {gpu.memory_bytes >> 20:,} MiB" for gpu in gpus.gpus[:1]]
+    report = Report(
+        machine=this_machine(),
+        device=f"{(*names, 'no GPU')[0]}, driver {gpus.driver or 'none'}",
+        provider=options.provider,
+        tiny=options.tiny,
+        runtime=_runtimes(),
+    )
+    path = options.output / FILE
+    before = msgspec.json.decode(path.read_bytes(), type=Report) if path.exists() else report
+    is_same = (before.device, before.provider, before.tiny)
+    if is_same == (report.device, report.provider, report.tiny):
+        report.sections = {
+            name: each for name, each in before.sections.items() if name not in again
+        }
+    for section in report.sections.values():
+        if section.status != "done":
+            section.figures = {n: each for n, each in section.figures.items() if each.passed}
+    write(report, options.output)
+    return report
 
 
-def _write(path: Path, report: Report) -> None:
-    """Replace the file of results atomically."""
-    temporary = path.with_suffix(".part")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-    temporary.replace(path)
+def _runtimes() -> str:
+    """Return the versions of the installed runtimes."""
+    found = []
+    for name in _RUNTIMES:
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{name} {version(name)}")
+    return ", ".join(found)
 
 
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error, with the folders removed from file names."""
-    first = str(error).strip().split("\n", 1)[0]
-    text = " ".join(word.rpartition("/")[2] for word in first.split())
-    return f"{type(error).__name__}: {text[:200]}"
+def write(report: Report, output: Path) -> None:
+    """Replace the file of results."""
+    encoded = msgspec.json.format(msgspec.json.encode(report))
+    (output / FILE).write_bytes(encoded + b"\n")
 
 
-def render(report: Report) -> str:
-    """Return the report as Markdown, with the failed checks and, at the end, the ratios."""
-    lines = [f"## GPU, provider {report.provider}", ""]
-    lines += [f"{report.device}, {report.runtime}", report.machine.headline, ""]
+def show_report(report: Report) -> None:
+    """Print the figures, except the checks that passed, and how sections ended."""
+    lines: list[Line] = [
+        {
+            "what": name,
+            "sequences/s": found.rate,
+            "tokens/s": found.tokens_per_second,
+            "GPU busy": found.busy,
+            "padding": found.waste,
+            "error": found.error,
+            "p50 ms": found.p50 and milliseconds(found.p50),
+            "p99 ms": found.p99 and milliseconds(found.p99),
+            "note": found.note.replace("|", "/") if found.passed else f"FAILED {found.note[:80]}",
+        }
+        for section, each in report.sections.items()
+        for name, found in each.figures.items()
+        if section != "check" or not found.passed
+    ]
+    notes = [
+        f"{name}: {section.status} ({section.reason})"
+        for name, section in report.sections.items()
+        if section.status != "done"
+    ]
     if report.tiny:
-        lines += ["A dry run with toy models: the figures mean nothing.", ""]
-    shown = (
-        _row(figure, found)
-        for figure in FIGURES
-        if (found := report.figures.get(figure.name)) is not None
-        and (figure.section != "check" or not found.passed)
-    )
-    ended = (
-        f"{section}: {state.status} ({state.reason})"
-        for section, state in report.sections.items()
-        if state.status != "done"
-    )
-    return "\n".join([*lines, table(_COLUMNS, shown), "", *ended, *ratios(report)])
+        notes.append("A dry run with toy models: the figures mean nothing.")
+    title = f"GPU, provider {report.provider}: {report.device}, {report.runtime}"
+    show(title, lines, *notes, *ratios(report), keep=False)
 
 
 def ratios(report: Report) -> list[str]:
@@ -202,7 +164,7 @@ def ratios(report: Report) -> list[str]:
     comparable rate is the highest rate that the speed of the device's matrix products allows.
     """
     lines = []
-    for model, length in BATCHES.items():
+    for model, length in TOKENS.items():
         best = report.fastest(model)
         floors = {
             "bare session": report.rate(in_session(model, best.name)) if best else 0.0,
@@ -224,19 +186,3 @@ def _operations(model: str, length: int) -> float:
     shape = PRESETS[model]
     dense = 4 * shape.hidden**2 + 2 * shape.hidden * shape.intermediate
     return float(shape.layers * 2 * length * (dense + 2 * length * shape.hidden))
-
-
-def _row(figure: Figure, found: Measurement) -> list[str]:
-    cells = [
-        (found.rate, ",.0f"),
-        (figure.aim, ",.0f"),
-        (found.tokens_per_second, ",.0f"),
-        (found.busy, ".0%"),
-        (found.waste, ".1%"),
-        (found.error, ".1e"),
-        (found.p50 and 1000 * found.p50, ".2f"),
-        (found.p99 and 1000 * found.p99, ".2f"),
-    ]
-    note = found.note.replace("|", "/") if found.passed else f"FAILED {found.note[:80]}"
-    shown = ["-" if value is None else format(value, form) for value, form in cells]
-    return [figure.name, *shown, note]

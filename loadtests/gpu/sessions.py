@@ -1,8 +1,8 @@
 """Measures the speed of bare sessions: every graph, then the fastest graph with other batches."""
 
 import time
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,25 @@ from backends.executors.host_memory import host_memory
 from backends.executors.padded_batch import PaddedBatch
 from backends.executors.provider import DeviceOptions, open_session
 from backends.model_tools.graphs.options import Precision
+from backends.model_tools.graphs.shapes import BertShape
 from backends.settings import quiet_libraries
 from backends.types import FloatArray, OutputKind
 from loadtests.gpu.models import Batch, graph, random_batch
-from loadtests.gpu.plan import LARGE, PLAIN, REFERENCE, Candidate, Figure, Options, checked
-from loadtests.gpu.results import Journal, Measurement, Report, SectionState
+from loadtests.gpu.plan import (
+    CANDIDATES,
+    FULL_BATCH,
+    IN_FLIGHT,
+    LARGE,
+    PLAIN,
+    REFERENCE,
+    TOKENS,
+    Candidate,
+    Options,
+    alone,
+    checked,
+    in_session,
+)
+from loadtests.gpu.results import Measurement, Measuring, Report
 from loadtests.gpu.timing import timed
 
 # The largest allowed distance from the CPU's fp32 vector, divided by that vector's length.
@@ -69,6 +83,20 @@ class BareSession:
         return lambda: bound.run(padded, run)
 
 
+def open_bare(
+    options: Options, family: str, candidate: Candidate, size: BertShape, **changes: Any
+) -> BareSession:
+    """Open a session over a graph; `changes` are fields of `DeviceOptions`."""
+    device = DeviceOptions(
+        provider=options.provider, attention_kernels=candidate.kernels, graphs=candidate.graphs
+    )
+    return BareSession(
+        graph(options, family, candidate.form, size),
+        msgspec.structs.replace(device, **changes),
+        width=size.hidden,
+    )
+
+
 def run_on_cpu(path: Path, batch: Batch) -> FloatArray:
     """Return the fp32 outputs of a graph, computed with all cores of this machine."""
     quiet_libraries()
@@ -83,9 +111,7 @@ def run_on_cpu(path: Path, batch: Batch) -> FloatArray:
 
 
 def distance(found: FloatArray, expected: FloatArray) -> float:
-    """Return the largest distance between a row and its expected row.
-
-    The distance is divided by the length of the expected row.
+    """Return the largest distance between a row and its expected row, divided by the row's length.
 
     The distance is infinite if a row has NaN.
     """
@@ -103,48 +129,54 @@ def judged(error: float, candidate: Candidate, note: str = "") -> Measurement:
     return Measurement(error=error, passed=False, note=f"further than {bound} from fp32 on the CPU")
 
 
-def run(options: Options, section: str) -> SectionState:
+def figures(options: Options, section: str, report: Report) -> Iterator[Measuring]:
     """Time TensorRT, or time each correct graph and then the fastest graph with other batches.
 
     Raises:
         ModuleNotFoundError: the libraries of TensorRT are not installed.
     """
-    journal = Journal(options.output)
-    if section == "session":
-        return journal.measure(section, lambda figure: _measure(options, figure, journal.report))
-    if options.provider != "cpu" and find_spec("tensorrt_libs") is None:
-        raise ModuleNotFoundError(name="tensorrt_libs")
-    return journal.measure(section, lambda figure: _measure_tensorrt(options, figure))
+    if section == "tensorrt":
+        if options.provider != "cpu" and find_spec("tensorrt_libs") is None:
+            raise ModuleNotFoundError(name="tensorrt_libs")
+        for model in TOKENS:
+            yield alone("TensorRT", model), partial(_measure_tensorrt, options, model)
+        return
+    for model in TOKENS:
+        for each in CANDIDATES:
+            measure = partial(_measure_graph, options, report, model, each)
+            yield in_session(model, each.name), measure
+        for way, batch in _variants():
+            name = in_session(model, way, batch.get("rows", FULL_BATCH))
+            yield name, partial(_measure_fastest, options, report, model, **batch)
 
 
-def _measure(options: Options, figure: Figure, report: Report) -> Measurement | None:
-    """Measure a figure; return `None` if the outputs are wrong or the graph cannot be captured."""
-    if figure.candidate is not None:
-        return _measure_form(options, figure, figure.candidate, report)
-    fastest = report.fastest(figure.model)
-    graphs = figure.way == "CUDA graph"
-    if fastest is None or (graphs and fastest.form.packed):
-        return None
-    bare = _open(options, figure, msgspec.structs.replace(fastest, graphs=graphs))
-    runs = int(figure.way.split()[1]) if figure.way.endswith("in flight") else 1
-    return msgspec.structs.replace(_timed(options, figure, bare, runs), note=fastest.name)
+def _variants() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the batches with which the fastest graph is timed, each with its name."""
+    for runs in IN_FLIGHT[1:]:
+        yield f"fastest, {runs} in flight", {"runs": runs}
+    yield "fastest, mixed lengths", {"mixed": True}
+    for rows in (1, 8, 64, 1024):
+        yield "fastest", {"rows": rows}
+    for rows in (1, 8):
+        yield "CUDA graph", {"rows": rows, "graphs": True}
 
 
-def _measure_form(
-    options: Options, figure: Figure, candidate: Candidate, report: Report
+def _measure_graph(
+    options: Options, report: Report, model: str, candidate: Candidate
 ) -> Measurement | None:
-    """Compare the outputs of the whole model with the CPU's fp32 outputs, and time a full batch."""
-    answers = report.figures.get(checked(figure.model, candidate))
+    """Compare the outputs of the whole model with the CPU's fp32 outputs, and time a full batch.
+
+    Return `None` if the outputs of the graph were wrong in the check.
+    """
+    answers = report.figures.get(checked(model, candidate))
     if not (answers.passed if answers is not None else candidate is REFERENCE):
         return None
-    bare = _open(options, figure, candidate)
-    shape = Shape(_COMPARED_ROWS, options.batch(figure).length)
+    bare = _open(options, model, candidate)
+    shape = Shape(_COMPARED_ROWS, options.batch(model, FULL_BATCH).length)
     batch = random_batch(shape, options.shape(LARGE).vocab, mixed=True)
-    found = judged(
-        distance(bare.bind(batch)(), _reference(options, figure.model, shape)), candidate
-    )
+    found = judged(distance(bare.bind(batch)(), _reference(options, model, shape)), candidate)
     return msgspec.structs.replace(
-        _timed(options, figure, bare), error=found.error, passed=found.passed, note=found.note
+        _timed(options, bare, model), error=found.error, passed=found.passed, note=found.note
     )
 
 
@@ -154,33 +186,56 @@ def _reference(options: Options, model: str, shape: Shape) -> FloatArray:
     return run_on_cpu(path, random_batch(shape, options.shape(LARGE).vocab, mixed=True))
 
 
-def _measure_tensorrt(options: Options, figure: Figure) -> Measurement:
+def _measure_fastest(
+    options: Options,
+    report: Report,
+    model: str,
+    *,
+    rows: int = FULL_BATCH,
+    runs: int = 1,
+    mixed: bool = False,
+    graphs: bool = False,
+) -> Measurement | None:
+    """Time the fastest graph; return `None` if there is none, or it cannot be captured."""
+    fastest = report.fastest(model)
+    if fastest is None or (graphs and fastest.form.packed):
+        return None
+    bare = _open(options, model, msgspec.structs.replace(fastest, graphs=graphs))
+    found = _timed(options, bare, model, rows=rows, runs=runs, mixed=mixed)
+    return msgspec.structs.replace(found, note=fastest.name)
+
+
+def _measure_tensorrt(options: Options, model: str) -> Measurement:
     """Time TensorRT on the graph that it compiles."""
-    device = msgspec.structs.replace(
-        PLAIN.device_options("cpu" if options.provider == "cpu" else "tensorrt"),
+    started = time.perf_counter()
+    bare = _open(
+        options,
+        model,
+        PLAIN,
+        provider="cpu" if options.provider == "cpu" else "tensorrt",
         precision=options.precision,
         engine_cache=options.work / "engines",
     )
-    started = time.perf_counter()
-    bare = _open(options, figure, PLAIN, device)
-    bare.bind(random_batch(options.batch(figure), options.shape(LARGE).vocab))()
+    bare.bind(random_batch(options.batch(model, FULL_BATCH), options.shape(LARGE).vocab))()
     note = f"its engine was ready after {time.perf_counter() - started:.0f} s"
-    return msgspec.structs.replace(_timed(options, figure, bare), note=note)
+    return msgspec.structs.replace(_timed(options, bare, model), note=note)
 
 
-def _open(
-    options: Options, figure: Figure, candidate: Candidate, device: DeviceOptions | None = None
-) -> BareSession:
-    size = options.shape(figure.model)
-    path = graph(options, figure.model, candidate.form, size)
-    device = device or candidate.device_options(options.provider)
-    return BareSession(path, device, width=size.hidden)
+def _open(options: Options, model: str, candidate: Candidate, **changes: Any) -> BareSession:
+    return open_bare(options, model, candidate, options.shape(model), **changes)
 
 
-def _timed(options: Options, figure: Figure, bare: BareSession, runs: int = 1) -> Measurement:
-    """Time the batch of a figure, with `runs` batches in flight."""
-    mixed = figure.way.endswith("mixed lengths")
-    batch = random_batch(options.batch(figure), options.shape(LARGE).vocab, mixed=mixed)
+def _timed(
+    options: Options,
+    bare: BareSession,
+    model: str,
+    *,
+    rows: int = FULL_BATCH,
+    runs: int = 1,
+    mixed: bool = False,
+) -> Measurement:
+    """Time batches of `rows` rows, `runs` of them in flight."""
+    batch = random_batch(options.batch(model, rows), options.shape(LARGE).vocab, mixed=mixed)
     ids = batch["input_ids"]
     return timed(
         options,

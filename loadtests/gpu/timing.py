@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-from backends.telemetry.nvml import GpuReader, open_gpus
+from backends.telemetry.nvml import open_gpus
 from loadtests.gpu.plan import Options
 from loadtests.gpu.results import Measurement
 
 _INTERVAL = 0.1
 _WARM_UP, _LEAST_RUNS = 3, 3
+_reader = cache(open_gpus)
 
 
 @contextlib.contextmanager
@@ -36,11 +37,6 @@ def busy_share() -> Iterator[Callable[[], float | None]]:
     finally:
         left.set()
         thread.join()
-
-
-@cache
-def _reader() -> GpuReader:
-    return open_gpus()
 
 
 def timed(

@@ -1,19 +1,20 @@
 """Measures with PyTorch: the limits of the device, the models, and a transformers pipeline."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any  # torch and transformers may not be installed
 
 from loadtests.gpu.models import bert_config, random_batch, texts, write_tokenizer
-from loadtests.gpu.plan import BANDWIDTH, LARGE, MATRIX, SMALL, Figure, Options
-from loadtests.gpu.results import Journal, Measurement, SectionState
+from loadtests.gpu.plan import FULL_BATCH, LARGE, MATRIX, SMALL, TOKENS, Options, alone
+from loadtests.gpu.results import Measurement, Measuring, Report
 from loadtests.gpu.timing import timed
 
 _SIDE = 8192
 _COPY_BYTES = 4 * 2**30
 
 
-def run(options: Options, section: str) -> SectionState:
+def figures(options: Options, section: str, _report: Report) -> Iterator[Measuring]:
     """Measure the device and the models with PyTorch, or a transformers pipeline for comparison.
 
     Raises:
@@ -23,11 +24,16 @@ def run(options: Options, section: str) -> SectionState:
     import transformers  # type: ignore[import-not-found,unused-ignore]  # noqa: PLC0415
 
     measured = _Torch(options, torch, transformers)
-    ways = {MATRIX: measured.matrix_rate, BANDWIDTH: measured.bandwidth}
-    other = measured.pipeline() if section == "peer" else measured.forward
-    return Journal(options.output).measure(
-        section, lambda figure: ways.get(figure.name, other)(figure)
-    )
+    if section == "peer":
+        measure = measured.pipeline()
+        for rows in (32, FULL_BATCH):
+            name = f"transformers pipeline, {SMALL}, batches of {rows}"
+            yield name, partial(measure, rows)
+        return
+    yield MATRIX, measured.matrix_rate
+    yield "bandwidth, bytes/s read and written", measured.bandwidth
+    for model in TOKENS:
+        yield alone("PyTorch", model), partial(measured.forward, model)
 
 
 class _Torch:
@@ -38,7 +44,7 @@ class _Torch:
         self._is_cpu = options.provider == "cpu"
         self._device = "cpu" if self._is_cpu else "cuda:0"
 
-    def matrix_rate(self, _: Figure) -> Measurement:
+    def matrix_rate(self) -> Measurement:
         """Measure multiplications and additions a second, by a product of random matrices."""
         side = 256 if self._options.tiny else _SIDE
         precision = self._torch.float32 if self._options.tiny else self._torch.bfloat16
@@ -47,21 +53,21 @@ class _Torch:
         )
         return self._timed(lambda: self._torch.matmul(left, right), rows=2.0 * side**3)
 
-    def bandwidth(self, _: Figure) -> Measurement:
+    def bandwidth(self) -> Measurement:
         """Measure bytes read and written a second, by a copy."""
         count = (2**20 if self._options.tiny else _COPY_BYTES) // 4
         source = self._torch.ones(count, device=self._device)
         target = self._torch.empty_like(source)
         return self._timed(lambda: target.copy_(source), rows=2.0 * 4 * count)
 
-    def forward(self, figure: Figure) -> Measurement:
+    def forward(self, name: str) -> Measurement:
         """Measure a `transformers` model with a batch that is already in the device's memory."""
-        shape = self._options.batch(figure)
+        shape = self._options.batch(name, FULL_BATCH)
         batch = random_batch(shape, self._options.shape(LARGE).vocab)
         given = {
             name: self._torch.from_numpy(ids).long().to(self._device) for name, ids in batch.items()
         }
-        model = self._model("BertModel", figure.model).to(self._device)
+        model = self._model("BertModel", name).to(self._device)
 
         def forward() -> None:
             with self._torch.inference_mode():  # the time of this thread only
@@ -69,8 +75,8 @@ class _Torch:
 
         return self._timed(forward, rows=shape.rows)
 
-    def pipeline(self) -> Callable[[Figure], Measurement]:
-        """Return a function that times a pipeline of the small model with several batch sizes."""
+    def pipeline(self) -> Callable[[int], Measurement]:
+        """Return a function that times a pipeline of the small model with a batch size."""
         vocabulary = self._options.shape(SMALL).vocab
         path = self._options.work / "peer-tokenizer.json"
         write_tokenizer(path, vocabulary)
@@ -82,8 +88,8 @@ class _Torch:
             device=self._device,
         )
 
-        def measure(figure: Figure) -> Measurement:
-            size, length = self._options.batch(figure)
+        def measure(rows: int) -> Measurement:
+            size, length = self._options.batch(SMALL, rows)
             count = max(64, 8 * size)
             known = list(islice(texts(vocabulary, length=length, seed=7), count))
             return self._timed(

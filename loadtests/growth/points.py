@@ -17,7 +17,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     Mappings have process roles as keys.
 
     `processor` is in microseconds for each request, and `idle` in microseconds for each second
-    without requests. `memory` is in MiB (PSS). `p50` and `p99` are in milliseconds.
+    without requests. `memory` is in MiB (PSS). `p99` is in milliseconds.
     """
 
     curve: str
@@ -25,7 +25,6 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     rate: float
     processor: dict[str, float]
     idle: dict[str, float]
-    p50: float
     p99: float
     memory: dict[str, float]
 

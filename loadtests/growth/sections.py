@@ -3,22 +3,24 @@
 Each section varies one quantity, such as the number of workers, models or API keys.
 """
 
-import contextlib
 import itertools
 import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any  # options of several types
 
 import msgspec
 
-from backends.model_tools.demo.build import build_demo_models
 from loadtests.growth.deployment import KEY, Deployment, deployment
 from loadtests.growth.points import Point
+from loadtests.measured import demo_models
 from loadtests.turns import middle
 from testing.loopback import get
+from testing.raw_http import post
 from testing.valkey import Valkey
 from testing.waiting import wait_until
 
@@ -42,16 +44,9 @@ class SectionRun(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     keep: Callable[[Point], None]
 
-    def place(self) -> Path:
-        """Return the path of a new folder, which does not exist yet."""
-        return Path(tempfile.mkdtemp(dir=self.folder)) / "deployment"
-
-    def demo_models(self) -> Path:
-        """Return the demo models, built only once."""
-        models = self.folder / "demo"
-        if not models.exists():
-            build_demo_models(models, print)
-        return models
+    def deployment(self, **options: Any) -> AbstractContextManager[Deployment]:
+        """Run a deployment with these options in a new folder."""
+        return deployment(Path(tempfile.mkdtemp(dir=self.folder)), **options)
 
     def measure(
         self,
@@ -83,7 +78,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 def _workers(run: SectionRun) -> None:
     """Measure hits and misses for each number of workers, which share this machine's cores."""
     for size in run.sizes:
-        with deployment(run.place(), workers=size) as system:
+        with run.deployment(workers=size) as system:
             # Every worker has a memory cache of its own, and connections reach all workers.
             system.fill(_hit_bodies() * 4 * size)
             run.measure(system, "memory hit", size, _hits())
@@ -92,9 +87,10 @@ def _workers(run: SectionRun) -> None:
 
 def _backends(run: SectionRun) -> None:
     """Measure misses for each number of backends in one region."""
-    for size in run.sizes:
-        with deployment(run.place(), backends=size, models=run.demo_models()) as system:
-            run.measure(system, "miss", size, _misses(f"backends {size}", model=_HEAD))
+    with demo_models() as models:
+        for size in run.sizes:
+            with run.deployment(backends=size, models=models) as system:
+                run.measure(system, "miss", size, _misses(f"backends {size}", models=[_HEAD]))
 
 
 def _connections(run: SectionRun) -> None:
@@ -102,7 +98,7 @@ def _connections(run: SectionRun) -> None:
 
     Each connection has one request in flight.
     """
-    with deployment(run.place()) as system:
+    with run.deployment() as system:
         system.fill(_hit_bodies())
         for size in run.sizes:
             run.measure(system, "memory hit", size, _hits(), size)
@@ -111,28 +107,26 @@ def _connections(run: SectionRun) -> None:
 
 def _items(run: SectionRun) -> None:
     """Measure hits and misses for each number of items in a request."""
-    with deployment(run.place(), models=run.demo_models()) as system:
+    with demo_models() as models, run.deployment(models=models) as system:
         for size in run.sizes:
             callers = max(1, min(8, 512 // size))  # so few rows that backends refuse none
             known = _body(_texts(f"known {size}", size), model=_HEAD)
             system.fill([known])
             run.measure(system, "memory hit", size, itertools.repeat(_request(known)), callers)
-            misses = _misses(f"items {size}", items=size, model=_HEAD)
+            misses = _misses(f"items {size}", items=size, models=[_HEAD])
             run.measure(system, "miss", size, misses, callers)
 
 
 def _keys(run: SectionRun) -> None:
     """Measure hits for each number of cached results: first in memory, then only in Redis."""
-    with contextlib.ExitStack() as stack:
-        valkey = stack.enter_context(Valkey())
-        memory, redis = (
-            stack.enter_context(
-                deployment(run.place(), document={"cache": cache}, cache_redis=valkey)
-            )
-            for cache in ({"memory_bytes": _ROOM}, {"memory_enabled": False})
-        )
+    in_memory, in_redis = {"memory_bytes": _ROOM}, {"memory_enabled": False}
+    with (
+        Valkey() as valkey,
+        run.deployment(document={"cache": in_memory}, cache=valkey) as memory,
+        run.deployment(document={"cache": in_redis}, cache=valkey) as redis,
+    ):
         for before, size in itertools.pairwise((0, *run.sizes)):
-            if not _add_texts(memory, before, size, within=_PREPARE):
+            if not _add_texts(memory, before, size):
                 print(f"{size:,} keys were not there in {_PREPARE:g} s: left out")
                 return
             run.measure(memory, "memory hit", size, _random_texts(size))
@@ -140,50 +134,48 @@ def _keys(run: SectionRun) -> None:
 
 
 def _tenants(run: SectionRun) -> None:
-    """Measure hits and the time to create an API key, for each number of tenants.
+    """Measure hits of all tenants and of one, and the time to create a key, by number of tenants.
 
-    The hits are measured twice: with the keys of all tenants, and with the key of one tenant.
+    Each tenant has one API key.
     """
-    _by_keys(run, "hit of any tenant", one="hit of one tenant")
+    # Answers are shared between tenants, because otherwise each tenant would first miss each text.
+    shared = {"models": {"stub": {"scope": "shared"}}}
+    with run.deployment(document=shared) as system:
+        for size in _with_keys(run, system, each_its_tenant=True):
+            run.measure(system, "hit of one tenant", size, _hits())
+            run.measure(system, "hit of any tenant", size, _hits_of_any_key(size))
+            run.keep(_change(system, size))
 
 
 def _api_keys(run: SectionRun) -> None:
     """Measure hits and the time to create an API key, for each number of API keys of one tenant."""
-    _by_keys(run, "hit by any key")
-
-
-def _by_keys(run: SectionRun, everyone: str, *, one: str = "") -> None:
-    """Measure hits with random API keys and, if each tenant has one key, with one key only.
-
-    Also measure the time to create an API key.
-    """
-    # Answers are shared between tenants, because otherwise each tenant would first miss each text.
-    shared = {"models": {"stub": {"scope": "shared"}}} if one else None
-    with deployment(run.place(), document=shared) as system:
-        system.fill(_hit_bodies())
-        for before, size in itertools.pairwise((0, *run.sizes)):
-            system.add_keys(list(map(_key, range(before, size))), each_its_tenant=bool(one))
-            _wait_for_key(system, _key(size - 1), within=_PREPARE)
-            time.sleep(1.0)
-            if one:
-                run.measure(system, one, size, _hits())
-            run.measure(system, everyone, size, _hits_of_any_key(size))
+    with run.deployment() as system:
+        for size in _with_keys(run, system, each_its_tenant=False):
+            run.measure(system, "hit by any key", size, _hits_of_any_key(size))
             run.keep(_change(system, size))
 
 
-def _models(run: SectionRun) -> None:
-    """Measure misses for each number of models. All models are heads on the same encoder.
+def _with_keys(run: SectionRun, system: Deployment, *, each_its_tenant: bool) -> Iterator[int]:
+    """Fill the cache, and yield each size once the system knows so many API keys."""
+    system.fill(_hit_bodies())
+    for before, size in itertools.pairwise((0, *run.sizes)):
+        system.add_keys(list(map(_key, range(before, size))), each_its_tenant=each_its_tenant)
+        _wait_for_key(system, _key(size - 1))
+        time.sleep(1.0)
+        yield size
 
-    Each request is for a model chosen at random.
-    """
-    demo = run.demo_models()
-    for size in run.sizes:
-        models = Path(tempfile.mkdtemp(dir=run.folder))
-        shutil.copytree(demo / "minilm", models / "minilm")
-        for number in range(size):
-            shutil.copytree(demo / _HEAD, models / f"head-{number}")
-        with deployment(run.place(), models=models) as system:
-            run.measure(system, "miss", size, _misses_of_models(size))
+
+def _models(run: SectionRun) -> None:
+    """Measure misses for each number of models, all heads on the same encoder, in turns."""
+    with demo_models() as demo:
+        for size in run.sizes:
+            models = Path(tempfile.mkdtemp(dir=run.folder))
+            shutil.copytree(demo / "minilm", models / "minilm")
+            names = [f"head-{number}" for number in range(size)]
+            for name in names:
+                shutil.copytree(demo / _HEAD, models / name)
+            with run.deployment(models=models) as system:
+                run.measure(system, "miss", size, _misses(f"models {size}", models=names))
 
 
 SECTIONS = {
@@ -199,11 +191,7 @@ SECTIONS = {
 
 
 def _request(body: bytes, *, key: str = KEY) -> bytes:
-    return (
-        b"POST /v1/classify HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-        b"authorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
-        % (key.encode(), len(body), body)
-    )
+    return post("/v1/classify", body, key=key, headers={"content-type": "application/json"})
 
 
 def _body(texts: list[str], *, model: str = "stub") -> bytes:
@@ -232,15 +220,9 @@ def _hits_of_any_key(count: int) -> Iterator[bytes]:
         yield _request(chooser.choice(bodies), key=_key(chooser.randrange(count)))
 
 
-def _misses(seed: str, *, items: int = 1, model: str = "stub") -> Iterator[bytes]:
-    for number in itertools.count(0, items):
-        yield _request(_body(_texts(seed, items, number), model=model))
-
-
-def _misses_of_models(count: int) -> Iterator[bytes]:
-    for number in itertools.count():
-        text = _texts(f"models {count}", 1, number)
-        yield _request(_body(text, model=f"head-{number % count}"))
+def _misses(seed: str, *, items: int = 1, models: Sequence[str] = ("stub",)) -> Iterator[bytes]:
+    for first, model in zip(itertools.count(0, items), itertools.cycle(models), strict=False):
+        yield _request(_body(_texts(seed, items, first), model=model))
 
 
 def _random_texts(count: int) -> Iterator[bytes]:
@@ -249,9 +231,9 @@ def _random_texts(count: int) -> Iterator[bytes]:
         yield _request(_body(_texts("keys", 1, chooser.randrange(count))))
 
 
-def _add_texts(system: Deployment, first: int, last: int, *, within: float) -> bool:
-    """Fill the cache up to `last` texts; return whether this took less than `within` seconds."""
-    until = time.monotonic() + within
+def _add_texts(system: Deployment, first: int, last: int) -> bool:
+    """Fill the cache up to `last` texts; return whether this took less than `_PREPARE` seconds."""
+    until = time.monotonic() + _PREPARE
     while first < last and time.monotonic() < until:
         step = min(last, first + 40 * _FILL_ITEMS)
         starts = range(first, step, _FILL_ITEMS)
@@ -260,14 +242,12 @@ def _add_texts(system: Deployment, first: int, last: int, *, within: float) -> b
     return first >= last
 
 
-def _wait_for_key(system: Deployment, key: str, *, within: float) -> None:
-    url, headers = (
-        f"http://127.0.0.1:{system.gateway.port}/v1/models",
-        {"authorization": f"Bearer {key}"},
-    )
+def _wait_for_key(system: Deployment, key: str) -> None:
+    url = f"http://127.0.0.1:{system.gateway.port}/v1/models"
+    headers = {"authorization": f"Bearer {key}"}
     wait_until(
         lambda: get(url, headers=headers).is_success,
-        within=within,
+        within=_PREPARE,
         what="the key is known",
         every=0.2,
     )
@@ -284,7 +264,7 @@ def _one_change(system: Deployment, size: int, idle: dict[str, float]) -> Point:
     key = f"sk-growth-change-{time.monotonic_ns()}"
     before = system.use()
     system.add_keys([key])
-    _wait_for_key(system, key, within=60)
+    _wait_for_key(system, key)
     after = system.use()
     took = after.at - before.at
     used = after.since(before)["gateway"] - idle["gateway"] * took
@@ -294,7 +274,6 @@ def _one_change(system: Deployment, size: int, idle: dict[str, float]) -> Point:
         rate=1 / took,
         processor={"gateway": max(_LEAST_CHANGE, used) * 1e6},
         idle={role: one * 1e6 for role, one in idle.items()},
-        p50=took * 1e3,
         p99=took * 1e3,
         memory=after.memory,
     )

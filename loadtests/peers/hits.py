@@ -9,10 +9,11 @@ from pathlib import Path
 import httpx
 
 from loadtests import hit, wrk
-from loadtests.measured import popular_bodies
+from loadtests.measured import OTHERS, SERVER, popular_bodies
 from loadtests.peers.litellm import proxy
-from loadtests.peers.measure import LITELLM, NGINX, Effort
+from loadtests.peers.measure import CONNECTIONS, LITELLM, NGINX, Effort
 from loadtests.peers.servers import PeerFailed
+from loadtests.report import table_of
 from loadtests.rivals import nginx
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
@@ -41,16 +42,15 @@ def measure_hits(peers: Collection[str], effort: Effort) -> None:
         if LITELLM in peers:
             try:
                 asked = proxy.bodies(texts)
-                started = proxy.proxy(root / "litellm", asked, core=hit.SERVER, others=hit.OTHERS)
+                started = proxy.proxy(root / "litellm", asked, core=SERVER, others=OTHERS)
                 litellm = hit.Candidate(stack.enter_context(started), [], [])
                 servers["Redis"]["LiteLLM, embeddings from Redis"] = litellm, asked
-            except (PeerFailed, RuntimeError, httpx.HTTPError) as error:
+            except (PeerFailed, httpx.HTTPError) as error:
                 print(f"left out: LiteLLM: {error}")
-        load = hit.Load(root, effort.connections, effort.duration, list(systems.values()))
+        load = hit.Load(root, CONNECTIONS, effort.duration, list(systems.values()))
         every = {what: each for some in servers.values() for what, each in some.items()}
         runs = in_turns(
             {what: partial(load.run, *each) for what, each in every.items()}, effort.rounds
         )
     for place, some in servers.items():
-        table = hit.table_of({what: runs[what] for what in some})
-        effort.show(f"hits from {place}", table)
+        effort.show(f"hits from {place}", table_of({what: runs[what] for what in some}))

@@ -3,10 +3,8 @@
 import contextlib
 import itertools
 import random
-import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -19,23 +17,22 @@ from backends.executors.openvino_graph import computes_bf16
 from backends.model_tools.demo.build import build_demo_models
 from backends.model_tools.demo.source import find_source
 from loadtests.backend import backend, call
-from loadtests.generator import Outcome, Target, run_closed
-from loadtests.measured import target_of
-from loadtests.padded import write_padded
+from loadtests.generator import Target, run_closed
+from loadtests.measured import metered, target_of
+from loadtests.models import write_padded
+from loadtests.peers.answers import AnswersDiffer, check_answers, values_of
 from loadtests.peers.configuration import PUBLISHED, PeerConfiguration
 from loadtests.peers.servers import PEERS, Peer, PeerFailed, running
-from loadtests.report import Costs, Row, row_of, show
+from loadtests.report import Row, Turn, show, table_of
 from loadtests.rivals import nginx
-from loadtests.turns import in_turns, middle
+from loadtests.turns import in_turns
 from loadtests.workload import sentences
-from testing.process_times import descendants
 from testing.system import System
 from wire.protocol import Task
 
+CONNECTIONS = 32
 NGINX, LITELLM = "nginx", "litellm"
 BACKEND, GATEWAY = "Sluicegate, its backend over HTTP", "Sluicegate, through the gateway"
-_LABEL = re.compile(rb'"label":"(\w+)","score":([\d.e-]+)')
-_VECTOR = re.compile(rb'"embedding":(\[[^\]]*\])')
 _CHECKED, _WARMING = 20, 200
 _TOLERANCES = {"fp32": 1e-3, "bf16": 2e-2}
 """The largest allowed difference of scores, and of components of unit vectors."""
@@ -47,7 +44,6 @@ _NEW = 0.5
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """How much to measure: `count` texts a run, or hits for `duration` seconds."""
 
-    connections: int = 32
     count: int = 1500
     duration: float = 5.0
     rounds: int = 3
@@ -56,24 +52,13 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     keep: bool = False
     """Whether to keep the results. The results of a partial run or a dry run are not kept."""
 
-    def show(self, title: str, table: list[Row]) -> None:
-        """Print a table, and keep it.
-
-        Without a server's process ids, its processor time is missing.
-        """
-        rows = [
-            row if row.costs and row.costs.server else msgspec.structs.replace(row, costs=None)
-            for row in table
-        ]
-        title = f"Peers {title}: {self.connections} connections, {self.rounds} rounds"
+    def show(self, title: str, rows: list[Row]) -> None:
+        """Print a table, and keep it if that is wanted."""
+        title = f"Peers {title}: {CONNECTIONS} connections, {self.rounds} rounds"
         show(title, rows, keep=self.keep)
 
 
 DRY_RUN = Effort(count=100, duration=1.0, rounds=1, tasks=(Task.CLASSIFY,), precisions=("fp32",))
-
-
-class AnswersDiffer(Exception):
-    """A server's answers differ from the first server's answers; the message says where."""
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,10 +86,8 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
 Start = Callable[[], AbstractContextManager[Server]]
 
 
-def measure_misses(peers: Sequence[str], effort: Effort, *, tuned: bool = False) -> None:
+def measure_misses(peers: Sequence[str], effort: Effort) -> None:
     """Measure each peer, Sluicegate's backend and its gateway at each task in each precision.
-
-    With `tuned`, measure all configurations that may be the best.
 
     Raises:
         AnswersDiffer: the gateway's answers differ from its backend's answers.
@@ -117,7 +100,7 @@ def measure_misses(peers: Sequence[str], effort: Effort, *, tuned: bool = False)
                 GATEWAY: partial(_gateway, work),
             }
             for peer in map(PEERS.__getitem__, peers):
-                for way in peer.tried if tuned else peer.ways:
+                for way in peer.ways:
                     if way.precision == work.precision:
                         servers[f"{peer.label}: {way.label}"] = partial(_peer, work, peer, way)
             effort.show(f"misses {task} {work.precision}", compare(work, servers, effort))
@@ -161,16 +144,17 @@ def compare(
     answers: list[list[float]] = []
     seeds = itertools.count(101)
 
-    def run(what: str) -> tuple[Outcome, Costs] | None:
+    def run(what: str) -> Turn | None:
         if what in failures:
             return None
         try:
             with servers[what]() as server:
                 found = _answers(server)
                 answers.extend([] if answers else found)
-                check_answers(answers, found, work)
+                tolerance = _TOLERANCES[work.precision]
+                check_answers(answers, found, task=work.task, tolerance=tolerance)
                 asked = texts(_WARMING + effort.count, seed=next(seeds))
-                return _timed(server, asked, effort.connections)
+                return _timed(server, asked)
         except (PeerFailed, AnswersDiffer, httpx.HTTPError) as error:
             if what in {BACKEND, GATEWAY}:
                 raise
@@ -181,12 +165,7 @@ def compare(
     for what, reason in failures.items():
         print(f"left out: {what}: {reason}")
     done = {what: [run for run in each if run] for what, each in runs.items()}
-    medians = {what: middle(each, lambda run: run[0].rate) for what, each in done.items() if each}
-    baseline = next(iter(medians.values()))[0].rate
-    return [
-        msgspec.structs.replace(row_of(what, outcome, baseline=baseline), costs=costs)
-        for what, (outcome, costs) in medians.items()
-    ]
+    return table_of({what: each for what, each in done.items() if what not in failures})
 
 
 def _answers(server: Server) -> list[list[float]]:
@@ -198,35 +177,21 @@ def _answers(server: Server) -> list[list[float]]:
     return [server.values(answer.content) for answer in answered]
 
 
-def check_answers(expected: list[list[float]], found: list[list[float]], work: Work) -> None:
-    """Check that each text has the expected label, and values close to the expected values.
-
-    Raises:
-        AnswersDiffer: a text has another label, or a value that is too far from the expected value.
-    """
-    if list(map(len, found)) != list(map(len, expected)):
-        raise AnswersDiffer(f"{len(found)} answers of other sizes than the {len(expected)} of ours")
-    for number, (row, wanted) in enumerate(zip(found, expected, strict=True)):
-        far = max(abs(a - b) for a, b in zip(row, wanted, strict=True))
-        is_other = work.task is Task.CLASSIFY and row.index(max(row)) != wanted.index(max(wanted))
-        if is_other or not far <= _TOLERANCES[work.precision]:  # false for NaN too
-            raise AnswersDiffer(f"answers differ by {far:.4f} at {number}")
-
-
-def _timed(server: Server, texts: list[str], connections: int) -> tuple[Outcome, Costs]:
+def _timed(server: Server, texts: list[str]) -> Turn:
     """Warm a server up, then run it; return the result and the processor time of a request."""
-
-    def used() -> list[float]:
-        own, *others = (sum(descendants(pid).values()) for pid in server.pids)
-        return [own, sum(others), time.process_time()]
-
     bodies = map(server.body, texts)
-    run_closed(server.target, itertools.islice(bodies, _WARMING), connections=connections)
-    before = used()
-    outcome = run_closed(server.target, bodies, connections=connections)
-    count = max(1, len(outcome.latencies))
-    costs = [1e6 * (after - b) / count for after, b in zip(used(), before, strict=True)]
-    return outcome, Costs(server=costs[0], others=costs[1], generator=costs[2])
+    run_closed(server.target, itertools.islice(bodies, _WARMING), connections=CONNECTIONS)
+    own, *others = (list(_family(pid)) for pid in server.pids)
+    run = partial(run_closed, server.target, bodies, connections=CONNECTIONS)
+    return metered(run, server=own, others=[pid for each in others for pid in each])()
+
+
+def _family(pid: int) -> Iterator[int]:
+    """Yield a process and all its descendants."""
+    yield pid
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            yield from _family(int(child))
 
 
 @contextlib.contextmanager
@@ -237,7 +202,7 @@ def _backend(work: Work) -> Iterator[Server]:
         yield Server(
             target=started.target,
             body=lambda text: call([text], info, task=work.task),
-            values=partial(_values, work.task),
+            values=partial(values_of, work.task),
             pids=(started.pid,),
         )
 
@@ -255,7 +220,7 @@ def _gateway(work: Work) -> Iterator[Server]:
         yield Server(
             target=target_of(system, f"/v1/{work.task}"),
             body=lambda text: msgspec.json.encode({"model": model, "input": text}),
-            values=partial(_values, work.task),
+            values=partial(values_of, work.task),
             pids=(system.pid,),
         )
 
@@ -263,12 +228,11 @@ def _gateway(work: Work) -> Iterator[Server]:
 @contextlib.contextmanager
 def _peer(work: Work, peer: Peer, way: PeerConfiguration) -> Iterator[Server]:
     """Run a peer in one configuration."""
-    call = peer.calls[work.task]
     with running(peer, way, work.exported, work.task) as (target, pid):
         yield Server(
             target=target,
-            body=lambda text: msgspec.json.encode(call.body(text)),
-            values=lambda body: call.values(msgspec.json.decode(body)),
+            body=lambda text: msgspec.json.encode(peer.body(text)),
+            values=lambda body: peer.values(msgspec.json.decode(body)),
             pids=(pid,),
         )
 
@@ -287,15 +251,6 @@ def _cached(start: Start) -> Iterator[Server]:
 def _settings(work: Work) -> dict[str, str]:
     """Return settings of a backend that differ from the defaults."""
     return {} if work.precision == "fp32" else {"provider": "openvino"}
-
-
-def _values(task: Task, body: bytes) -> list[float]:
-    """Read the vector or the scores, which are JSON even in the reply of a backend."""
-    if task is Task.EMBED:
-        (vector,) = _VECTOR.findall(body)
-        return msgspec.json.decode(vector, type=list[float])
-    found = {name: float(score) for name, score in _LABEL.findall(body)}
-    return [found[b"negative"], found[b"positive"]]
 
 
 def mixed_texts(count: int, *, seed: int) -> list[str]:

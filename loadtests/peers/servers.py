@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any  # Any: bodies are JSON
 
@@ -25,46 +24,31 @@ _START = 180.0
 _UNBATCHED = PeerConfiguration(workers=2, threads=1)
 _SMALL = PeerConfiguration(workers=2, threads=1, batch=8, delay=0.002)
 _ONE_PROCESS = PeerConfiguration(workers=1, threads=2)
-_TRIED = (
-    _SMALL,
-    *(
-        replace(each, batch=batch, delay=delay)
-        for each in (_UNBATCHED, _ONE_PROCESS)
-        for batch, delay in ((16, 0.005), (32, 0.01))
-    ),
-    _UNBATCHED,
-    _ONE_PROCESS,
-)
+_TORCH = PeerConfiguration(workers=1, threads=2, batch=32, options="--engine torch --no-compile")
 
 
 class PeerFailed(Exception):
     """A peer did not become ready; the message has the end of its output."""
 
 
-class PeerCall(msgspec.Struct, frozen=True):
-    """Makes a request for a text, and reads the vector, or the scores (negative first)."""
-
-    path: str
-    body: Callable[[str], object]
-    values: Callable[[Any], list[float]]
-
-
 class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """A comparable server. `command` gets the port as its last argument.
 
-    `ways` are the configurations that are normally measured: the best one that was found with the
-    server's own batching, and configurations without batching that may be better. `tried` are the
-    configurations that `--tune` measures. `environment` is the folder of the server's packages in
-    `.venv-peers`.
+    `body` makes a request for a text. `values` reads the vector, or the scores (negative first).
+    `ways` are the configurations that are measured: the best one that was found with the server's
+    own batching, and configurations without batching that may be better. `environment` is the
+    folder of the server's packages in `.venv-peers`.
     """
 
     label: str
     environment: str
     command: tuple[str, ...]
     ready: str = "/health"
-    calls: Mapping[Task, PeerCall]
+    classify: str = "/predict"
+    embed: str = "/predict"
+    body: Callable[[str], object]
+    values: Callable[[Any], list[float]]
     ways: tuple[PeerConfiguration, ...]
-    tried: tuple[PeerConfiguration, ...] = _TRIED
 
     @property
     def home(self) -> Path:
@@ -77,55 +61,39 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
         return (self.home / ".installed").exists()
 
 
-def _infinity(batch: int, options: str, threads: int = 2) -> PeerConfiguration:
-    """Return a configuration of Infinity: one process, whose runtime has `threads` threads."""
-    return PeerConfiguration(workers=1, threads=threads, batch=batch, options=options)
-
-
-def _tried_of_infinity(*engines: str) -> tuple[PeerConfiguration, ...]:
-    # A waiting thread does not spin, which costs less on a machine that does other work.
-    choices = product((8, 32), engines, (2, 1))
-    return tuple(_infinity(*choice) for choice in choices)
-
-
-_TORCH, _COMPILED = "--engine torch --no-compile", "--engine torch --compile"
-_ONNX = "--engine optimum --onnx-disable-optimize"
-_FUSED = "--engine optimum --no-onnx-disable-optimize"
-
-
-def _in_bf16(*ways: PeerConfiguration) -> tuple[PeerConfiguration, ...]:
-    return tuple(replace(way, precision="bf16") for way in ways)
-
-
 def _program(name: str) -> tuple[str, ...]:
     return "python", f"loadtests/peers/{name}/server.py"
-
-
-def _for_both(call: PeerCall) -> dict[Task, PeerCall]:
-    return {Task.CLASSIFY: call, Task.EMBED: call}
-
-
-def _infinity_body(text: str) -> object:
-    return {"model": "model", "input": [text]}
-
-
-def _infinity_scores(found: Any) -> list[float]:
-    scores = {each["label"]: each["score"] for each in found["data"][0]}
-    return [scores["negative"], scores["positive"]]
 
 
 def _tensor(text: str) -> object:
     return {"inputs": [{"name": "text", "shape": [1, 1], "datatype": "BYTES", "data": [text]}]}
 
 
-_INFINITY = {
-    Task.CLASSIFY: PeerCall("/classify", _infinity_body, _infinity_scores),
-    Task.EMBED: PeerCall(
-        "/embeddings", _infinity_body, lambda found: found["data"][0]["embedding"]
-    ),
-}
-_LITSERVE = _for_both(
-    PeerCall("/predict", lambda text: {"text": text}, lambda found: found["values"])
+def _infinity_values(found: Any) -> list[float]:
+    first = found["data"][0]
+    if isinstance(first, dict):
+        return list(first["embedding"])
+    scores = {each["label"]: each["score"] for each in first}
+    return [scores["negative"], scores["positive"]]
+
+
+_LITSERVE = Peer(
+    label="LitServe",
+    environment="litserve",
+    command=_program("litserve"),
+    body=lambda text: {"text": text},
+    values=lambda found: found["values"],
+    ways=(_SMALL, _UNBATCHED),
+)
+_INFINITY = Peer(
+    label="Infinity",
+    environment="infinity",
+    command=_program("infinity"),
+    classify="/classify",
+    embed="/embeddings",
+    body=lambda text: {"model": "model", "input": [text]},
+    values=_infinity_values,
+    ways=(_TORCH, replace(_TORCH, options="--engine optimum --no-onnx-disable-optimize")),
 )
 PEERS = {
     "triton": Peer(
@@ -133,25 +101,23 @@ PEERS = {
         environment="triton",
         command=_program("triton"),
         ready="/v2/health/ready",
-        calls=_for_both(
-            PeerCall("/v2/models/model/infer", _tensor, lambda found: found["outputs"][0]["data"])
-        ),
+        classify="/v2/models/model/infer",
+        embed="/v2/models/model/infer",
+        body=_tensor,
+        values=lambda found: found["outputs"][0]["data"],
         ways=(_SMALL, _UNBATCHED),
     ),
-    "litserve": Peer(
-        label="LitServe",
-        environment="litserve",
-        command=_program("litserve"),
-        calls=_LITSERVE,
-        ways=(_SMALL, _UNBATCHED),
-    ),
-    "openvino": Peer(
+    "litserve": _LITSERVE,
+    "openvino": msgspec.structs.replace(
+        _LITSERVE,
         label="OpenVINO (LitServe)",
         environment="infinity",
         command=_program("openvino"),
-        calls=_LITSERVE,
-        ways=(_SMALL, _UNBATCHED, *_in_bf16(_SMALL, _UNBATCHED)),
-        tried=(*_TRIED, *_in_bf16(*_TRIED)),
+        ways=tuple(
+            replace(way, precision=precision)
+            for precision in ("fp32", "bf16")
+            for way in (_SMALL, _UNBATCHED)
+        ),
     ),
     "bentoml": Peer(
         label="BentoML",
@@ -161,26 +127,16 @@ PEERS = {
             *("--host", "127.0.0.1", "--port"),
         ),
         ready="/readyz",
-        calls=_for_both(
-            PeerCall("/predict", lambda text: {"texts": [text]}, lambda found: found[0])
-        ),
+        body=lambda text: {"texts": [text]},
+        values=lambda found: found[0],
         ways=(replace(_ONE_PROCESS, batch=32), _UNBATCHED, _ONE_PROCESS),
     ),
-    "infinity": Peer(
-        label="Infinity",
-        environment="infinity",
-        command=_program("infinity"),
-        calls=_INFINITY,
-        ways=(_infinity(32, _TORCH), _infinity(32, _FUSED)),
-        tried=_tried_of_infinity(_TORCH, _COMPILED, _ONNX, _FUSED),
-    ),
-    "bettertransformer": Peer(
+    "infinity": _INFINITY,
+    "bettertransformer": msgspec.structs.replace(
+        _INFINITY,
         label="Infinity with BetterTransformer",
         environment="bettertransformer",
-        command=_program("infinity"),
-        calls=_INFINITY,
-        ways=(_infinity(32, _TORCH), _infinity(32, _TORCH, threads=1)),
-        tried=_tried_of_infinity(_TORCH),
+        ways=(_TORCH, replace(_TORCH, threads=1)),
     ),
 }
 """The fastest peer comes first: the benchmark of mixed texts takes the first that is installed."""
@@ -204,7 +160,8 @@ def running(
         command = [str(peer.home / "bin" / peer.command[0]), *peer.command[1:], str(port)]
         url = f"http://127.0.0.1:{port}{peer.ready}"
         with serving(command, url, way.environment() | given) as pid:
-            yield Target(host="127.0.0.1", port=port, path=peer.calls[task].path), pid
+            path = peer.classify if task is Task.CLASSIFY else peer.embed
+            yield Target(host="127.0.0.1", port=port, path=path), pid
 
 
 @contextlib.contextmanager

@@ -61,11 +61,8 @@ def nginx(
 @contextlib.contextmanager
 def filled_valkey(texts: Sequence[str], *, answer: str) -> Iterator[tuple[int, int]]:
     """Run a Valkey with the answer to each of `texts`; yield its port and process."""
-    with Valkey(port=free_port()) as server:
-        client = Redis.from_url(server.tcp_url)
-        with contextlib.closing(client):
-            for text in texts:
-                digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
-                client.set(f"c:sentiment:{digest}", answer)
-            process = int(str(client.info("server")["process_id"]))
-        yield server.port, process
+    with Valkey(port=free_port()) as server, Redis.from_url(server.tcp_url) as client:
+        for text in texts:
+            digest = hashlib.md5(text.encode(), usedforsecurity=False).hexdigest()
+            client.set(f"c:sentiment:{digest}", answer)
+        yield server.port, server.pid

@@ -2,20 +2,17 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import pairwise
-from typing import Any  # Any: figures have several types
+from typing import NamedTuple
 
 import click
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from loadtests.scenarios.catalogue import SCENARIOS, Options, Phase, Plan
-from loadtests.scenarios.system import Mark, UseSample, cores_used
+from loadtests.scenarios.catalogue import Phase, Plan, Scenario
 
 Answers = npt.NDArray[np.void]
 """Rows of `_ANSWER`, in the order in which requests were sent."""
-Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 _ANSWER = np.dtype(
     [
@@ -29,6 +26,7 @@ _ANSWER = np.dtype(
     ]
 )
 _REFUSED = (429, 503)
+_PERCENTILES = {"p50 ms": 0.5, "p90 ms": 0.9, "p99 ms": 0.99, "p99.9 ms": 0.999}
 _CALLERS, _WARM, _WAIT = 32, 2.0, 6.0
 _STEPS = tuple(round(0.7 + 0.05 * step, 2) for step in range(9))
 _SECONDS = 5.0
@@ -36,6 +34,35 @@ _GOOD = 0.99
 _QUEUE = 4
 """A queue grows if the median wait of the last second exceeds the deadline divided by this."""
 _WINDOW = 3.0
+
+
+class Sent(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers of a load, and how well the generator kept up."""
+
+    answers: Answers
+    ideal: int
+    """Requests that repeat an earlier request; a cache that forgets nothing would answer them."""
+    dropped: int
+    """Requests that were not sent, because too many requests were in flight when they were due."""
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """What was sent and how it was answered. Without a `capacity`, the caller gave the rate."""
+
+    scenario: Scenario
+    plan: Plan
+    deadline: float
+    capacity: float | None
+    sent: Sent
+
+
+class Verdict(NamedTuple):
+    """A criterion, the value that was found, and whether the criterion holds."""
+
+    what: str
+    found: str
+    wanted: str
+    holds: bool
 
 
 def read_answers(lines: Iterable[str]) -> Answers:
@@ -47,69 +74,46 @@ def read_answers(lines: Iterable[str]) -> Answers:
     return answers
 
 
-def between(answers: Answers, begin: float, end: float) -> Answers:
+def _between(answers: Answers, begin: float, end: float) -> Answers:
     """Return the answers to requests that were sent between two times."""
     return answers[(answers["sent"] >= begin) & (answers["sent"] < end)]
 
 
-def good(answers: Answers, deadline: float) -> Bools:
+def _good(answers: Answers, deadline: float) -> Bools:
     """Return a mask of the answers that have status 200 and came within the deadline."""
     found: Bools = (answers["status"] == 200) & (answers["latency"] <= deadline)
     return found
 
 
-def refused(answers: Answers) -> Bools:
-    """Return a mask of the answers that have status 429 or 503 and a `Retry-After`."""
-    found: Bools = np.isin(answers["status"], _REFUSED) & (answers["retry"] == 1)
-    return found
+def _hits(answers: Answers) -> int:
+    """Return how many answers have status 200 and came entirely from the cache."""
+    return int((np.isin(answers["cache"], ("h", "s")) & (answers["status"] == 200)).sum())
 
 
-def hits(answers: Answers) -> Bools:
-    """Return a mask of the answers that have status 200 and came entirely from the cache."""
-    found: Bools = np.isin(answers["cache"], ("h", "s")) & (answers["status"] == 200)
-    return found
-
-
-def percentile(latencies: Floats, share: float) -> float:
+def _percentile(answers: Answers, share: float) -> float:
     """Return the latency that a share of the answers did not exceed; 0 without answers."""
+    latencies = answers["latency"]
     return float(np.quantile(latencies, share, method="higher")) if len(latencies) else 0.0
 
 
-def percentile_per_second(answers: Answers, share: float, seconds: int) -> Floats:
-    """Return a percentile of the latency for each second in which requests were sent.
+def find_capacity(send: Callable[[str, Plan], Answers], deadline: float) -> float:
+    """Return the highest rate a second at which 99 % of the requests are answered in time.
 
-    An answer counts in the second in which its request was sent. A second without requests has NaN.
+    No queue grows at this rate. First measure a closed loop, then try constant rates around its
+    rate.
     """
-    cuts = np.searchsorted(answers["sent"], np.arange(seconds + 1))
-    parts = (answers["latency"][a:b] for a, b in pairwise(cuts))
-    return np.array([percentile(part, share) if len(part) else np.nan for part in parts])
-
-
-class Capacity(msgspec.Struct, frozen=True, kw_only=True):
-    """The highest rate a second at which 99 % of the requests are answered in time.
-
-    No queue grows at this rate.
-    """
-
-    rate: float
-    closed_loop: float
-    """The rate of 32 callers who each wait for an answer before they send again."""
-
-
-def find_capacity(send: Callable[[str, Plan], Answers], deadline: float) -> Capacity:
-    """Return the capacity: measure a closed loop, then try constant rates around its rate."""
     click.echo(f"the capacity first: {_CALLERS} callers who wait for their answers")
     phase = Phase(name="callers who wait", rate=0.0, duration=_WARM + _WAIT)
     answers = send("closed-loop", Plan(phases=(phase,), callers=_CALLERS))
-    ended = (answers["sent"] + answers["latency"])[good(answers, deadline)]
+    ended = (answers["sent"] + answers["latency"])[_good(answers, deadline)]
     reached = max(1.0, float(((ended >= _WARM) & (ended < _WARM + _WAIT)).sum()) / _WAIT)
     click.echo(f"they reach {reached:.0f}/s; now constant rates from {_STEPS[0]:.0%} of that on")
     rates = [reached * step for step in _STEPS]
     plan = Plan(
         phases=tuple(Phase(name=f"{rate:.0f}/s", rate=rate, duration=_SECONDS) for rate in rates)
     )
-    found = Capacity(rate=highest(send("capacity", plan), plan, deadline), closed_loop=reached)
-    click.echo(f"the capacity is {found.rate:.0f}/s")
+    found = highest(send("capacity", plan), plan, deadline)
+    click.echo(f"the capacity is {found:.0f}/s")
     return found
 
 
@@ -120,61 +124,39 @@ def highest(answers: Answers, plan: Plan, deadline: float) -> float:
     """
     sustained, best = 0.0, 0.0
     for phase, begin, end in plan.spans():
-        sent, last = between(answers, begin, end), between(answers, end - 1.0, end)
-        goodput = float(good(sent, deadline).sum()) / phase.duration
-        if goodput < _GOOD * phase.rate or percentile(last["latency"], 0.5) >= deadline / _QUEUE:
+        goodput = _goodput(answers, deadline, begin, end)
+        waits = _percentile(_between(answers, end - 1.0, end), 0.5)
+        if goodput < _GOOD * phase.rate or waits >= deadline / _QUEUE:
             return sustained or max(best, goodput)
         sustained, best = phase.rate, max(best, goodput)
     return sustained
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings and the answers of a run. `facts` are settings on which the figures depend."""
-
-    options: Options
-    facts: dict[str, str]
-    plan: Plan
-    capacity: Capacity | None
-    answers: Answers
-    ideal: int
-    dropped: int
-    use: list[UseSample]
-    marks: list[Mark]
+def _goodput(answers: Answers, deadline: float, begin: float, end: float) -> float:
+    """Return how many requests a second were sent between two times and answered in time."""
+    return float(_good(_between(answers, begin, end), deadline).sum()) / (end - begin)
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """A criterion, the value that was found, and whether the criterion holds."""
-
-    what: str
-    found: str
-    wanted: str
-    holds: bool
-
-
-def figures(run: Run) -> Iterator[dict[str, Any]]:
+def figures(run: Run) -> Iterator[dict[str, str]]:
     """Yield the figures of each phase, from the requests that were sent in it.
 
-    Rates are per second. Latencies are in seconds, and include only answers with status 200. The
-    cost is what the machines cost during a million answers that come in time. `cores` says how many
-    cores each role kept busy.
+    Latencies include only answers with status 200.
     """
     for phase, begin, end in run.plan.spans():
-        sent = between(run.answers, begin, end)
+        sent = _between(run.sent.answers, begin, end)
         answered = sent[sent["status"] == 200]
-        goodput = float(good(sent, run.options.deadline).sum()) / phase.duration
-        shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999}
+        codes = Counter(map(_code, sent["status"].tolist(), sent["retry"].tolist()))
         yield {
-            "name": phase.name,
-            "begin": begin,
-            "end": end,
-            "due": phase.arrivals,
-            "sent": len(sent),
-            "goodput": goodput,
-            "codes": dict(Counter(map(_code, sent["status"].tolist(), sent["retry"].tolist()))),
-            **{name: percentile(answered["latency"], share) for name, share in shares.items()},
-            "hit_ratio": float(hits(answered).sum()) / max(1, len(answered)),
-            "cost_per_million": run.options.price / 3600 / goodput * 1e6 if goodput else None,
-            "cores": cores_used(run.use, begin, end),
+            "phase": phase.name,
+            "due/s": f"{phase.rate:,.0f}",
+            "sent/s": f"{len(sent) / phase.duration:,.0f}",
+            "in time/s": f"{_goodput(sent, run.deadline, begin, end):,.0f}",
+            **{
+                name: f"{_percentile(answered, share) * 1e3:,.1f}"
+                for name, share in _PERCENTILES.items()
+            },
+            "hits": f"{_hits(answered) / max(1, len(answered)):.0%}",
+            "answers": ", ".join(f"{name}: {count:,}" for name, count in codes.items()),
         }
 
 
@@ -186,62 +168,58 @@ def _code(status: int, retry: int) -> str:
 
 def verdicts(run: Run) -> Iterator[Verdict]:
     """Yield each criterion of the scenario with the value that was found."""
-    wanted = SCENARIOS[run.options.scenario]
+    wanted, answers = run.scenario, run.sent.answers
     spans = [(begin, end) for phase, begin, end in run.plan.spans() if phase.is_judged]
-    judged = between(run.answers, spans[0][0], spans[-1][1] + _WINDOW)
-    wrong = int((~refused(judged) & (judged["status"] != 200)).sum())
+    judged = _between(answers, spans[0][0], spans[-1][1] + _WINDOW)
+    refused = np.isin(judged["status"], _REFUSED) & (judged["retry"] == 1)
+    wrong = int((~refused & (judged["status"] != 200)).sum())
     # A run without any answer fails.
     errors = wrong / len(judged) if len(judged) else 1.0
     what = f"answers other than 200, 429, and 503 with Retry-After: {wrong:,} of {len(judged):,}"
     yield _at_most(what, errors, wanted.errors)
-    what = f"dropped: due, and not sent: {run.dropped:,} of {run.plan.arrivals:,}"
-    yield _at_most(what, run.dropped / max(1, run.plan.arrivals), wanted.dropped)
+    what = f"dropped: due, and not sent: {run.sent.dropped:,} of {run.plan.arrivals:,}"
+    yield _at_most(what, run.sent.dropped / max(1, run.plan.arrivals), wanted.dropped)
     if wanted.good is not None:
-        found = _calm_goodness(run, wanted.recovery)
-        yield _at_least("answered in time without overload", found, wanted.good)
+        yield _at_least("answered in time without overload", _calm_goodness(run), wanted.good)
     if wanted.goodput is not None and run.capacity is not None:
-        found = _least_goodput(run) / run.capacity.rate
         what = "least goodput of an overload over 3 s, of capacity"
-        yield _at_least(what, found, wanted.goodput)
+        yield _at_least(what, _least_goodput(run) / run.capacity, wanted.goodput)
     if wanted.ideal_hits is not None:
-        found = float(hits(run.answers).sum()) / max(1, run.ideal)
         what = "hits, of those of a cache that forgets nothing"
-        yield _at_least(what, found, wanted.ideal_hits)
+        yield _at_least(what, _hits(answers) / max(1, run.sent.ideal), wanted.ideal_hits)
     if wanted.drift is not None:
-        what = "p99 of the last fifth, in times that of the first"
-        yield _at_most(what, _drift(run), wanted.drift)
+        yield _at_most(
+            "p99 of the last fifth, in times that of the first", _drift(run), wanted.drift
+        )
 
 
 def _at_most(what: str, found: float, wanted: float) -> Verdict:
-    holds = found <= wanted
-    return Verdict(what=what, found=f"{found:.4g}", wanted=f"at most {wanted:g}", holds=holds)
+    return Verdict(what, f"{found:.4g}", f"at most {wanted:g}", found <= wanted)
 
 
 def _at_least(what: str, found: float, wanted: float) -> Verdict:
-    holds = found >= wanted
-    return Verdict(what=what, found=f"{found:.4g}", wanted=f"at least {wanted:g}", holds=holds)
+    return Verdict(what, f"{found:.4g}", f"at least {wanted:g}", found >= wanted)
 
 
-def _calm_goodness(run: Run, recovery: float) -> float:
+def _calm_goodness(run: Run) -> float:
     """Return the fraction of requests that were answered in time.
 
     Requests sent during an overload or its recovery do not count.
     """
     after = -np.inf
-    sent = run.answers["sent"]
-    chosen = np.zeros(len(sent), dtype=np.bool_)
+    answers = run.sent.answers
+    chosen = np.zeros(len(answers), dtype=np.bool_)
     for phase, begin, end in run.plan.spans():
         if phase.is_overload:
-            after = end + recovery
+            after = end + run.scenario.recovery
         elif phase.is_judged:
-            chosen |= (sent >= max(begin, after)) & (sent < end)
-    in_time = good(run.answers, run.options.deadline)
-    return float((in_time & chosen).sum()) / max(1, int(chosen.sum()))
+            chosen |= (answers["sent"] >= max(begin, after)) & (answers["sent"] < end)
+    return float(_good(answers[chosen], run.deadline).sum()) / max(1, int(chosen.sum()))
 
 
 def _least_goodput(run: Run) -> float:
     """Return the lowest goodput in any window of an overload."""
-    in_time = run.answers[good(run.answers, run.options.deadline)]
+    in_time = run.sent.answers[_good(run.sent.answers, run.deadline)]
     ended = np.sort(in_time["sent"] + in_time["latency"])
     rates = []
     for _, begin, end in (span for span in run.plan.spans() if span[0].is_overload):
@@ -253,11 +231,11 @@ def _least_goodput(run: Run) -> float:
 
 
 def _drift(run: Run) -> float:
-    _, begin, end = list(run.plan.spans())[-1]
+    """Return the p99 of the last fifth of the time, divided by the first fifth's p99."""
+    *_, (_, begin, end) = run.plan.spans()
     fifth = (end - begin) / 5
-    answered = run.answers[run.answers["status"] == 200]
+    answered = run.sent.answers[run.sent.answers["status"] == 200]
     first, last = (
-        percentile(between(answered, at, at + fifth)["latency"], 0.99)
-        for at in (begin, end - fifth)
+        _percentile(_between(answered, at, at + fifth), 0.99) for at in (begin, end - fifth)
     )
     return last / first if first else np.inf

@@ -2,34 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from pathlib import Path
 
 import msgspec
 
 _WARM = 5.0
 _STEPS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
 _SPIKE = 10.0
-
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of the command.
-
-    Without a rate, the run first finds the capacity, and then uses a fraction of the capacity as
-    rate.
-    """
-
-    scenario: str
-    folder: Path
-    rate: float | None = None
-    seconds: float | None = None
-    deadline: float = 1.0
-    zipf: float | None = None
-    texts: int = 20_000
-    seed: int = 1
-    price: float = 0.1
-    """The price of all machines for an hour."""
-    most_in_flight: int = 1000
-    insecure: bool = False
 
 
 class Phase(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +114,7 @@ def _cache(rate: float, seconds: float) -> tuple[Phase, ...]:
 SCENARIOS = {
     "steady": Scenario(question="Is a constant rate answered in time?", phases=_steady),
     "sweep": Scenario(
-        question="How do latency, errors and cost change with the rate?",
+        question="How do latency and errors change with the rate?",
         phases=_sweep,
         seconds=80.0,
         load=1.0,
@@ -152,7 +130,7 @@ SCENARIOS = {
         dropped=0.01,
     ),
     "soak": Scenario(
-        question="Does anything grow or get slower with time?",
+        question="Does anything get slower with time?",
         phases=_steady,
         seconds=1800.0,
         drift=1.5,

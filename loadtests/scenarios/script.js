@@ -47,5 +47,6 @@ export default function () {
 }
 
 export function handleSummary(data) {
-  return { [__ENV.LOAD_SUMMARY]: JSON.stringify(data.metrics) };
+  const dropped = data.metrics.dropped_iterations;
+  return { [__ENV.LOAD_DROPPED]: String(dropped ? dropped.values.count : 0) };
 }

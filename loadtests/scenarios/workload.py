@@ -20,6 +20,10 @@ _PLACE = "@text"
 _LONGEST_LIST = 7
 """More texts than any request uses. The numbers of a request's texts are consecutive, so this must
 not divide 500."""
+_DISTINCT = 20_000
+"""The number of texts that repeat."""
+_SPARE = 60_000
+"""The requests of a closed loop, which does not say in advance how many it sends."""
 _LABELS = ["billing", "travel", "science"]
 _SHAPES: dict[str, tuple[int, str, Mapping[str, Any]]] = {
     "classify": (6, "/v1/classify", {"input": _PLACE}),
@@ -37,7 +41,6 @@ Requests = npt.NDArray[np.int64]
 class Template(msgspec.Struct, frozen=True, kw_only=True):
     """A kind of request: its path, and its body with a placeholder for each text."""
 
-    name: str
     path: str
     body: str
     weight: float
@@ -56,42 +59,31 @@ def templates(
         serving = [name for name, tasks in wanted.items() if task in tasks]
         for name in serving:
             yield Template(
-                name=f"{task} {name}",
                 path=path,
                 body=msgspec.json.encode({"model": name, **body}).decode(),
                 weight=weight / len(serving),
             )
 
 
-def make_requests(
-    kinds: Sequence[Template],
-    plan: Plan,
-    *,
-    tenants: int,
-    seed: int,
-    zipf: float = 0.0,
-    distinct: int = 1,
-    spare: int = 0,
-) -> Requests:
-    """Return the requests of a plan, and `spare` more.
+def make_requests(kinds: Sequence[Template], plan: Plan, *, tenants: int, zipf: float) -> Requests:
+    """Return the requests of a plan.
 
-    `distinct` texts repeat according to a Zipf distribution with the exponent `zipf`. If `zipf` is
-    0, no text repeats.
+    Texts repeat according to a Zipf distribution with the exponent `zipf`. If `zipf` is 0, no text
+    repeats.
     """
-    chooser = np.random.default_rng(seed)
-    count = plan.arrivals + spare
+    chooser = np.random.default_rng(1)
+    count = plan.arrivals + (_SPARE if plan.callers else 0)
     weights = np.array([one.weight for one in kinds])
     chosen = chooser.choice(len(weights), size=count, p=weights / weights.sum())
     owners = chooser.integers(tenants, size=count)
     numbers = np.arange(count)
     if zipf:
-        shares = 1.0 / np.arange(1, distinct + 1) ** zipf
+        shares = 1.0 / np.arange(1, _DISTINCT + 1) ** zipf
         # How often the texts were exchanged for other texts before each request.
         steps = np.cumsum([phase.new_texts for phase in plan.phases])
         exchanged = np.repeat(steps, [phase.arrivals for phase in plan.phases])
-        exchanged = np.pad(exchanged, (0, count - len(exchanged)), constant_values=steps[-1])
-        numbers = chooser.choice(distinct, size=count, p=shares / shares.sum())
-        numbers += distinct * exchanged
+        numbers = chooser.choice(_DISTINCT, size=count, p=shares / shares.sum())
+        numbers += _DISTINCT * exchanged
     return np.stack([chosen, numbers * _LONGEST_LIST % NUMBERS, owners], axis=1)
 
 

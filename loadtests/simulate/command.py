@@ -2,45 +2,25 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
-import msgspec
 
 from loadtests.drawing import finish_axes, new_figure, save_figure
-from loadtests.machine import Machine, this_machine
-from loadtests.report import table
+from loadtests.report import Line, show
 from loadtests.simulate.results import DayResult, Figures
 from loadtests.simulate.run import POLICIES, play
 from loadtests.simulate.scenario import Scenario
 from loadtests.simulate.validation import validate
 
 _ROOT = Path(__file__).parents[2]
-_PRICE = 0.05
-"""The price of a backend for an hour."""
-_PARTS = (
-    *("policy", "part of the day", "played", "backends", "most in a region"),
-    *("p50", "p95", "p99", "failed", "errors", "to other regions"),
-)
-
-
-class SimulationFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The simulated days of one scenario, by policy, and the machine that simulated them."""
-
-    machine: Machine
-    scenario: Scenario
-    item_seconds: float
-    days: list[DayResult]
 
 
 @click.command("simulate")
-@click.option("--backends", default=2000, show_default=True, help="The most backends at a time.")
+@click.option("--backends", default=Scenario().backends, help="The most backends at a time.")
 @click.option(
-    "--grain",
-    default=Scenario().grain,
-    show_default=True,
-    help="Requests for which one simulated request stands.",
+    "--grain", default=Scenario().grain, help="Requests for which one simulated request stands."
 )
 @click.option(
     "--validate",
@@ -51,70 +31,61 @@ class SimulationFile(msgspec.Struct, frozen=True, kw_only=True):
 def simulate_command(*, backends: int, grain: float, busy: float | None) -> None:
     """Simulate a day with a spike and a lost region, under production's and other routing policies.
 
-    The default scenario replaces the recorded results and the plot. Other scenarios write to
-    `build/simulate`.
+    Latencies are multiples of the time that an item takes if no other item is in the system. The
+    default scenario writes a result file and replaces the documented plot. Other scenarios draw
+    into `build/simulate`.
     """
     logging.disable(logging.WARNING)  # thousands of backends come and go, and each would log
     if busy is not None:
-        validate(backends=3, busy=busy, seconds=110.0)
+        validate(busy)
         return
-    share = backends / Scenario().backends
-    scenario = Scenario(backends=backends, busy=Scenario().busy * share, grain=grain)
-    results, plots = _ROOT / "loadtests" / "results", _ROOT / "docs" / "plots"
-    if scenario != Scenario():
-        results = plots = _ROOT / "build" / "simulate"
-        results.mkdir(parents=True, exist_ok=True)
-    machine = this_machine()
-    path = results / f"{machine.date}-simulation-of-{backends}-backends.json"
-    found = SimulationFile(
-        machine=machine, scenario=scenario, item_seconds=scenario.item_seconds(), days=[]
-    )
+    scenario = Scenario(backends=backends, grain=grain)
+    days = []
     for policy in POLICIES:
-        day = play(scenario, policy)
-        found.days.append(day)
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1))
-        spent = f"{day.processor_seconds:.0f} s of processor time"
-        print(f"{policy}: {day.simulated:,} requests in {spent}", flush=True)
-    print(f"{tables(found)}\n\n{path}\n{draw_days(found, plots)}")
-
-
-def tables(found: SimulationFile) -> str:
-    """Return each policy's figures for each part of the day.
-
-    Latencies are multiples of the time that an item takes if no other item is in the system.
-    """
-
-    def part(day: DayResult, one: Figures) -> list[str]:
-        latencies = (one.p50, one.p95, one.p99)
-        return [
-            *(day.policy, one.phase, f"{one.played:,}"),
-            *(f"{one.fewest_pods:,} to {one.most_pods:,}", f"{one.most_in_region:,}"),
-            *("" if each is None else f"{each / found.item_seconds:.2f}" for each in latencies),
-            *(f"{one.failed:,}", f"{one.errors:.3%}", f"{one.spilled:.1%}"),
-        ]
-
-    parts = table(_PARTS, (part(day, one) for day in found.days for one in day.phases))
-    cost = (
-        (day.policy, f"{day.pod_hours:,.0f}", f"{day.pod_hours * _PRICE:,.0f}", day.most_pods)
-        for day in found.days
+        days.append(play(scenario, policy))
+        print(f"{policy}: {days[-1].phases[-1].played:,} requests", flush=True)
+    is_default = scenario == Scenario()
+    seconds = scenario.item_seconds()
+    show(
+        f"Simulation of {backends} backends",
+        [_line(day.policy, part, seconds) for day in days for part in day.phases],
+        *(f"{d.policy}: {d.pod_hours:,.0f} backend hours, at most {d.most_pods:,}" for d in days),
+        keep=is_default,
     )
-    return f"{parts}\n\n{table(('policy', 'backend hours', 'price', 'most backends'), cost)}"
+    folder = _ROOT / "docs" / "plots" if is_default else _ROOT / "build" / "simulate"
+    print(f"\n{_draw(days, seconds, folder)}")
 
 
-def draw_days(found: SimulationFile, folder: Path) -> Path:
+def _line(policy: str, part: Figures, item_seconds: float) -> Line:
+    latencies = {"p50": part.p50, "p95": part.p95, "p99": part.p99}
+    return {
+        "policy": policy,
+        "part of the day": part.phase,
+        "played": part.played,
+        "fewest backends": part.fewest_pods,
+        "most": part.most_pods,
+        "most in a region": part.most_in_region,
+        **{name: one and one / item_seconds for name, one in latencies.items()},
+        "failed": part.failed,
+        "errors": f"{part.errors:.3%}",
+        "to other regions": f"{part.spilled:.1%}",
+    }
+
+
+def _draw(days: Sequence[DayResult], item_seconds: float, folder: Path) -> Path:
     """Draw p95, errors and backends by the hour into a folder, with a line for each policy."""
     panels: Mapping[str, Callable[[Figures], float]] = {
-        "p95, times an item's work": lambda point: (point.p95 or math.nan) / found.item_seconds,
+        "p95, times an item's work": lambda point: (point.p95 or math.nan) / item_seconds,
         "errors, % of requests": lambda point: 100 * point.errors,
         "backends": lambda point: point.most_pods,
     }
     figure = new_figure("simulation", width=10, height=9)
     for axes, (what, value) in zip(figure.subplots(3, 1), panels.items(), strict=True):
-        for day in found.days:
+        for day in days:
             hours = [point.start / 3600 for point in day.points]
             axes.plot(hours, [value(point) for point in day.points], label=day.policy)
         axes.set_xticks(range(0, 25, 2))
-        if "errors" not in what and any(point.p95 for day in found.days for point in day.points):
+        if "errors" not in what and any(point.p95 for day in days for point in day.points):
             axes.set_yscale("log")
         finish_axes(axes, "hour of the day (UTC)", what)
     return save_figure(figure, folder / "simulation.svg")

@@ -6,11 +6,11 @@ from functools import partial
 from random import Random
 
 import msgspec
+from typing_extensions import override
 
 from backends.batching.row import RowWaiter
 from backends.errors import BackendError, Overloaded
 from gateway.cache.key import CacheKey
-from gateway.config.document import RoutingConfig
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.prober import Prober
 from gateway.dispatch.work import OpenItem, Work
@@ -21,8 +21,6 @@ from loadtests.simulate.world import World
 from wire.plans import Assignment, PlanTrial, ServingPlans
 from wire.protocol import (
     Call,
-    CallItem,
-    ClassifyParameters,
     Done,
     EmbedParameters,
     Failed,
@@ -34,23 +32,23 @@ from wire.protocol import (
 )
 
 MODEL = ModelInfo(
-    name="simulated",
+    name="tiny",
     revision="aaaaaaaaaaaa",
     profile="fp32",
-    tasks=[Task.CLASSIFY],
+    tasks=[Task.EMBED],
     algorithm="none",
     algorithm_version=1,
     max_tokens=512,
 )
-Ended = Callable[[float, str, str], None]
-"""Takes the seconds of a request, the code of its failure, and the region that answered it."""
+Ended = Callable[[float, str, bytes], None]
+"""Takes the seconds of a request, the code of its failure, and its result.
+
+The result of a simulated backend is the name of the backend's region.
+"""
 _Frames = asyncio.Queue[Done | Failed | None]
 """Results of items on their way back; after `None`, nothing more arrives."""
 _JITTER = 0.1
-_PARAMETERS = {
-    Task.CLASSIFY: msgspec.msgpack.encode(ClassifyParameters()),
-    Task.EMBED: msgspec.msgpack.encode(EmbedParameters()),
-}
+_PARAMETERS = msgspec.msgpack.encode(EmbedParameters())
 
 
 def length_of(body: bytes) -> int:
@@ -58,12 +56,10 @@ def length_of(body: bytes) -> int:
     return int.from_bytes(body[:2], "big")
 
 
-class SimulatedClient:
-    """Implements `BackendClient` for one gateway; `round_trips` has the seconds to each region."""
+class SimulatedClient(BackendClient):
+    """Calls simulated backends for one gateway; `round_trips` has the seconds to each region."""
 
     def __init__(self, world: World, *, round_trips: Mapping[str, float], random: Random) -> None:
-        self.answered: dict[bytes, str] = {}
-        """The region that answered an item, by the item's body."""
         self._world = world
         self._round_trips = round_trips
         self._random = random
@@ -71,6 +67,7 @@ class SimulatedClient:
         self._open: dict[_Frames, str] = {}
         world.on_lost.append(self._lose)
 
+    @override
     def start_call(
         self,
         endpoint: Endpoint,
@@ -81,7 +78,6 @@ class SimulatedClient:
         receive: Receive,
         on_end: OnEnd,
     ) -> asyncio.Task[None]:
-        """See `BackendClient.start_call`."""
         patience = min(idle_timeout, deadline - self._loop.time())
 
         async def run() -> None:
@@ -106,7 +102,7 @@ class SimulatedClient:
     async def _call(
         self, endpoint: Endpoint, call: Call, patience: float, receive: Receive
     ) -> Report:
-        """Let a backend run the items of a call.
+        """Let a backend run the items of a call, and pass on each result as soon as it is ready.
 
         Raises:
             Overloaded: the backend refuses an item.
@@ -119,14 +115,21 @@ class SimulatedClient:
             if self._world.is_silent(endpoint):
                 frames.put_nowait(None)
             await asyncio.sleep(delay)
-            for index, item in enumerate(call.items):
-                if frames.empty():  # a lost backend does not answer
-                    ended = partial(self._answer, endpoint, item, index, frames, delay)
-                    remaining, length = item.remaining - delay, length_of(item.body)
-                    waiters.append(
-                        backend.begin(length, scope=item.scope, remaining=remaining, ended=ended)
-                    )
-            await self._pass_on(endpoint, call, frames, patience, receive)
+            # A lost backend does not answer.
+            for index, item in enumerate(call.items if frames.empty() else ()):
+                length, remaining = length_of(item.body), item.remaining - delay
+                region = endpoint.region.encode()
+                done = Done(index=index, result=region, rows=1, tokens=length)
+                ended = partial(self._answer, endpoint, done, frames, delay)
+                waiters.append(
+                    backend.begin(length, scope=item.scope, remaining=remaining, ended=ended)
+                )
+            for _ in call.items:
+                frame = await frames.get()
+                if frame is None:
+                    await asyncio.sleep(patience)
+                    raise CallFailed(Cause.TIMED_OUT, "silence")
+                receive([frame])
             return backend.report()
         finally:
             del self._open[frames]
@@ -134,37 +137,18 @@ class SimulatedClient:
                 if waiter.is_awaited:
                     backend.leave(waiter)
 
-    async def _pass_on(
-        self,
-        endpoint: Endpoint,
-        call: Call,
-        frames: "_Frames",
-        patience: float,
-        receive: Receive,
-    ) -> None:
-        """Pass each item's result to the caller of the backend as soon as the result is ready."""
-        for _ in call.items:
-            frame = await frames.get()
-            if frame is None:
-                await asyncio.sleep(patience)
-                raise CallFailed(Cause.TIMED_OUT, "silence")
-            if isinstance(frame, Done):
-                self.answered[call.items[frame.index].body] = endpoint.region
-            receive([frame])
-
     def _answer(
         self,
         endpoint: Endpoint,
-        item: CallItem,
-        index: int,
+        done: Done,
         frames: _Frames,
         delay: float,
         error: BackendError | None,
     ) -> None:
-        frame: Done | Failed = Done(index=index, result=b"", rows=1, tokens=length_of(item.body))
+        frame: Done | Failed = done
         if error is not None:
             frame = Failed(
-                index=index,
+                index=done.index,
                 status=error.status,
                 code=error.code,
                 detail="",
@@ -179,8 +163,8 @@ class SimulatedClient:
             if region == lost:
                 frames.put_nowait(None)
 
+    @override
     async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
-        """See `BackendClient.state`."""
         if self._world.is_silent(endpoint):
             await asyncio.sleep(time_limit)
             raise CallFailed(Cause.TIMED_OUT, "silence")
@@ -195,22 +179,22 @@ class SimulatedClient:
             report=self._world.backend(endpoint).report(),
         )
 
+    @override
     async def reload(
         self, endpoint: Endpoint, plans: ServingPlans, *, time_limit: float
     ) -> ServingState:
-        """See `BackendClient.reload`."""
         raise NotImplementedError
 
+    @override
     async def assign(
         self, endpoint: Endpoint, assignment: Assignment, *, time_limit: float
     ) -> ServingState:
-        """See `BackendClient.assign`."""
         raise NotImplementedError
 
+    @override
     async def check(
         self, endpoint: Endpoint, trial: PlanTrial, *, time_limit: float
     ) -> PlanVerdict:
-        """See `BackendClient.check`."""
         raise NotImplementedError
 
     def _delay(self, endpoint: Endpoint) -> float:
@@ -231,22 +215,18 @@ class Caller:
             clock=asyncio.get_running_loop().time,
         )
 
-    def start(
-        self, model: str, task: Task, body: bytes, ended: Callable[[float, str], None], limit: float
-    ) -> None:
-        """Start a request; `ended` gets the request's seconds and, if it fails, the error code."""
-        found = self.fleet.model(model)
+    def start(self, body: bytes, ended: Ended, limit: float) -> None:
+        """Start a request for `MODEL`; its deadline is in `limit` seconds."""
+        found = self.fleet.model(MODEL.name)
         if found is None:
-            ended(0.0, "unknown_model")
+            ended(0.0, "unknown_model", b"")
             return
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-
+        started = asyncio.get_running_loop().time()
         work = Work(
             model=found,
-            task=task,
-            parameters=_PARAMETERS[task],
-            owner=_Request(loop, started, ended),
+            task=Task.EMBED,
+            parameters=_PARAMETERS,
+            owner=_Request(started, ended),
             deadline=started + limit,
             scope="tenant:a",
         )
@@ -256,19 +236,16 @@ class Caller:
 class _Request:
     """A request of one item that waits for its answer."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, started: float, ended: Callable[[float, str], None]
-    ) -> None:
-        self._loop = loop
+    def __init__(self, started: float, ended: Ended) -> None:
         self._started = started
         self._ended = ended
 
     def items_ended(self, items: Sequence[OpenItem]) -> None:
         """See `ItemOwner`."""
-        outcome = items[0].outcome
-        failure = None if outcome is None else outcome.failure
-        seconds = self._loop.time() - self._started
-        self._ended(seconds, "" if failure is None else failure.code)
+        seconds = asyncio.get_running_loop().time() - self._started
+        if (outcome := items[0].outcome) is not None:
+            failure = outcome.failure
+            self._ended(seconds, "" if failure is None else failure.code, outcome.result)
 
 
 class SimulatedGateway(Caller):
@@ -283,25 +260,20 @@ class SimulatedGateway(Caller):
         round_trips: Mapping[str, float],
         random: Random,
     ) -> None:
-        self._client = SimulatedClient(world, round_trips=round_trips, random=random)
-        super().__init__(fleet=fleet, client=self._client, random=random)
+        client = SimulatedClient(world, round_trips=round_trips, random=random)
+        super().__init__(fleet=fleet, client=client, random=random)
         self.region = region
         self._world = world
         self._random = random
         self._order = sorted(round_trips, key=lambda each: (round_trips[each], each))
 
-    def follow(self, routing: RoutingConfig) -> None:
+    def follow(self) -> None:
         """Route to the backends that DNS lists now."""
         found = self._world.endpoints()
         endpoints = sorted(found, key=lambda each: self._order.index(each.region))
-        self.fleet.configure(endpoints, routing)
+        self.fleet.configure(endpoints, self.fleet.routing)
         self.prober.refresh()
 
-    def send(self, ended: Ended, *, tokens: int, limit: float) -> None:
-        """Start a request of one item with `tokens` tokens; its deadline is in `limit` seconds."""
-        body = tokens.to_bytes(2, "big") + self._random.randbytes(8)
-
-        def answered(seconds: float, code: str) -> None:
-            ended(seconds, code, self._client.answered.pop(body, ""))
-
-        self.start(MODEL.name, Task.CLASSIFY, body, answered, limit)
+    def body(self, tokens: int) -> bytes:
+        """Return the body of an item with `tokens` tokens."""
+        return tokens.to_bytes(2, "big") + self._random.randbytes(8)

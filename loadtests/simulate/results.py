@@ -1,6 +1,5 @@
 """Records the results of simulated requests, and summarizes them."""
 
-from array import array
 from collections.abc import Sequence
 
 import msgspec
@@ -18,23 +17,23 @@ class Bucket(msgspec.Struct, kw_only=True):
     weight: float
     pods: list[int]
     """The number of backends in each region that is not lost."""
-    latencies: "array[float]" = msgspec.field(default_factory=lambda: array("d"))
+    latencies: list[float] = []
     failed: int = 0
     spilled: int = 0
+    """Requests that another region answered."""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of a part of the day; latencies are in seconds.
 
-    Of `played` simulated requests, `failed` failed. All `played` requests together stand for
-    `requests` requests. A percentile with too few answers beyond it is `None`.
+    Of `played` simulated requests, `failed` failed. `errors` and `spilled` are shares of all the
+    requests for which the played ones stand. A percentile with too few answers beyond it is `None`.
     """
 
     phase: str
     start: float
     played: int
     failed: int
-    requests: float
     p50: float | None
     p95: float | None
     p99: float | None
@@ -46,16 +45,13 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A day under one policy; `simulated` is the number of simulated requests."""
+    """A day under one policy, by phase and by bucket."""
 
     policy: str
     phases: list[Figures]
     points: list[Figures]
-    """One bucket for each stretch of the day."""
     pod_hours: float
     most_pods: int
-    simulated: int
-    processor_seconds: float
 
 
 def phases(buckets: Sequence[Bucket]) -> list[Figures]:
@@ -68,30 +64,26 @@ def phases(buckets: Sequence[Bucket]) -> list[Figures]:
 def figures(phase: str, buckets: Sequence[Bucket]) -> Figures:
     """Return the figures of several stretches of the day together."""
     failures = sum(bucket.failed * bucket.weight for bucket in buckets)
-    answered = sum(len(bucket.latencies) * bucket.weight for bucket in buckets)
-    requests = answered + failures
-    values = np.concatenate([np.frombuffer(b.latencies) for b in buckets])
+    values = np.concatenate([bucket.latencies for bucket in buckets])
     weights = np.concatenate([np.full(len(b.latencies), b.weight) for b in buckets])
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order])
+    answered = float(weights.sum())
 
     def percentile(share: float) -> float | None:
         if len(values) * (1.0 - share) < _BEYOND - 1e-6:
             return None
-        return float(values[order[np.searchsorted(reached, share * reached[-1])]])
+        return float(np.quantile(values, share, weights=weights, method="inverted_cdf"))
 
     return Figures(
         phase=phase,
         start=buckets[0].start,
-        played=sum(len(b.latencies) + b.failed for b in buckets),
-        failed=sum(b.failed for b in buckets),
-        requests=requests,
+        played=len(values) + sum(bucket.failed for bucket in buckets),
+        failed=sum(bucket.failed for bucket in buckets),
         p50=percentile(0.5),
         p95=percentile(0.95),
         p99=percentile(0.99),
-        errors=failures / max(requests, 1.0),
-        spilled=sum(b.spilled * b.weight for b in buckets) / max(answered, 1.0),
-        fewest_pods=min(sum(b.pods) for b in buckets),
-        most_pods=max(sum(b.pods) for b in buckets),
-        most_in_region=max(max(b.pods) for b in buckets),
+        errors=failures / max(answered + failures, 1.0),
+        spilled=sum(bucket.spilled * bucket.weight for bucket in buckets) / max(answered, 1.0),
+        fewest_pods=min(sum(bucket.pods) for bucket in buckets),
+        most_pods=max(sum(bucket.pods) for bucket in buckets),
+        most_in_region=max(max(bucket.pods) for bucket in buckets),
     )

@@ -1,58 +1,45 @@
-"""Defines a scenario: sizes, speeds, the load of a day, and settings of routing and scaling."""
+"""Describes the simulated day: load, events, simulated parts, and the speed of backends."""
 
-import itertools
-from collections.abc import Sequence
 from random import Random
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from backends.executors.cost import CostModel
-from gateway.config.document import RoutingConfig
-from loadtests.simulate.world import ScalingRule
 
 DAY = 86_400.0
 # Taxi rides that began in New York in each half hour of Tuesday, 2014-07-01: requests of
 # independent people. From the city's Taxi and Limousine Commission, as in `nyc_taxi` of the
 # Numenta Anomaly Benchmark.
 # fmt: off
-RIDES = (
+_RIDES = (
     10844, 8127, 6210, 4656, 3820, 2873, 2369, 2064, 2221, 2158, 2515, 4364,
     6526, 11039, 13857, 15865, 17920, 20346, 19539, 20107, 18984, 17720, 17249, 18463,
     18908, 18886, 18178, 19459, 19546, 20591, 19380, 18544, 16228, 15013, 17203, 19525,
     22966, 27598, 26827, 24904, 22875, 20394, 23401, 24439, 23318, 21733, 20104, 16111,
 )
 # fmt: on
-_STEP = DAY / len(RIDES)
-_MEAN = sum(RIDES) / len(RIDES)
+_MEAN = sum(_RIDES) / len(_RIDES)
+_RIDE_TIMES = np.linspace(0.0, DAY, len(_RIDES), endpoint=False)
+SHIFTS = {"eu": 0.0, "us": -6.0, "ap": 7.0}
+"""By how many hours the local time of each region is ahead of the simulated time."""
+LOST_REGION = "eu"
+"""The region whose backends answer nothing for an hour."""
+_LOST_AT, _BACK_AT = 18 * 3600.0, 19 * 3600.0
+# At 14:00, the load rises tenfold within 30 s, stays for 120 s, and falls within 30 s.
+_SPIKE = 14 * 3600.0
+_SPIKE_TIMES, _SPIKE_FACTORS = (_SPIKE, _SPIKE + 30, _SPIKE + 150, _SPIKE + 180), (1, 10, 10, 1)
+WARM_UP = 16.0
+"""Seconds before each segment that are simulated but not counted.
+
+After this time, earlier requests have ended, and the slow start of new backends is over.
+"""
+COOL_DOWN = 10.0
+"""Seconds after each segment in which the segment's last requests end."""
 
 
-class Spike(msgspec.Struct, frozen=True, kw_only=True):
-    """The load rises to `times` its value within `ramp` seconds, stays for `lasts` s, and falls."""
-
-    at: float = 14 * 3600.0
-    times: float = 10.0
-    ramp: float = 30.0
-    lasts: float = 120.0
-    tail: float = 60.0
-    """Seconds after the spike that are simulated in full."""
-
-    def factor(self, now: float) -> float:
-        """Return the factor of the load at a time."""
-        since = now - self.at
-        until = self.at + 2 * self.ramp + self.lasts - now
-        share = max(0.0, min(1.0, since / self.ramp, until / self.ramp))
-        return 1.0 + (self.times - 1.0) * share
-
-
-class Outage(msgspec.Struct, frozen=True, kw_only=True):
-    """From the time `at`, all backends of a region answer nothing for `lasts` seconds."""
-
-    region: str = "eu"
-    at: float = 18 * 3600.0
-    lasts: float = 3600.0
-
-
-class Segment(msgspec.Struct, frozen=True, kw_only=True):
+class Segment(NamedTuple):
     """A part of the day that is simulated from `start` for `lasts` seconds.
 
     Each second stands for `weight` seconds of the day.
@@ -64,107 +51,61 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     weight: float = 1.0
 
 
-class Day(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens in 24 hours, and which parts are simulated."""
+def _samples(name: str, begin: float, end: float, *, slots: int, lasts: float) -> list[Segment]:
+    """Divide a time into slots; return segments in their middles that stand for whole slots."""
+    slot = (end - begin) / slots
+    return [
+        Segment(name, begin + (number + 0.5) * slot, lasts, weight=slot / lasts)
+        for number in range(slots)
+    ]
 
-    spike: Spike = Spike()
-    outage: Outage = Outage()
-    slot: float = 3600.0
-    sample: float = 6.0
-    """In quiet times, only so many seconds of each slot are simulated and counted."""
-    away: float = 120.0
-    """Seconds in the middle of an outage that are simulated and counted."""
-    warm_up: float = 16.0
-    """Seconds before each part that are simulated but not counted.
 
-    After this time, earlier requests have ended, and the slow start of new backends is over.
-    """
-    cool_down: float = 10.0
-    """Seconds after each part in which the part's last requests end."""
-    after: float = 120.0
-    """Seconds after the begin of an outage, and after its end, that are simulated in full."""
+SEGMENTS = (
+    *_samples("quiet", 0.0, _SPIKE, slots=14, lasts=6.0),
+    Segment("spike", _SPIKE, 240.0),
+    *_samples("quiet", _SPIKE + 240.0, _LOST_AT - 5.0, slots=4, lasts=6.0),
+    Segment("region lost", _LOST_AT - 5.0, 120.0),
+    *_samples("region away", _LOST_AT + 115.0, _BACK_AT - 5.0, slots=1, lasts=120.0),
+    Segment("region back", _BACK_AT - 5.0, 120.0),
+    *_samples("quiet", _BACK_AT + 115.0, DAY, slots=5, lasts=6.0),
+)
+"""Changes are simulated in full, quiet times in samples."""
 
-    def load(self, now: float, shift: float) -> float:
-        """Return the load, relative to the mean load of a day without a spike.
 
-        `shift` is by how many hours the region's local time is ahead of `now`.
-        """
-        place = ((now + shift * 3600.0) % DAY) / _STEP
-        left = int(place)
-        before, after = RIDES[left % len(RIDES)], RIDES[(left + 1) % len(RIDES)]
-        curve = (before + (after - before) * (place - left)) / _MEAN
-        return curve * self.spike.factor(now)
-
-    def segments(self) -> list[Segment]:
-        """Return the segments in order: changes are simulated in full, quiet times in samples."""
-        spike, outage = self.spike, self.outage
-        end = outage.at + outage.lasts
-        full = [
-            Segment(name="spike", start=spike.at, lasts=2 * spike.ramp + spike.lasts + spike.tail),
-            Segment(name="region lost", start=outage.at - 5.0, lasts=self.after),
-            Segment(name="region back", start=end - 5.0, lasts=self.after),
-        ]
-        return sorted([*full, *self._samples(full)], key=lambda segment: segment.start)
-
-    def _samples(self, full: Sequence[Segment]) -> list[Segment]:
-        found: list[Segment] = []
-        edges = sorted([0.0, DAY, *(e for one in full for e in (one.start, one.start + one.lasts))])
-        for begin, end in itertools.pairwise(edges):
-            if any(one.start == begin for one in full):
-                continue
-            count = max(1, round((end - begin) / self.slot))
-            length = (end - begin) / count
-            for number in range(count):
-                # The middle of a slot stands for the whole slot.
-                start = begin + (number + 0.5) * length
-                name = self.phase(start)
-                sample = self.sample if name == "quiet" else self.away
-                found.append(Segment(name=name, start=start, lasts=sample, weight=length / sample))
-        return found
-
-    def phase(self, now: float) -> str:
-        """Return the name of a quiet time's phase."""
-        return "region away" if self.is_lost(now) else "quiet"
-
-    def is_lost(self, now: float) -> bool:
-        """Return whether the region is lost at a time."""
-        return self.outage.at <= now < self.outage.at + self.outage.lasts
+def is_lost(now: float) -> bool:
+    """Return whether the lost region is away at a time of the day."""
+    return _LOST_AT <= now < _BACK_AT
 
 
 # A classifier of six layers on one core, as measured.
 _COST = CostModel(base=0.8e-3, token=0.11e-3, padded=0.04e-3, square=50e-9)
-SHIFTS = {"eu": 0.0, "us": -6.0, "ap": 7.0}
-"""By how many hours the local time of each region is ahead of the simulated time."""
-# The lengths of texts in tokens have a lognormal distribution.
-_MEDIAN, _SPREAD, _LONGEST = 200.0, 0.4, 512
+_BUSY = 115 / 2000
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
-    """What is simulated.
+    """The size of the simulation: the most backends, and the grain.
 
-    `busy` is how many backends the average load without the spike keeps busy. To save time, one
-    simulated request represents `grain` requests: it takes `grain` times as long, and requests are
-    `grain` times as rare.
+    To save time, one simulated request represents `grain` requests: it takes `grain` times as long,
+    and requests are `grain` times as rare.
     """
 
     backends: int = 2000
-    busy: float = 115.0
     grain: float = 40.0
-    deadline: float = 10.0
-    day: Day = Day()
-    routing: RoutingConfig = RoutingConfig()
-    scaling: ScalingRule = ScalingRule()
-    oracle_busy: float = 0.85
-    seed: int = 1
+
+    def busy(self, region: str, now: float) -> float:
+        """Return how many backends the callers of a region keep busy at a time of the day."""
+        local = now + SHIFTS[region] * 3600.0
+        curve = np.interp(local, _RIDE_TIMES, _RIDES, period=DAY) / _MEAN
+        spike = np.interp(now, _SPIKE_TIMES, _SPIKE_FACTORS)
+        return float(_BUSY * self.backends / len(SHIFTS) * curve * spike)
 
     def cost(self) -> CostModel:
         """Return the cost model of a backend."""
-        times = self.grain
         return CostModel(
-            base=_COST.base * times,
-            token=_COST.token * times,
-            padded=_COST.padded * times,
-            square=_COST.square * times,
+            base=_COST.base * self.grain,
+            token=_COST.token * self.grain,
+            padded=_COST.padded * self.grain,
+            square=_COST.square * self.grain,
         )
 
     def item_seconds(self) -> float:
@@ -175,5 +116,5 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_length(chooser: Random) -> int:
-    """Return the number of tokens of a random text."""
-    return max(8, min(_LONGEST, round(_MEDIAN * chooser.lognormvariate(0.0, _SPREAD))))
+    """Return the number of tokens of a random text; the lengths have a lognormal distribution."""
+    return max(8, min(512, round(200.0 * chooser.lognormvariate(0.0, 0.4))))

@@ -23,44 +23,35 @@ from loadtests.backend import RunningBackend, backend
 from loadtests.report import heading, print_table
 from loadtests.simulate.gateway import Caller, SimulatedGateway
 from loadtests.simulate.virtual_time import run_virtual
-from loadtests.simulate.world import ScalingRule, World
+from loadtests.simulate.world import World
 from testing.model_repository import WORDS, write_encoder
-from wire.protocol import Task
 
+_BACKENDS = 3
+_SECONDS = 110.0
 _BASE, _TOKEN = 80e-3, 8e-3
 _SHORTEST, _LONGEST = 10, 80
 _DEADLINE = 10.0
 
-
 Arrivals = list[tuple[float, int]]
 """For each request, when it is due and how many tokens it has."""
-_Ended = Callable[[float, str], None]
-"""Takes the seconds of a request, and the code of its failure."""
 
 
-def arrivals(*, backends: int, busy: float, seconds: float) -> Arrivals:
-    """Return requests at random times that keep a share `busy` of the backends busy."""
-    random = Random(1)
-    mean = _BASE + _TOKEN * (_SHORTEST + _LONGEST) / 2
-    found, at = Arrivals(), 0.0
-    while (at := at + random.expovariate(busy * backends / mean)) < seconds:
-        found.append((at, random.randint(_SHORTEST, _LONGEST)))
-    return found
-
-
-def validate(*, backends: int, busy: float, seconds: float) -> None:
-    """Print the latency percentiles of real and of simulated backends."""
-    due = arrivals(backends=backends, busy=busy, seconds=seconds)
+def validate(busy: float) -> None:
+    """Print the latency percentiles of real and of simulated backends, busy for this share."""
+    random, due, at = Random(1), Arrivals(), 0.0
+    rate = busy * _BACKENDS / (_BASE + _TOKEN * (_SHORTEST + _LONGEST) / 2)
+    while (at := at + random.expovariate(rate)) < _SECONDS:
+        due.append((at, random.randint(_SHORTEST, _LONGEST)))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         write_encoder(folder, max_tokens=128)
         settings = {"provider": "paced", "paced_base": str(_BASE), "paced_token": str(_TOKEN)}
         running = [
-            stack.enter_context(backend(folder, threads="1", **settings)) for _ in range(backends)
+            stack.enter_context(backend(folder, threads="1", **settings)) for _ in range(_BACKENDS)
         ]
         real = asyncio.run(_real(running, due))
-    simulated = run_virtual(_simulated(backends, due))
-    heading(f"{backends} backends, busy {busy:.0%}, {len(due):,} requests")
+    simulated = run_virtual(_simulated(due))
+    heading(f"{_BACKENDS} backends, busy {busy:.0%}, {len(due):,} requests")
     print_table(
         ("", "p50 ms", "p95 ms", "p99 ms"),
         [
@@ -82,56 +73,35 @@ async def _real(running: Sequence[RunningBackend], due: Arrivals) -> list[float]
         client.configure(endpoints, fleet.routing)
         caller = Caller(fleet=fleet, client=client, random=random)
 
-        def send(tokens: int, ended: _Ended) -> None:
+        def body(tokens: int) -> bytes:
             # The tokenizer adds two tokens, for begin and end.
-            body = msgspec.msgpack.encode(" ".join(random.choices(WORDS, k=tokens - 2)))
-            caller.start("tiny", Task.EMBED, body, ended, _DEADLINE)
+            return msgspec.msgpack.encode(" ".join(random.choices(WORDS, k=tokens - 2)))
 
-        return await _latencies(caller, due, send)
+        return await _latencies(caller, due, body)
 
 
-async def _simulated(backends: int, due: Arrivals) -> list[float]:
+async def _simulated(due: Arrivals) -> list[float]:
     random = Random(2)
-    world = World(
-        ("eu",),
-        cost=CostModel(base=_BASE, padded=_TOKEN, square=0.0),
-        random=random,
-        rule=ScalingRule(),
-        most=backends,
-    )
-    world.resize("eu", backends, at_once=True)
+    cost = CostModel(base=_BASE, padded=_TOKEN, square=0.0)
+    world = World(("eu",), cost=cost, random=random, most=_BACKENDS)
+    world.resize("eu", _BACKENDS, at_once=True)
     fleet = Fleet(clock=asyncio.get_running_loop().time, random=random)
     gateway = SimulatedGateway(
         "eu", world=world, fleet=fleet, round_trips={"eu": 2e-3}, random=random
     )
-    gateway.follow(fleet.routing)
-
-    def send(tokens: int, ended: _Ended) -> None:
-        gateway.send(lambda took, code, _: ended(took, code), tokens=tokens, limit=_DEADLINE)
-
-    return await _latencies(gateway, due, send)
+    gateway.follow()
+    return await _latencies(gateway, due, gateway.body)
 
 
-async def _latencies(
-    caller: Caller, due: Arrivals, send: Callable[[int, _Ended], None]
-) -> list[float]:
+async def _latencies(caller: Caller, due: Arrivals, body: Callable[[int], bytes]) -> list[float]:
     """Send each request when it is due, and return the latencies of the answers."""
-    loop, found = asyncio.get_running_loop(), list[float]()
-    left, done = len(due), asyncio.Event()
-
-    def ended(seconds: float, code: str) -> None:
-        nonlocal left
-        left -= 1
-        if not code:
-            found.append(seconds)
-        if not left:
-            done.set()
-
+    loop = asyncio.get_running_loop()
+    ends: asyncio.Queue[tuple[float, str, bytes]] = asyncio.Queue()
     async with caller.prober, caller.dispatcher:
         await caller.prober.wait_until_ready()
         began = loop.time()
         for at, tokens in due:
             await asyncio.sleep(max(0.0, began + at - loop.time()))
-            send(tokens, ended)
-        await done.wait()
-    return found
+            caller.start(body(tokens), lambda *end: ends.put_nowait(end), _DEADLINE)
+        ended = [await ends.get() for _ in due]
+    return [seconds for seconds, code, _ in ended if not code]

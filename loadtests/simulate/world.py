@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
+from typing import Any  # Any: entries of several kinds
 
 import msgspec
 
@@ -11,73 +12,19 @@ from backends.executors.cost import CostModel
 from gateway.types import BackendId, Endpoint, RegionName
 from loadtests.simulate.backend import SimulatedBackend
 
-
-class ScalingRule(msgspec.Struct, frozen=True, kw_only=True):
-    """The rule by which a pool scales; durations are in seconds.
-
-    Each trigger is a bound for a value of a backend, averaged over all backends and over `window`.
-    The defaults are those of `deploy/kubernetes/components/keda`.
-    """
-
-    queued_seconds: float = 0.1
-    busy_share: float = 0.7
-    tolerance: float = 0.1
-    window: float = 60.0
-    interval: float = 15.0
-    up_period: float = 30.0
-    up_share: float = 1.0
-    up_pods: int = 2
-    down_period: float = 60.0
-    down_share: float = 0.25
-    stabilization: float = 300.0
-    least: int = 2
-    start_up: float = 40.0
-    """Seconds until a new backend has read and measured its models. The time to pull its image is
-    not included."""
-
-
-class Scaler:
-    """Decides how many backends a pool has, as KEDA and the HPA do; at most `most`."""
-
-    def __init__(self, rule: ScalingRule, *, most: int) -> None:
-        self._rule = rule
-        self._most = most
-        self._scrapes: deque[tuple[float, float, float]] = deque()
-        self._wanted: deque[tuple[float, int]] = deque()
-        self._counts: deque[tuple[float, int]] = deque()
-
-    def step(self, now: float, replicas: int, *, queued: float, busy: float) -> int:
-        """Return the new number of backends. Call this once in each `interval` of the rule.
-
-        `replicas` is the current number of backends. `queued` and `busy` are sums over all of them.
-        """
-        rule = self._rule
-        _keep(self._scrapes, (now, queued, busy), now - rule.window)
-        count = len(self._scrapes)
-        by_queue = sum(each for _, each, _ in self._scrapes) / count / rule.queued_seconds
-        by_busy = sum(each for _, _, each in self._scrapes) / count / rule.busy_share
-        wanted = replicas
-        if abs(max(by_queue, by_busy) / max(replicas, 1) - 1.0) > rule.tolerance:
-            wanted = math.ceil(max(by_queue, by_busy))
-        wanted = max(rule.least, min(self._most, wanted))
-        _keep(self._wanted, (now, wanted), now - rule.stabilization)
-        _keep(self._counts, (now, replicas), now - max(rule.up_period, rule.down_period))
-        # A pool shrinks to the largest number of backends that it needed within the window.
-        wanted = max(wanted, min(replicas, max(each for _, each in self._wanted)))
-        if wanted > replicas:
-            before = self._before(now - rule.up_period)
-            return min(wanted, before + max(math.ceil(before * rule.up_share), rule.up_pods))
-        before = max(self._before(now - rule.down_period), replicas)
-        return max(wanted, math.floor(before * (1.0 - rule.down_share)))
-
-    def _before(self, since: float) -> int:
-        return next(count for at, count in self._counts if at >= since)
-
-
-def _keep(entries: "deque[tuple]", new: tuple, since: float) -> None:  # type: ignore[type-arg]
-    entries.append(new)
-    while entries[0][0] <= since:
-        entries.popleft()
+# The rule of `deploy/kubernetes/components/keda`. The two triggers are bounds for a backend's
+# values, averaged over all backends and over `_WINDOW`. Times are in seconds.
+_QUEUED_SECONDS, BUSY_SHARE = 0.1, 0.7
+_TOLERANCE = 0.1
+_WINDOW = 60.0
+INTERVAL = 15.0
+_UP_PERIOD, _UP_SHARE, _UP_PODS = 30.0, 1.0, 2
+_DOWN_PERIOD, _DOWN_SHARE = 60.0, 0.25
+_STABILIZATION = 300.0
+LEAST = 2
+START_UP = 40.0
+"""Seconds until a new backend has read and measured its models. The time to pull its image is not
+included."""
 
 
 class Pod(msgspec.Struct, frozen=True, eq=False):
@@ -88,36 +35,65 @@ class Pod(msgspec.Struct, frozen=True, eq=False):
     ready_at: float
 
 
-class Pool(msgspec.Struct, kw_only=True, eq=False):
-    """The backends of one region."""
+class Pool:
+    """The backends of one region, which scale as under KEDA and the HPA, to `most` at most."""
 
-    scaler: Scaler
-    pods: list[Pod] = []
-    is_lost: bool = False
-    started: int = 0
+    def __init__(self, most: int) -> None:
+        self.pods: list[Pod] = []
+        self.is_lost = False
+        self.started = 0
+        self._most = most
+        self._scrapes: deque[tuple[float, float, float]] = deque()
+        self._wanted: deque[tuple[float, int]] = deque()
+        self._counts: deque[tuple[float, int]] = deque()
+
+    def wanted(self, now: float, *, queued: float, busy: float) -> int:
+        """Return the new number of backends. Call this once in each `INTERVAL`.
+
+        `queued` and `busy` are sums over all backends.
+        """
+        replicas = len(self.pods)
+        _keep(self._scrapes, (now, queued, busy), now - _WINDOW)
+        count = len(self._scrapes)
+        by_queue = sum(each for _, each, _ in self._scrapes) / count / _QUEUED_SECONDS
+        by_busy = sum(each for _, _, each in self._scrapes) / count / BUSY_SHARE
+        wanted = replicas
+        if abs(max(by_queue, by_busy) / max(replicas, 1) - 1.0) > _TOLERANCE:
+            wanted = math.ceil(max(by_queue, by_busy))
+        wanted = max(LEAST, min(self._most, wanted))
+        _keep(self._wanted, (now, wanted), now - _STABILIZATION)
+        _keep(self._counts, (now, replicas), now - max(_UP_PERIOD, _DOWN_PERIOD))
+        # A pool shrinks to the largest number of backends that it needed within the window.
+        wanted = max(wanted, min(replicas, max(each for _, each in self._wanted)))
+        if wanted > replicas:
+            before = self._before(now - _UP_PERIOD)
+            return min(wanted, before + max(math.ceil(before * _UP_SHARE), _UP_PODS))
+        before = max(self._before(now - _DOWN_PERIOD), replicas)
+        return max(wanted, math.floor(before * (1.0 - _DOWN_SHARE)))
+
+    def _before(self, since: float) -> int:
+        return next(count for at, count in self._counts if at >= since)
+
+
+def _keep(entries: deque[Any], new: tuple[Any, ...], since: float) -> None:
+    entries.append(new)
+    while entries[0][0] <= since:
+        entries.popleft()
 
 
 class World:
     """Advances all pools with the time of day, and sums up their cost."""
 
     def __init__(
-        self,
-        regions: Sequence[str],
-        *,
-        cost: CostModel,
-        random: Random,
-        rule: ScalingRule,
-        most: int,
+        self, regions: Sequence[str], *, cost: CostModel, random: Random, most: int
     ) -> None:
         self.day = 0.0
         """The simulated time of day, which the owner of this object advances."""
-        self.pools = {
-            region: Pool(scaler=Scaler(rule, most=most // len(regions))) for region in regions
-        }
+        self.pools = {region: Pool(most // len(regions)) for region in regions}
         self.pod_seconds = 0.0
         self.most_pods = 0
         self.on_lost: list[Callable[[str], None]] = []
-        self._cost, self._random, self._rule = cost, random, rule
+        self._cost, self._random = cost, random
         # Removed backends stay reachable until they have answered their queues.
         self._backends: dict[BackendId, SimulatedBackend] = {}
 
@@ -141,8 +117,6 @@ class World:
     def lose(self, region: str, *, lost: bool) -> None:
         """Cut a region off, or bring it back with new backends."""
         pool = self.pools[region]
-        if pool.is_lost == lost:
-            return
         pool.is_lost = lost
         if lost:
             for fall_silent in self.on_lost:
@@ -163,7 +137,7 @@ class World:
                 reports = [p.backend.report() for p in pool.pods if p.ready_at <= self.day]
                 queued = sum(report.queued_seconds for report in reports)
                 busy = sum(report.device_busy_share for report in reports)
-            self.resize(name, pool.scaler.step(self.day, len(pool.pods), queued=queued, busy=busy))
+            self.resize(name, pool.wanted(self.day, queued=queued, busy=busy))
 
     def resize(self, region: str, count: int, *, at_once: bool = False) -> None:
         """Start or remove backends of a region until it has `count`."""
@@ -173,7 +147,7 @@ class World:
             endpoint = Endpoint(
                 backend=BackendId(name), region=RegionName(region), url=f"http://{name}.invalid"
             )
-            ready_at = self.day + (0.0 if at_once else self._rule.start_up)
+            ready_at = self.day + (0.0 if at_once else START_UP)
             pool.pods.append(self._pod(endpoint, ready_at))
             pool.started += 1
         # The youngest backends are removed first, as by a ReplicaSet.

@@ -1,19 +1,19 @@
-"""Runs a real Triton server over an encoder, and kills and stops it."""
+"""Runs a real Triton server over the demo's encoder, and kills and stops it."""
 
 import os
 import shutil
 import signal
-import subprocess
-from contextlib import suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from testing.loopback import get, is_answered
+from loadtests.peers.servers import PEERS, serving
+from testing.loopback import get
 from testing.ports import free_port
-from testing.waiting import wait_until
 
+ENCODER = "minilm"
 _ROOT = Path(__file__).parents[2]
-_HOME = _ROOT / ".venv-peers" / "triton"
+_PEER = PEERS["triton"]
 _MODEL = Path(__file__).parent / "encoder.py"
 _CONFIG = """
 name: "{name}"
@@ -34,72 +34,49 @@ parameters [{{ key: "graph", value: {{ string_value: "{graph}" }} }}]
 """
 
 
-def is_installed() -> bool:
-    """Return whether `make check NAME=triton` or `make bench NAME=peers` has installed Triton."""
-    return (_HOME / ".installed").exists()
-
-
 class Triton:
-    """Serves a graph as the model `name` on a fixed port while entered."""
+    """Serves the encoder of `models` on a fixed port while entered."""
 
-    def __init__(self, scratch: Path, *, name: str, graph: Path, width: int) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._name = name
-        self._scratch = scratch
-        version = scratch / "repository" / name / "1"
+    def __init__(self, scratch: Path, models: Path) -> None:
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._repository = scratch / "repository"
+        version = self._repository / ENCODER / "1"
         version.mkdir(parents=True)
         shutil.copy(_MODEL, version)
-        config = _CONFIG.format(name=name, file=_MODEL.name, width=width, graph=graph.resolve())
+        graph = (models / ENCODER / "1" / "model.onnx").resolve()
+        config = _CONFIG.format(name=ENCODER, file=_MODEL.name, width=384, graph=graph)
         (version.parent / "config.pbtxt").write_text(config)
-        self._child: subprocess.Popen[bytes] | None = None
+        self._running = ExitStack()
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self.signal(signal.SIGCONT)
-        self.signal(signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            self._wait()
-        self.kill()
+        self._running.close()
 
     def start(self) -> None:
         """Start Triton, and wait until it is ready."""
-        arguments = [str(self._scratch / "repository"), str(self.port), str(self._scratch)]
-        with (self._scratch / "output").open("wb") as output:
-            child = self._child = subprocess.Popen(
-                [str(_HOME / "bin" / "python"), "-m", "loadtests.triton.serve", *arguments],
-                cwd=_ROOT,
-                env=dict(os.environ) | {"PYTHONPATH": str(_ROOT)},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                # Triton and its models' processes are a process group.
-                start_new_session=True,
+        command = [str(_PEER.home / "bin" / "python"), *_PEER.command[1:]]
+        self._pid = self._running.enter_context(
+            serving(
+                [*command, str(self._port), str(self._repository)],
+                f"{self.url}{_PEER.ready}",
+                {"PYTHONPATH": str(_ROOT)},
             )
-        url = f"{self.url}/v2/health/ready"
-        wait_until(lambda: child.poll() is not None or is_answered(url), what="Triton is ready")
-        if child.poll() is not None:
-            said = (self._scratch / "output").read_text(errors="replace")[-2000:]
-            raise RuntimeError(f"Triton has ended; it said: {said}")
+        )
 
     def runs(self) -> int:
         """Return how many batches Triton has run since it started."""
-        statistics: Any = get(f"{self.url}/v2/models/{self._name}/stats").json()
+        statistics: Any = get(f"{self.url}/v2/models/{ENCODER}/stats").json()
         return int(statistics["model_stats"][0]["execution_count"])
 
     def kill(self) -> None:
         """Kill Triton and its models' processes by SIGKILL."""
         self.signal(signal.SIGKILL)
-        self._wait()
+        self._running.close()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to Triton and its models' processes."""
-        if self._child is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._child.pid, number)
-
-    def _wait(self) -> None:
-        if self._child is not None:
-            self._child.wait(timeout=15)
+        """Send a signal to Triton and its models' processes, which are a process group."""
+        os.killpg(self._pid, number)

@@ -30,7 +30,7 @@ from testing.waiting import until
 from tests.support.dispatching import Outcomes, dispatch, endpoint, endpoint_of, work
 
 pytestmark = pytest.mark.anyio
-SLOW = "testing.slow_stub"
+SLOW = "answer_slowly"
 
 # Long enough that no probe but the first, and those asked for, takes part in a test, and that
 # nothing is late, or spills to the other region, on a busy machine.
@@ -112,8 +112,8 @@ async def test_a_backend_killed_amid_a_thousand_requests_loses_none_of_them() ->
     gate = asyncio.Semaphore(100)
     killed = asyncio.Event()
     with (
-        stub_process(backend_id="eu-0", module=SLOW) as eu,
-        stub_process(backend_id="us-0", region="us", module=SLOW) as us,
+        stub_process(backend_id="eu-0", behaviour=SLOW) as eu,
+        stub_process(backend_id="us-0", region="us", behaviour=SLOW) as us,
     ):
         endpoints = (process_endpoint(eu, "eu-0", "eu"), process_endpoint(us, "us-0", "us"))
         async with stack_of(
@@ -147,7 +147,7 @@ async def test_a_backend_killed_amid_a_thousand_requests_loses_none_of_them() ->
 async def test_a_backend_killed_amid_one_large_request_keeps_what_it_answered() -> None:
     outcomes = Outcomes()
     with (
-        stub_process(backend_id="eu-0", module=SLOW) as eu,
+        stub_process(backend_id="eu-0", behaviour=SLOW) as eu,
         stub_process(backend_id="us-0", region="us") as us,
     ):
         endpoints = (process_endpoint(eu, "eu-0", "eu"), process_endpoint(us, "us-0", "us"))

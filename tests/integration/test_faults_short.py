@@ -11,7 +11,7 @@ import pytest
 
 from loadtests.faults.catalogue import Fault, LoadSpec
 from loadtests.faults.changes import change_everything, changes_worked
-from loadtests.faults.entries import FAULTS
+from loadtests.faults.command import FAULTS
 from loadtests.faults.processes import TWO_BY_TWO, Processes, Setup
 from loadtests.faults.run import Job, Pace, run_case
 

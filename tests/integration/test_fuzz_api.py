@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.fuzz_api.command import DOCUMENTS, differences, documented_gateway
+from loadtests.fuzz_api import DOCUMENTS, differences, documented_gateway
 from loadtests.gateway import Gateway
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

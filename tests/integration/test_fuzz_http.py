@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from loadtests.fuzz_dialects.command import DialectTraffic
 from loadtests.fuzz_dialects.routes import ROUTES
-from loadtests.fuzz_dialects.traffic import DialectTraffic
-from loadtests.fuzz_http.run import fuzz
+from loadtests.fuzz_http.command import fuzz
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 

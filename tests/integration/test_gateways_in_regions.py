@@ -18,7 +18,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings
 from gateway.workers.billing import run_billing
 from gateway.workers.shipper import run_shipper
-from loadtests.regions import run
+from loadtests.limits import run_regions
 from testing.valkey import Valkey
 from testing.waiting import eventually
 from tests.support.events import make_event
@@ -27,7 +27,7 @@ from tests.support.pipeline import running
 
 
 def test_both_together_keep_limits_and_a_lost_one_leaves_its_share() -> None:
-    result = run(phase=3.0, lease=5.0, tenants=2, workers=1, demands=[(0.5, 0.5)])
+    result = run_regions(phase=3.0, lease=5.0, tenants=2, workers=1, demands=[(0.5, 0.5)])
 
     assert result.over <= 0.0
     assert result.other == 0

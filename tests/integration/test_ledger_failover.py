@@ -13,8 +13,7 @@ from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.postgresql import make_engine
 from gateway.ledger.types import EventBlock
-from testing.postgresql import PostgreSQL, programs
-from testing.postgresql_pair import PostgreSQLPair
+from testing.postgresql import PostgreSQL, PostgreSQLPair, programs
 from tests.support.events import make_event
 from tests.support.ledgers import sums
 

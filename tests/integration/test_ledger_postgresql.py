@@ -252,7 +252,7 @@ async def test_a_worker_that_starts_without_its_ledger_says_so_and_recovers(
             refused = [await ask(worker, each) for each in (request, usage)]
             without = await ask(worker, nobody)
 
-            proxy.redirect_to(postgresql.socket())
+            proxy.path = postgresql.socket()
 
             async def answered() -> bool:
                 return (await ask(worker, request)).status == 200

@@ -33,8 +33,10 @@ class Holding:
         if len(stub.calls) > 1:
             await refuse(stub, call, reply)
             return
-        await reply.until_closed()
-        self.given_up.set()
+        try:
+            await reply.until_closed()
+        finally:
+            self.given_up.set()
 
 
 @pytest.fixture

@@ -6,15 +6,20 @@
 import msgspec
 import pytest
 
-from gateway.sockets.tcp_keepalive import TcpKeepalive
 from loadtests.faults.judge import Window
-from loadtests.faults.namespaces import FAULTS, PAIRS, Namespaces, lacks_programs
+from loadtests.faults.namespaces import FAULTS, PAIRS, Namespaces
+from loadtests.faults.processes import lacks_programs
 from loadtests.faults.run import Job, Pace, run_case
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1800)]
 
 # Long enough for keep-alive to give up while packets are dropped, as it does in a long partition.
-KEEPALIVE = TcpKeepalive(idle=1, interval=1, count=2, user_timeout=2.0)
+KEEPALIVE = {
+    "tcp_keepalive_idle": 1,
+    "tcp_keepalive_interval": 1,
+    "tcp_keepalive_count": 2,
+    "tcp_user_timeout": 2.0,
+}
 GIVEN_UP, MOMENT = 5.0, 1.5
 RECOVERY_TIME = 240.0
 """Seconds until all is well without a hand; on a machine that does other things as well, long."""
@@ -45,7 +50,7 @@ def test_no_partition_is_noticed_or_outlives_itself(
         pytest.skip(f"partitions: {reason}")
     folder = tmp_path_factory.mktemp("partitions")
     found = {}
-    with Namespaces(folder, keepalive=KEEPALIVE) as topology:
+    with Namespaces(folder, **KEEPALIVE) as topology:
         for name, hold, part in CASES:
             job = Job(_FAULTS[name], part)
             pace = Pace(quiet=1.0, hold=hold, settled=RECOVERY_TIME, after=0.0)

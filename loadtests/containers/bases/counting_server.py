@@ -1,56 +1,41 @@
-"""Answers and counts every HTTP request. It replaces a program that has no Debian package.
+"""Counts requests that carry a body, on each port of the variable `PORTS`.
 
-A request for `/counted` is answered with the number of requests that carried a body, and the total
-size of these bodies in bytes. The server listens on each port of `PORTS`, and ignores its command
-line.
+It replaces a program that has no Debian package, and ignores its command line. The answer to every
+request is the count so far, in JSON.
 """
 
+import json
 import os
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-_COUNTED = {"requests": 0, "bytes": 0}
-_LOCK = threading.Lock()
 
 
 class CountingHandler(BaseHTTPRequestHandler):
     """Answers every request with 200."""
 
     protocol_version = "HTTP/1.1"
+    requests = 0
 
     def do_GET(self) -> None:
-        """Answer `/counted` with the counts, and any other path with an empty body."""
-        self._answer(repr(_COUNTED).replace("'", '"').encode() if self.path == "/counted" else b"")
-
-    def do_POST(self) -> None:
-        """Count the body of a request."""
-        body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        with _LOCK:
-            _COUNTED["requests"] += 1
-            _COUNTED["bytes"] += len(body)
-        self._answer(b"")
-
-    def log_message(self, *_: object) -> None:  # type: ignore[explicit-override] # Python alone
-        """Print nothing."""
-
-    def _answer(self, body: bytes) -> None:
+        """Answer with the count."""
+        body = json.dumps({"requests": CountingHandler.requests}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
+    def do_POST(self) -> None:
+        """Count the request."""
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        CountingHandler.requests += 1
+        self.do_GET()
 
-def main() -> None:
-    """Listen on every port until the process is killed."""
-    servers = [
-        ThreadingHTTPServer(("", int(port)), CountingHandler)
-        for port in os.environ["PORTS"].split()
-    ]
-    for server in servers[1:]:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-    servers[0].serve_forever()
+    def log_message(self, *_: object) -> None:  # type: ignore[explicit-override] # Python alone
+        """Print nothing."""
 
 
 if __name__ == "__main__":
-    main()
+    for port in os.environ["PORTS"].split():
+        server = ThreadingHTTPServer(("", int(port)), CountingHandler)
+        threading.Thread(target=server.serve_forever).start()

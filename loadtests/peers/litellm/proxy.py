@@ -45,8 +45,7 @@ def proxy(folder: Path, requests: Sequence[bytes], *, core: int, others: int) ->
     """Run the proxy on `core` and its Redis, which has all answers, on `others`.
 
     Raises:
-        PeerFailed: LiteLLM is not installed, or did not become ready.
-        RuntimeError: LiteLLM does not answer from Redis.
+        PeerFailed: LiteLLM is not installed, does not become ready, or does not answer from Redis.
     """
     if not is_installed():
         raise PeerFailed("not installed: `make .venv-peers/litellm/.installed`")
@@ -74,7 +73,7 @@ def _fill(target: Target, requests: Sequence[bytes], redis: Valkey) -> None:
             client.post(target.path, content=body).raise_for_status()
     with Redis.from_url(redis.tcp_url) as cache:
         if int(str(cache.info("stats")["keyspace_hits"])) < len(requests):
-            raise RuntimeError("LiteLLM did not answer from its cache")
+            raise PeerFailed("it did not answer from its cache")
 
 
 def _document(redis_port: int) -> dict[str, object]:

@@ -12,20 +12,20 @@ import pytest
 from loadtests.faults.batch import each_line_is_there_once
 from loadtests.faults.catalogue import Case
 from loadtests.faults.changes import changes_worked, nothing_grows, rise
-from loadtests.faults.checks import (
+from loadtests.faults.command import FAULTS
+from loadtests.faults.container_faults import all_gateways_serve
+from loadtests.faults.judge import LIMITED, Sent
+from loadtests.faults.model import ModelOracle, write_algorithm, write_revision
+from loadtests.faults.process_faults import (
     breaker_opens,
+    explained,
     few_attempts,
     hits_are_answered,
     limits_hold,
+    loss_is_bounded,
     misses_go_on,
     over_admission_bound,
 )
-from loadtests.faults.container_faults import all_gateways_serve
-from loadtests.faults.entries import FAULTS
-from loadtests.faults.judge import LIMITED, Sent
-from loadtests.faults.model import ModelOracle, write_algorithm, write_revision
-from loadtests.faults.power_cut import loss_is_bounded
-from loadtests.faults.retries import explained
 from loadtests.process_resources import resources_of
 from tools.monitoring.rules import alerts
 

@@ -1,20 +1,18 @@
-"""The runner finds defects of a system that it runs, and goes on where a run ended."""
+"""The runner finds defects of a system that it runs."""
 
 import itertools
-import subprocess
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from typing_extensions import override
 
-from loadtests.faults.catalogue import Fault, LoadSpec
+from loadtests.faults.catalogue import Fault, LoadSpec, Outcome
 from loadtests.faults.judge import LedgerRow
 from loadtests.faults.load import Load
-from loadtests.faults.report import Record, current_commit, rows
 from loadtests.faults.run import Job, Pace, run_jobs
 from loadtests.faults.topology import Question, Topology, TopologyError, repeating
 from testing.waiting import wait_until
@@ -43,14 +41,14 @@ class Echoing(Topology):
         self.keys = {tenant: f"key-of-{tenant}" for tenant in ("north", "south")}
         self.started = 0
         self._defect = defect
-        self._is_struck = self._was_struck = False
-        self._rows: list[LedgerRow] = []
+        self._rows: list[tuple[float, LedgerRow]] = []
         self._bodies: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
     @override
     def start(self, stack: ExitStack) -> None:
         self.started += 1
+        self._is_struck = self._was_struck = False
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.topology = self
         host, port = self._server.server_address[:2]
@@ -67,7 +65,7 @@ class Echoing(Topology):
             self._bodies[tenant] = body
             found = LedgerRow(id=f"id-{len(self._rows)}", status=200, tenant=tenant, items=1)
             bills = 2 if self._is_struck and self._defect == "billed twice" else 1
-            self._rows += [found] * bills
+            self._rows += [(datetime.now(UTC).timestamp(), found)] * bills
             if self._is_struck and self._defect == "another tenant's":
                 return found.id, self._bodies.get("north", body)
             return found.id, body
@@ -87,15 +85,11 @@ class Echoing(Topology):
     @override
     def billed(self, since: float) -> list[LedgerRow]:
         with self._lock:
-            return list(self._rows)
+            return [row for at, row in self._rows if at >= since]
 
     @override
     def ask_ledger(self, query: str) -> Sequence[Sequence[object]]:
         return []
-
-    @override
-    def restore(self) -> None:
-        self._rows.clear()
 
 
 class _Server(ThreadingHTTPServer):
@@ -125,21 +119,10 @@ def fault(name: str) -> Fault:
     return Fault(name=name, what="", undo="", topology="echo", act=Echoing.strike, load=load)
 
 
-def run(
-    topology: Echoing, path: Path, *names: str, commit: str = "abc", within: float = 60.0
-) -> tuple[list[Record], list[Job]]:
-    """Return the records of faults by their names, and the jobs that are left."""
-    shown: list[Record] = []
-    left = run_jobs(
-        [Job(fault(name), "server") for name in names],
-        lambda *_: topology,
-        path,
-        commit=commit,
-        pace=PACE,
-        within=within,
-        show=shown.append,
-    )
-    return shown, left
+def run(topology: Echoing, *names: str) -> list[tuple[str, Outcome]]:
+    """Return the outcomes of faults, each with the name of its case."""
+    jobs = [Job(fault(name), "server") for name in names]
+    return [(job.name, outcome) for job, outcome in run_jobs(jobs, lambda *_: topology, PACE)]
 
 
 @pytest.mark.parametrize(
@@ -151,84 +134,39 @@ def run(
         ("never back", "not well 0 s after the fault's end: worker"),
     ],
 )
-def test_a_defect_of_a_running_system_is_found(tmp_path: Path, defect: str, finding: str) -> None:
-    ((record,), _) = run(Echoing(defect), tmp_path / "results", "strike")
+def test_a_defect_of_a_running_system_is_found(defect: str, finding: str) -> None:
+    ((_, (figures, findings)),) = run(Echoing(defect), "strike")
 
-    assert record.figures["requests"] > 0
-    assert bool(record.findings) == bool(defect)
-    assert finding in " ".join(record.findings)
-
-
-def test_a_run_goes_on_where_it_ended(tmp_path: Path) -> None:
-    path, topology = tmp_path / "results", Echoing()
-
-    first, _ = run(topology, path, "one", "two")
-    again, left = run(topology, path, "one", "two", "three")
-    other, _ = run(topology, path, "one", commit="def")
-
-    assert [record.case for record in first] == ["echo one server", "echo two server"]
-    assert [record.case for record in again] == ["echo three server"]
-    assert [record.case for record in other] == ["echo one server"]
-    assert not left
-    assert topology.started == 3
+    assert figures["requests"] > 0
+    assert bool(findings) == bool(defect)
+    assert finding in " ".join(findings)
 
 
-def test_jobs_for_which_there_is_no_time_are_left(tmp_path: Path) -> None:
-    shown, left = run(Echoing(), tmp_path / "results", "one", "two", within=-1.0)
+def test_cases_share_a_system_until_one_has_a_finding() -> None:
+    sound, broken = Echoing(), Echoing("never back")
 
-    assert not shown
-    assert [job.fault.name for job in left] == ["one", "two"]
+    assert [name for name, _ in run(sound, "one", "two")] == ["echo one server", "echo two server"]
+    assert sound.started == 1
+    run(broken, "one", "two")
+    assert broken.started == 2
 
 
-def test_a_case_that_breaks_off_is_a_finding(tmp_path: Path) -> None:
-    def fail() -> tuple[dict[str, object], list[str]]:
+def test_a_case_that_breaks_off_is_a_finding() -> None:
+    def fail() -> Outcome:
         raise TimeoutError("too long")
 
     play = Fault(name="play", what="", undo="", topology="echo", play=fail)
-    shown: list[Record] = []
-    run_jobs(
-        [Job(play, "")],
-        lambda *_: Echoing(),
-        tmp_path / "results",
-        commit="abc",
-        pace=PACE,
-        within=60.0,
-        show=shown.append,
-    )
+    ((_, (_, findings)),) = run_jobs([Job(play, "")], lambda *_: Echoing(), PACE)
 
-    assert shown[0].findings == ["the case broke off: TimeoutError: too long"]
-    assert "too long" in "".join(rows(shown))
-
-
-def test_changed_files_are_another_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(*words: str) -> None:
-        who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-        subprocess.run(["git", *who, *words], check=True, capture_output=True)  # noqa: S607
-
-    monkeypatch.chdir(tmp_path)
-    found: list[str] = []
-    for text in ("one", "two", "three", "one"):
-        Path("file").write_text(text)
-        if not found:
-            git("init")
-            git("add", "file")
-            git("commit", "--message", "A commit")
-        found.append(current_commit())
-
-    clean, second, third, again = found
-    assert len({clean, second, third}) == 3
-    assert again == clean
+    assert findings == ["the case broke off: TimeoutError: too long"]
 
 
 def test_an_error_of_the_load_itself_is_not_swallowed() -> None:
-    def has_ended() -> bool:
-        return all(thread.name != "load" for thread in threading.enumerate())
-
     spec = LoadSpec(rate=100.0)
     with Echoing() as topology:
-        load = Load(topology, spec).__enter__()
+        load = Load(topology, spec, seed=1).__enter__()
         topology.keys = {}
-        wait_until(has_ended, what="the load breaks off")
+        wait_until(load._sending.done, what="the load breaks off")
         with pytest.raises(ExceptionGroup):
             load.__exit__()
 

@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 
-from loadtests.faults.checks import LONGEST_FAILOVER
 from loadtests.faults.fleet import (
     LONGEST_BILLING,
     LONGEST_CHANGE,
@@ -11,6 +10,7 @@ from loadtests.faults.fleet import (
     allowed_over,
     broken,
 )
+from loadtests.faults.process_faults import LONGEST_FAILOVER
 from loadtests.faults.processes import RULE
 from loadtests.windows import bound_ahead
 
@@ -24,7 +24,6 @@ _RIGHT = Failovers(
     slowest_change=5.0,
     lost=[],
     unready=0,
-    degraded=30,
 )
 
 

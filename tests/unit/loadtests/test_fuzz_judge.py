@@ -1,4 +1,4 @@
-"""Tests what the HTTP fuzzer takes for a right answer."""
+"""Tests what the fuzzers take for a right answer, and what their backend answers."""
 
 import json
 import random
@@ -7,12 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadtests.fuzz_http.callers import body
+from loadtests.backend import call
+from loadtests.fuzz_dialects.backend import models, outcome
+from loadtests.fuzz_http.bodies import body
 from loadtests.fuzz_http.expect import ExpectedResponse, UnexpectedResponse, judge
 from testing.raw_http import Response
+from wire.protocol import Call, Done, EmbedParameters, Failed, Task
 
 EXPECT = ExpectedResponse(
-    name="plain", statuses=frozenset({200}), scope="tenant", texts=("one", "two")
+    name="plain", statuses={200}, scope="tenant", texts=("one", "two"), is_inference=True
 )
 
 
@@ -78,3 +81,14 @@ def test_bodies_say_whether_they_go_on(seed: int) -> None:
 def test_what_is_not_right_is_found(results: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(UnexpectedResponse, match=message):
         judge(EXPECT, answer(*results))
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "kind"), [(None, Done), (1024, Done), (1025, Failed), (2**63 - 1, Failed)]
+)
+def test_the_backend_refuses_too_many_dimensions(dimensions: int | None, kind: type) -> None:
+    sent = call(
+        ["text"], models()[0], task=Task.EMBED, parameters=EmbedParameters(dimensions=dimensions)
+    )
+
+    assert isinstance(outcome(msgspec.msgpack.decode(sent, type=Call), 0), kind)

@@ -8,8 +8,8 @@ import pytest
 
 from loadtests.generator import Outcome
 from loadtests.gpu.full_path import summary
-from loadtests.gpu.plan import FIGURES, LARGE, SMALL, Options, through_gateway
-from loadtests.gpu.results import Journal, Measurement, Report
+from loadtests.gpu.plan import LARGE, Options
+from loadtests.gpu.results import Measurement, Report, Section, begin, write
 from loadtests.gpu.sessions import distance
 from wire.protocol import Report as Load, ServingState
 
@@ -21,7 +21,7 @@ def options(tmp_path: Path) -> Options:
 
 @pytest.fixture
 def report(options: Options) -> Report:
-    return Journal.begin(options, "onnxruntime 1").report
+    return begin(options)
 
 
 def test_an_answer_that_is_not_a_number_is_infinitely_wrong() -> None:
@@ -45,11 +45,13 @@ def test_the_fastest_form_whose_answers_were_right_is_found(report: Report) -> N
     batch = "session, bert-base, 256x128"
     assert report.fastest(LARGE) is None
 
-    report.figures |= {
-        f"{batch}, fp16-fused": Measurement(rate=100.0),
-        f"{batch}, fp16-ranges-k2": Measurement(rate=300.0),
-        f"{batch}, fp16-packed": Measurement(rate=900.0, passed=False),
-    }
+    report.sections["session"] = Section(
+        figures={
+            f"{batch}, fp16-fused": Measurement(rate=100.0),
+            f"{batch}, fp16-ranges-k2": Measurement(rate=300.0),
+            f"{batch}, fp16-packed": Measurement(rate=900.0, passed=False),
+        }
+    )
 
     found = report.fastest(LARGE)
     assert found is not None
@@ -68,7 +70,6 @@ def test_a_figure_fails_by_refusals_and_where_a_cpu_served(
     options: Options, provider: str, statuses: dict[int, int], problem: str
 ) -> None:
     on_a_gpu = msgspec.structs.replace(options, provider="cuda")
-    figure = next(each for each in FIGURES if each.name == through_gateway(SMALL, 64))
     runs = [Outcome(duration=2.0, statuses=statuses, latencies=[0.1])]
     state = ServingState(
         backend_id="b",
@@ -80,8 +81,26 @@ def test_a_figure_fails_by_refusals_and_where_a_cpu_served(
         report=Load(),
     )
 
-    found = summary(on_a_gpu, figure, runs, [state])
+    found = summary(on_a_gpu, runs, [state], items=64, length=24)
 
     assert found.passed == (not problem)
     assert problem in found.note
     assert found.rate == statuses[200] / 2.0 * 64
+
+
+def test_another_run_keeps_what_was_right_and_measures_the_rest(
+    options: Options, report: Report
+) -> None:
+    right, wrong = Measurement(rate=1.0), Measurement(passed=False)
+    report.sections = {
+        "check": Section(status="done", figures={"a": right, "b": wrong}),
+        "session": Section(figures={"c": right, "d": wrong}),
+        "engine": Section(status="done", figures={"e": right}),
+    }
+    write(report, options.output)
+
+    found = begin(options, again=["engine"])
+
+    assert set(found.figures) == {"a", "b", "c"}
+    on_a_gpu = msgspec.structs.replace(options, provider="cuda")
+    assert begin(on_a_gpu).figures == {}

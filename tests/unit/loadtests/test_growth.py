@@ -12,7 +12,6 @@ def point(size: int, *, processor: float = 20.0, memory: float = 100.0) -> Point
         rate=100.0,
         processor={"gateway": processor},
         idle={"gateway": 1000.0},
-        p50=1.0,
         p99=2.0,
         memory={"gateway": memory},
     )

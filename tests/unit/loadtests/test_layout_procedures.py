@@ -1,6 +1,6 @@
 """A restore of the state must bring back what does not expire."""
 
-from loadtests.faults.procedures import LASTING_KEYS
+from loadtests.faults.container_faults import LASTING_KEYS
 from testing.valkey import Valkey
 
 

@@ -1,24 +1,18 @@
 """Only servers whose answers are equal are compared with Sluicegate."""
 
-from pathlib import Path
-
-import msgspec
 import pytest
 
-from loadtests.peers.measure import (
-    AnswersDiffer,
-    Work,
-    check_answers,
-)
+from loadtests.peers.answers import AnswersDiffer, check_answers
 from wire.protocol import Task
-
-WORK = Work(served=Path("served"), exported=Path("exported"))
 
 
 def test_equal_answers_pass() -> None:
-    check_answers([[0.2, 0.8]], [[0.2005, 0.7995]], WORK)
-    embed = msgspec.structs.replace(WORK, task=Task.EMBED)
-    check_answers([[0.5, 0.4999]], [[0.4999, 0.5]], embed)
+    ours, near = [[0.2, 0.8]], [[0.2005, 0.7995]]
+
+    found = check_answers(ours, near, task=Task.CLASSIFY, tolerance=1e-3)
+
+    assert found == pytest.approx(0.0005)
+    check_answers([[0.5, 0.4999]], [[0.4999, 0.5]], task=Task.EMBED, tolerance=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -35,4 +29,4 @@ def test_equal_answers_pass() -> None:
 )
 def test_other_answers_are_refused(theirs: list[list[float]]) -> None:
     with pytest.raises(AnswersDiffer):
-        check_answers([[0.4999, 0.5001]], theirs, WORK)
+        check_answers([[0.4999, 0.5001]], theirs, task=Task.CLASSIFY, tolerance=1e-3)

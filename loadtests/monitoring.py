@@ -1,32 +1,39 @@
-"""Sends KEDA's queries to a real Prometheus, and compares the results with computed averages.
-
-Backends whose batches take set times represent the pools of an overlay. First all backends are
-idle, then two of them are loaded. Prometheus scrapes the backends with the labels that the
-PodMonitor sets, and answers the queries of the rendered ScaledObjects. The benchmark computes the
-same averages from the samples that Prometheus stored.
-"""
+"""Checks the queries of dashboards, rules and KEDA on a real Prometheus."""
 
 import asyncio
 import contextlib
+import itertools
 import sys
-import threading
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
+from string import Template
 from typing import Any  # Any: JSON
 
 import click
+import msgspec
 
 from loadtests.backend import RunningBackend, backend, calls
 from loadtests.generator import closed_loop
-from loadtests.measured import demo_models
+from loadtests.measured import demo_models, target_of
+from loadtests.open_loop import run_open
 from loadtests.report import Line, show
-from loadtests.workload import cycle, sentences
+from loadtests.workload import sentences
 from testing.manifests import of_kind, render
-from testing.prometheus import Prometheus, running_prometheus
+from testing.model_repository import WORDS, write_repository
+from testing.prometheus import Prometheus, running_prometheus, scrapes_of
 from testing.replicas import Scaling, read_scaling
+from testing.system import TWO_REGIONS, System
 from testing.waiting import wait_until
+from tools.monitoring.dashboards.every import DASHBOARDS
+from tools.monitoring.files import RULES
+from tools.monitoring.rules import groups
 
+_INTERVAL = "20s"
+"""Replaces Grafana's rate interval in queries."""
+_RATE = 30.0
 _OVERLAY, _REGION = "production/eu", "eu"
 _LOADED, _IDLE, _EMPTY = "sentiment", "minilm", "sentiment-overflow"
 _BACKENDS = {_LOADED: 2, _IDLE: 2}
@@ -40,11 +47,79 @@ _CONNECTIONS = 64
 """The number of rows that a loaded backend has at a time: one batch runs, all others wait."""
 
 
+@click.command("dashboards")
+@click.option("--seconds", default=25.0, show_default=True, help="Seconds of traffic.")
+def dashboards_command(*, seconds: float) -> None:
+    """Run the query of every panel and rule against a Prometheus that scraped a system."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        models = write_repository(folder / "models", real=True)
+        with System(folder / "data", models=models, arguments=TWO_REGIONS) as system:
+            wrong = check(system, model="mood", seconds=seconds)
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
+def check(system: System, *, model: str, seconds: float) -> list[str]:
+    """Send traffic to a classifier and run every query.
+
+    Return the queries that fail, and the queries that return no data now although they return data
+    on every healthy system.
+    """
+    with running_prometheus(scrapes_of(system), rules=RULES) as prometheus:
+        wait_until(lambda: prometheus.value("count(up == 1)") >= 2, what="all are scraped")
+        run_open(target_of(system), _bodies(model), rate=_RATE, duration=seconds)
+        queries = [*_queries()]
+        found = [(name, needs_data, *_ask(prometheus, q)) for name, q, needs_data in queries]
+    print(f"{len(queries)} queries, {sum(series > 0 for _, _, series, _ in found)} with data")
+    return [
+        f"{name}: {error or 'no data'}"
+        for name, needs_data, series, error in found
+        if error or (needs_data and not series)
+    ]
+
+
+def _bodies(model: str) -> Iterator[bytes]:
+    """Yield bodies of one item; every second body repeats an earlier body."""
+    for number in itertools.count():
+        word = WORDS[number % len(WORDS)]
+        text = f"{word} text" if number % 2 else f"the {word} {number}"
+        yield msgspec.json.encode({"model": model, "input": text})
+
+
+def _queries() -> Iterator[tuple[str, str, bool]]:
+    """Yield the source of each query, its text, and whether it must return data."""
+    for dashboard in DASHBOARDS:
+        # Grafana fills in these variables: all values, and the defaults of numbers.
+        values = {each.name: each.default or ".*" for each in dashboard.variables}
+        values["__rate_interval"] = _INTERVAL
+        for panel in dashboard.panels():
+            for query in panel.queries:
+                text = Template(query.expr).substitute(values)
+                yield f"{dashboard.uid}: {panel.title}", text, not panel.may_be_empty
+    for group in groups():
+        for rule in group.rules:
+            yield f"{group.name}: {rule.name}", rule.expr, bool(rule.record)
+
+
+def _ask(prometheus: Prometheus, query: str) -> tuple[int, str]:
+    """Return the number of series that a query gives, and the error if the query failed."""
+    try:
+        return len(prometheus.query(query)), ""
+    except ValueError as error:
+        return 0, f"{error} in {query}"
+
+
 @click.command("scaling")
 @click.option("--idle", default=5.0, show_default=True, help="Seconds of the idle phase.")
 @click.option("--loaded", default=20.0, show_default=True, help="Seconds of the loaded phase.")
 def scaling_command(*, idle: float, loaded: float) -> None:
-    """Compare the results of KEDA's queries with the same averages computed from samples."""
+    """Compare the results of KEDA's queries with the same averages computed from samples.
+
+    Backends whose batches take set times represent the pools of an overlay. First all backends are
+    idle, then two of them are loaded. Prometheus scrapes the backends with the labels that the
+    PodMonitor sets, and answers the queries of the rendered ScaledObjects.
+    """
     found = of_kind(render(_OVERLAY), "ScaledObject").values()
     pools = {each.target.removeprefix("backend-"): each for each in map(read_scaling, found)}
     with demo_models() as models, contextlib.ExitStack() as stack:
@@ -55,7 +130,7 @@ def scaling_command(*, idle: float, loaded: float) -> None:
         prometheus = stack.enter_context(running_prometheus([_scrape(running)]))
         up, every = "count(up == 1)", float(sum(_BACKENDS.values()))
         wait_until(lambda: prometheus.value(up) == every, what="all are scraped")
-        threading.Event().wait(idle)
+        time.sleep(idle)
         lines, problems = _compare("idle", prometheus, pools, {_LOADED: 2, _EMPTY: 0})
         asyncio.run(_load(running[_LOADED], loaded))
         more, others = _compare("loaded", prometheus, pools, {_LOADED: 20, _IDLE: 2})
@@ -65,7 +140,7 @@ def scaling_command(*, idle: float, loaded: float) -> None:
 
 
 async def _load(running: Sequence[RunningBackend], duration: float) -> None:
-    bodies = cycle(list(calls(sentences(2000, seed=1), running[0].model("sentiment"))))
+    bodies = itertools.cycle(calls(sentences(2000, seed=1), running[0].model("sentiment")))
     loops = (
         closed_loop(each.target, bodies, connections=_CONNECTIONS, duration=duration)
         for each in running

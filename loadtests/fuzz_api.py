@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from loadtests.fuzz_dialects import backend
 from loadtests.fuzzing import end_with, seeded_run
 from loadtests.gateway import WIDE_LIMITS, Gateway, one_backend, running_gateway
 from loadtests.options import seed
@@ -20,7 +21,7 @@ from testing.stub_process import stub_process
 
 _KEY = "sk-a-key-of-whoever-reads-the-document"
 _ADMIN_KEY = "admin-key-of-whoever-reads-the-document"
-_CHECKS = (
+_CHECKS: tuple[str, ...] = (
     "not_a_server_error",
     "status_code_conformance",
     "content_type_conformance",
@@ -56,42 +57,35 @@ DOCUMENTS = ("customers", "operators")
 
 
 def differences(
-    gateway: Gateway,
-    folder: Path,
-    document: str,
-    *,
-    examples: int,
-    seed: int,
-    is_short: bool = False,
+    gateway: Gateway, folder: Path, document: str, *, examples: int, seed: int, is_short: bool
 ) -> Iterator[str]:
     """Send up to `examples` cases to each operation of an OpenAPI document; yield failed reports.
 
     Without `is_short`, also send all bounds and combinations of parameters, and test the operations
     for which no method is unsupported.
     """
-    options = folder / "schemathesis.toml"
-    options.write_text(_OPTIONS)
-    port, key, checks = gateway.settings.admin_port, _ADMIN_KEY, ",".join(_CHECKS)
+    (folder / "schemathesis.toml").write_text(_OPTIONS)
+    port, key, checks = gateway.settings.admin_port, _ADMIN_KEY, _CHECKS
     if document == "customers":
         # Values of operators' parameters may also be empty.
-        port, key, checks = gateway.port, _KEY, f"{checks},negative_data_rejection"
+        port, key, checks = gateway.port, _KEY, (*_CHECKS, "negative_data_rejection")
     # Schemathesis itself would wait 10 s for the document, and a busy machine needs longer.
     described = get(f"http://127.0.0.1:{port}/openapi.json", timeout=300.0)
     (folder / "openapi.json").write_bytes(described.raise_for_status().content)
-    phases = "examples,fuzzing" if is_short else "examples,coverage,fuzzing"
     command = [
-        *(sys.executable, "-m", "schemathesis.cli", "--config-file", str(options), "run"),
+        *(sys.executable, "-m", "schemathesis.cli", "--config-file", "schemathesis.toml", "run"),
         *("openapi.json", "--url", f"http://127.0.0.1:{port}"),
-        *("--header", f"Authorization: Bearer {key}", "--phases", phases),
+        *("--header", f"Authorization: Bearer {key}"),
+        *("--phases", "examples,fuzzing" if is_short else "examples,coverage,fuzzing"),
         *("--max-examples", str(examples), "--seed", str(seed), "--continue-on-failure"),
         *("--suppress-health-check", "all", "--request-timeout", "90", "--no-color"),
         *("--warnings", "off"),
     ]
     excluded = [f"--exclude-operation-id={name}" for name in (_EXCLUDED, *_ANY_METHOD)]
-    runs = [[*excluded, "--checks", f"{checks},unsupported_method"]]
+    runs = [[*excluded, "--checks", ",".join((*checks, "unsupported_method"))]]
     if document == "customers" and not is_short:
         included = [f"--include-operation-id={name}" for name in _ANY_METHOD]
-        runs.append([*included, "--checks", checks])
+        runs.append([*included, "--checks", ",".join(checks)])
     for run in runs:
         done = subprocess.run(
             [*command, *run], capture_output=True, text=True, check=False, cwd=folder, timeout=3600
@@ -104,7 +98,7 @@ def differences(
 def documented_gateway(folder: Path) -> Iterator[Gateway]:
     """Run a gateway with both listeners; its backend gives a valid answer to every task."""
     with (
-        stub_process(module="loadtests.fuzz_dialects.backend") as stub,
+        stub_process(module=backend.__name__) as stub,
         running_gateway(
             folder / "gateway",
             one_backend(stub.url) | {"limits": WIDE_LIMITS},
@@ -124,10 +118,10 @@ def documented_gateway(folder: Path) -> Iterator[Gateway]:
 @seed
 def fuzz_api_command(*, examples: int, seed: int | None) -> None:
     """Check the answers of both listeners against their OpenAPI documents."""
+    found = list[str]()
     with seeded_run(seed) as (folder, chosen), documented_gateway(folder) as gateway:
-        found = [
-            each
-            for document in DOCUMENTS
-            for each in differences(gateway, folder, document, examples=examples, seed=chosen)
-        ]
+        for document in DOCUMENTS:
+            found += differences(
+                gateway, folder, document, examples=examples, seed=chosen, is_short=False
+            )
     end_with(found)

@@ -1,0 +1,185 @@
+"""Measures how a backend makes batches: of mixed lengths, of many rows, and by how many threads."""
+
+import contextlib
+import itertools
+import random
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+import click
+import msgspec
+
+from loadtests.backend import RunningBackend, backend, calls
+from loadtests.generator import OK, Answer, Outcome, run_closed
+from loadtests.measured import backends_of, demo_models, metered, target_of
+from loadtests.models import (
+    JUDGE,
+    LABELS,
+    ZERO_SHOT,
+    write_entailment,
+    write_padded,
+)
+from loadtests.open_loop import outcome, run_open
+from loadtests.options import duration, rounds
+from loadtests.report import Line, Turn, show, table_of
+from loadtests.turns import in_turns
+from loadtests.workload import sentences
+from testing.system import System
+from wire.protocol import Done, FrameReader
+
+_ENCODER, _MODEL = "minilm", "sentiment"
+_LONG_SHARE = 0.05
+_LONG = 256  # tokens: the most that the demo encoder reads
+_OFFERED = 0.7
+_TIMEOUT = 2.0  # seconds that a caller waits; no item is queued for so long
+# A common setup of batchers: up to 32 rows, and no bound on tokens.
+_ARRIVAL = {"batch_order": "arrival", "max_batch_rows": "32", "max_batch_tokens": "65536"}
+_TEMPLATE = "this text is about {}"
+_THREADS = {"narrow": "never", "wide": "always", "adaptive": "auto"}
+
+
+@click.command("mixed")
+@duration(10.0)
+@rounds(5)
+def measure_mixed(*, duration: float, rounds: int) -> None:
+    """Measure short sentences among long documents, with batches by length and by arrival.
+
+    The load is 0.7 of the capacity with batches in order of arrival. The capacity is the rate of 32
+    callers who each wait for an answer before the next request.
+    """
+    with demo_models() as models:
+        exported = Path(shutil.copytree(models, models.parent / "exported"))
+        write_padded(exported / _ENCODER / "1" / "model.onnx")
+        with backend(exported, **_ARRIVAL) as running:
+            bodies = _warm(running, seed=99)
+            able = run_closed(running.target, bodies, duration=duration).rate
+        rate = _OFFERED * able
+        # Batches by length and by arrival get the same texts.
+        seeds = (seed for seed in itertools.count() for _ in range(2))
+        run = partial(_run_mixed, seeds, rate=rate, duration=duration)
+        variants = {
+            "by length": metered(partial(run, models)),
+            "by arrival, padded": metered(partial(run, exported, **_ARRIVAL)),
+        }
+        turns = in_turns(variants, rounds)
+    title = f"Mixed lengths: {rate:.0f} requests a second offered, answers to short ones"
+    show(title, table_of(turns))
+
+
+def _mixed(*, seed: int) -> Iterator[str]:
+    """Yield distinct sentences.
+
+    A document of 256 or more tokens comes before one sentence in twenty.
+    """
+    chooser = random.Random(seed)
+    short = iter(sentences(200_000, seed=seed))
+    for text in short:
+        if chooser.random() < _LONG_SHARE:
+            yield " ".join(itertools.islice(short, _LONG // 4))
+        yield text
+
+
+def _run_mixed(
+    seeds: Iterator[int], models: Path, *, rate: float, duration: float, **settings: str
+) -> Outcome:
+    """Send the mixed texts; return the outcome of the short texts only."""
+    with backend(models, **settings) as running:
+        bodies = _warm(running, seed=next(seeds))
+        answers = run_open(running.target, bodies, rate=rate, duration=duration)
+    return outcome([answer for answer in answers if 0 < _tokens(answer) < _LONG], duration)
+
+
+def _warm(running: RunningBackend, *, seed: int) -> Iterator[bytes]:
+    """Return the calls of a seed, after the backend has answered the first hundred."""
+    bodies = calls(_mixed(seed=seed), running.model(_MODEL), remaining=_TIMEOUT)
+    run_closed(running.target, itertools.islice(bodies, 100), connections=8, duration=20.0)
+    return bodies
+
+
+def _tokens(answer: Answer) -> int:
+    """Return how many tokens the backend ran for a text; 0 if there was no answer."""
+    if answer.status != OK:
+        return 0
+    frame = FrameReader().feed(answer.body)[0]
+    return frame.tokens if isinstance(frame, Done) else 0
+
+
+@click.command("rows")
+@click.option("--count", default=300, help="Number of zero-shot requests in a run.")
+@rounds(3)
+def measure_rows(*, count: int, rounds: int) -> None:
+    """Measure the rows a second of zero-shot requests with many rows, and of one-row requests.
+
+    No text is sent twice. The rows of both kinds have the same lengths, because the text of a
+    one-row request has the words of a zero-shot request's text in another order.
+    """
+    texts = iter(sentences(count * rounds, seed=8))
+    own: list[str] = []
+    with demo_models() as models:
+        write_entailment(models)
+        with System(models.parent / "data", models=models) as system:
+
+            def one() -> Outcome:
+                own[:] = itertools.islice(texts, count)
+                target = target_of(system, "/v1/classify", x_request_timeout="60")
+                return run_closed(target, _single_rows(own), connections=64)
+
+            def many() -> Outcome:
+                target = target_of(system, "/v1/zero-shot", x_request_timeout="60")
+                fields = {"model": ZERO_SHOT, "labels": LABELS, "hypothesis_template": _TEMPLATE}
+                bodies = (msgspec.json.encode(fields | {"input": text}) for text in own)
+                found = run_closed(target, bodies, connections=64)
+                rows = {status: len(LABELS) * each for status, each in found.statuses.items()}
+                return msgspec.structs.replace(found, statuses=rows)
+
+            backends = [each.pid for each in backends_of(system)]
+            variants = {
+                "requests of one row": metered(one, server=backends),
+                f"zero-shot requests of {len(LABELS)} labels": metered(many, server=backends),
+            }
+            turns = in_turns(variants, rounds)
+    show("Rows: 64 connections, rates and costs of rows", table_of(turns))
+
+
+def _single_rows(texts: Iterable[str]) -> Iterator[bytes]:
+    """Return a one-row request for each row of the zero-shot requests, with the same length."""
+    chooser = random.Random(5)
+    pairs = []
+    for text in texts:
+        words = text.split()
+        for label in LABELS:
+            chooser.shuffle(words)
+            pairs.append((" ".join(words), _TEMPLATE.format(label)))
+    chooser.shuffle(pairs)
+    return iter([msgspec.json.encode({"model": JUDGE, "input": [pair]}) for pair in pairs])
+
+
+@click.command("threads")
+@click.option("--clients", default="1,2,4,8,16,32,64")
+@duration(3.0)
+@rounds(3)
+def measure_threads(*, clients: str, duration: float, rounds: int) -> None:
+    """Compare adaptive and fixed numbers of threads for a batch, for each number of clients."""
+    texts = iter(sentences(400_000, seed=4))
+    lines: list[Line] = []
+    with demo_models() as models, contextlib.ExitStack() as stack:
+        running = {
+            way: stack.enter_context(backend(models, wide=setting))
+            for way, setting in _THREADS.items()
+        }
+        info = running["adaptive"].model(_MODEL)
+
+        def variant(way: RunningBackend, number: int) -> Callable[[], Turn]:
+            def run() -> Outcome:
+                bodies = calls(texts, info)
+                return run_closed(way.target, bodies, connections=number, duration=duration)
+
+            return metered(run, server=[way.pid])
+
+        for number in map(int, clients.split(",")):
+            variants = {way: variant(each, number) for way, each in running.items()}
+            turns = in_turns(variants, rounds)
+            lines += [{"clients": number} | row.line() for row in table_of(turns)]
+    show("Threads", lines)
