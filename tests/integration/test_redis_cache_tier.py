@@ -5,9 +5,8 @@ import asyncio
 import msgspec
 import pytest
 
-from gateway.cache.entry import CachedResult, encode_entry
+from gateway.cache.entry import KEY_PREFIX, CachedResult, encode_entry
 from gateway.cache.key import CacheKey
-from gateway.cache.redis_tier import KEY_PREFIX
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
 from gateway.redis.circuit_breaker import CircuitBreaker
