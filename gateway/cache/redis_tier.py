@@ -134,8 +134,8 @@ class RedisTier:
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
-            for lookup in self._pending:
-                self._loop.call_soon(self._time_out, lookup)
+            while self._pending:
+                self._loop.call_soon(self._time_out, self._pending.popleft())
             await self._read_client.aclose()
             await self._write_client.aclose()
 

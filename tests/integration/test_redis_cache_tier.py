@@ -219,6 +219,7 @@ async def test_whoever_waits_when_the_tier_is_left_is_told_once(own_valkey: Valk
     await until(lambda: len(told) == 2, what="told")
     own_valkey.resume()
     assert told == [[None]] * 2
+    assert len(tier._tasks) == 0, "nothing connects anew"
 
 
 async def test_what_redis_has_is_kept_in_memory_when_asked_for(valkey: str) -> None:
