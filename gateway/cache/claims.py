@@ -13,6 +13,7 @@ from typing import Any
 
 from gateway.cache.entry import (
     CLAIM,
+    KEY_PREFIX,
     CachedResult,
     decode_entry,
     encode_claim,
@@ -59,7 +60,6 @@ class Claims:
     def __init__(
         self,
         *,
-        prefix: bytes,
         client: PipelinedClient,
         timeout: float,
         lease: float,
@@ -68,11 +68,12 @@ class Claims:
         tasks: TaskScope,
         name: bytes | None = None,
     ) -> None:
-        self._prefix = prefix
         self._client = client
         self._timeout = timeout
         self._breaker = breaker
         self._lease = lease
+        self._life = max(1, int(1000 * lease))
+        """The milliseconds that a claim lasts in Redis."""
         self._monotonic = monotonic
         self._tasks = tasks
         # This worker's name in claims. An earlier error or refresh can leave claims of this worker
@@ -103,10 +104,10 @@ class Claims:
         """Return a command for each key, which claims the key if Redis has no value for it."""
         if self._lease <= 0:
             return []
-        prefix, name, life = self._prefix, self._name, self._life()
+        name, life = self._name, self._life
         # This is the code of `encode_claim`, inlined to save a call for each key.
         return [
-            (b"SET", prefix + address, CLAIM + tag + name, b"NX", b"PX", life)
+            (b"SET", KEY_PREFIX + address, CLAIM + tag + name, b"NX", b"PX", life)
             for address, tag in keys
         ]
 
@@ -167,14 +168,14 @@ class Claims:
 
     def renew(self, keys: Sequence[CacheKey]) -> None:
         """Extend the claims on `keys` to a full lease. Results that are already stored stay."""
-        life = self._life()
-        names = [self._prefix + key.address for key in keys]
+        life = self._life
+        names = [KEY_PREFIX + key.address for key in keys]
         self._execute([(b"PEXPIRE", name, life, b"GT") for name in names])
 
     def release(self, keys: Sequence[CacheKey]) -> None:
         """End this worker's claims on `keys`. Results and other workers' claims stay."""
         commands: list[Command] = [
-            (b"EVAL", _RELEASE, 1, self._prefix + key.address, encode_claim(key, self._name))
+            (b"EVAL", _RELEASE, 1, KEY_PREFIX + key.address, encode_claim(key, self._name))
             for key in keys
         ]
         self._execute(commands)
@@ -188,9 +189,9 @@ class Claims:
         current, is damaged, or was stored with another secret. If a useless value stayed, workers
         would wait in vain for another worker's result.
         """
-        prefix, name, life = self._prefix, self._name, self._life()
+        name, life = self._name, self._life
         commands: list[Command] = [
-            (b"SET", prefix + key.address, encode_claim(key, name), b"NX", b"GET", b"PX", life)
+            (b"SET", KEY_PREFIX + key.address, encode_claim(key, name), b"NX", b"GET", b"PX", life)
             for key in keys
         ]
         replies: list[Any] = await self._client.execute(commands)
@@ -215,9 +216,9 @@ class Claims:
 
     def _replace(self, key: CacheKey, value: bytes) -> Command:
         """Return the command that replaces `value`, the present value of `key`, with a claim."""
-        name, claim = self._prefix + key.address, encode_claim(key, self._name)
+        name, claim = KEY_PREFIX + key.address, encode_claim(key, self._name)
         digest = sha1(value, usedforsecurity=False).hexdigest()
-        return (b"EVAL", _REPLACE, 1, name, digest, claim, self._life())
+        return (b"EVAL", _REPLACE, 1, name, digest, claim, self._life)
 
     def _execute(self, commands: Sequence[Command]) -> None:
         """Run commands in a task. Other calls report a failure to the circuit breaker."""
@@ -231,9 +232,6 @@ class Claims:
 
     def _is_redis_usable(self) -> bool:
         return self._breaker.state is BreakerState.CLOSED
-
-    def _life(self) -> int:
-        return max(1, int(self._lease * 1000))
 
 
 def _is_current(key: CacheKey, value: bytes, is_current: Callable[[CachedResult], bool]) -> bool:

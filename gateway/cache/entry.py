@@ -9,6 +9,8 @@ import msgspec
 
 from gateway.cache.key import CacheKey
 
+KEY_PREFIX = b"sg:r:"
+"""Comes before the address in a key of Redis."""
 PLAIN = b"\x01"
 """The first byte of an entry that is not compressed."""
 PACKED = b"\x02"

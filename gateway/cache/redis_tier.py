@@ -17,6 +17,7 @@ from gateway.cache.base import LookupCallback, PendingLookup, RemoteStatistics
 from gateway.cache.claims import PER_KEY, Claims
 from gateway.cache.entry import (
     CLAIM,
+    KEY_PREFIX,
     PACKED,
     PLAIN,
     WORTH_PACKING,
@@ -34,7 +35,6 @@ from gateway.redis.connect import PipelinedClient
 from gateway.redis.pipeline import Command, Replies
 from gateway.tasks import TaskScope
 
-KEY_PREFIX = b"sg:r:"
 _DRAIN = 2.0
 """Maximum seconds for writing queued entries at shutdown."""
 _GRACE = 0.001
@@ -96,7 +96,6 @@ class RedisTier:
         self._pending: deque[PendingLookup] = deque()
         self._tasks = TaskScope(drain=_DRAIN)
         self._claims = Claims(
-            prefix=KEY_PREFIX,
             client=writes,
             timeout=timeout,
             lease=lease,
@@ -135,8 +134,8 @@ class RedisTier:
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
-            for lookup in self._pending:
-                self._loop.call_soon(self._time_out, lookup)
+            while self._pending:
+                self._loop.call_soon(self._time_out, self._pending.popleft())
             await self._read_client.aclose()
             await self._write_client.aclose()
 
