@@ -253,7 +253,7 @@ class StoredHits:
         if (
             answers is None
             or answers.runtime is not state.runtime
-            or answers.revision != info.revision
+            or answers.run.revision != info.revision
             or answers.tier != hit.tier
         ):
             answers = parsed.stored = self._answers_like(state, plan, hit.tier)
@@ -298,7 +298,6 @@ class StoredHits:
             run = HitRun(event, route=state.route.metric_name, source=f"{tier}_hit")
             found = StoredAnswers(
                 runtime=state.runtime,
-                revision=info.revision,
                 tier=tier,
                 run=run,
                 usage=usage,

@@ -28,6 +28,9 @@ INCOMING: Final = "sluicegate_incoming"
 """The key in the state of a scope that has the `IncomingRequest`."""
 _LONGEST_NUMBER: Final = 18
 _MAX_LARGE_BODIES: Final = 16
+_LEAST_TIME: Final = 0.1
+"""Seconds that a body may take to arrive, even if the request has less. Many clients send it in a
+packet of its own, and a request that has too little time shall hear of its deadline."""
 
 
 class IncomingRequest:
@@ -168,8 +171,9 @@ class IncomingBody:
         budget = self._bodies.budget
         budget.limit_bytes = _MAX_LARGE_BODIES * limit
         self._held = HeldBytes(budget, principal.key)
+        least = asyncio.get_running_loop().time() + _LEAST_TIME
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(max(deadline, least)):
                 await self._read_up_to(limit, request, self._held)
         except TimeoutError as error:
             raise RequestTimeout(

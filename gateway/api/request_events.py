@@ -184,21 +184,17 @@ class RequestEvents:
                 state.publish(event, state.passing)
         self.count_request(state)
         usage = state.usage
-        if not state.model:
+        model, rows, tokens = state.model, usage.rows, usage.tokens
+        if not model:
             return
         if usage.computed == usage.items:
             self._metrics.items(
-                state.model,
-                state.revision,
-                _COMPUTED,
-                usage.items,
-                rows=usage.rows,
-                tokens=usage.tokens,
+                model, state.revision, _COMPUTED, usage.items, rows=rows, tokens=tokens
             )
         else:
             self._count_mixed(state)
         for used in state.arms:
-            self._metrics.revision_items(state.model, used)
+            self._metrics.revision_items(model, used)
 
     def count_request(self, state: RequestState) -> None:
         """Count a request by its status, without its items."""

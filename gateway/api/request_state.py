@@ -85,7 +85,6 @@ class StoredAnswers(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     runtime: Runtime
-    revision: str
     tier: str
     run: HitRun
     usage: Usage
