@@ -287,8 +287,9 @@ class Processes(Topology):
             spec = backend.spec
             pools, name = regions.setdefault(spec.region, {}), "spare" if spec.overflow else "main"
             pool = pools.setdefault(name, {"name": name, "overflow": spec.overflow, "backends": []})
-            place = {"id": spec.name, "url": f"http://127.0.0.1:{backend.proxy.port}"}
-            pool["backends"].append(place)
+            # Faults of a ledger need no proxy, which takes time of the process that sends the load.
+            port = backend.port if self.setup.has_standby else backend.proxy.port
+            pool["backends"].append({"id": spec.name, "url": f"http://127.0.0.1:{port}"})
         written = [{"name": name, "pools": [*pools.values()]} for name, pools in regions.items()]
         return {"regions": written, "limits": {"local_share": SHARE}} | dict(self.setup.document)
 
