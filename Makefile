@@ -100,7 +100,7 @@ check: install-dev $(NEEDS_$(NAME)) ## Run the check NAME=clients, compare, dash
 	$(if $(filter openapi,$(NAME)),$(BIN)/python -m loadtests fuzz-api)
 	$(RUN_NAME)
 
-faults: install-dev ## Inject faults under load; judge answers, bills and recovery; TOPOLOGY=containers FAULT="kill gateway-1"; ARGS=--list (minutes each; root)
+faults: install-dev ## Inject faults under load; judge answers, bills and recovery; TOPOLOGY=containers FAULT="kill gateway-1"; ARGS=--list (20 minutes each; root)
 	$(BIN)/python -m loadtests faults $(addprefix --topology ,$(TOPOLOGY)) $(if $(FAULT),--fault "$(FAULT)") $(ARGS)
 
 docs: .venv-docs/.installed ## Build the site of the documentation into build/site, and check its links

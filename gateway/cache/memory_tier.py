@@ -99,7 +99,10 @@ class MemoryTier:
 
     def put(self, key: CacheKey, entry: CachedResult, now: float) -> None:
         """Store `entry` if it is admitted. It replaces an entry at the same address."""
-        self.put_all([(key, entry)], now)
+        if self._capacity:
+            self.put_all([(key, entry)], now)
+        else:
+            self._refused += 1
 
     def put_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
         """Store the entries that have not expired and are admitted."""
@@ -129,17 +132,14 @@ class MemoryTier:
         while self._window_bytes > self._window_capacity:
             candidate = self._window.popleft()
             self._window_bytes -= candidate.cost
-            fits = self._main_bytes + candidate.cost <= self._main_capacity
-            if fits or self._wins(candidate, now):
+            if self._main_bytes + candidate.cost > self._main_capacity:
+                self._contest(candidate, now)
+            else:  # this is the code of `_admit`, inlined to save a call
                 candidate.in_main = True
                 self._main.append(candidate)
                 self._main_bytes += candidate.cost
-            else:
-                del self._nodes[candidate.address]
-                self._refused += 1
-        # A larger entry may have replaced an entry.
-        while self._main_bytes > self._main_capacity:
-            self._evict(self._next_victim(now))
+        if self._main_bytes > self._main_capacity:
+            self._make_room(now)
 
     @property
     def capacity_bytes(self) -> int:
@@ -155,7 +155,11 @@ class MemoryTier:
         if capacity_bytes > self._capacity:
             self._sketch = FrequencySketch(capacity_bytes // _TYPICAL_ENTRY_BYTES)
         self._set_capacity(capacity_bytes)
-        self._shrink_window(now)
+        while self._window_bytes > self._window_capacity:
+            candidate = self._window.popleft()
+            self._window_bytes -= candidate.cost
+            self._admit(candidate)
+        self._make_room(now)
 
     def statistics(self) -> MemoryStatistics:
         """Return sizes and counts for metrics and tests."""
@@ -183,12 +187,12 @@ class MemoryTier:
         node.tag, node.entry, node.cost = key.tag, entry, cost
         self._sketch.add(key.address, 1)
 
-    def _wins(self, candidate: _Node, now: float) -> bool:
-        """Return whether `candidate` was seen more often than what it would evict. Evict that."""
+    def _contest(self, candidate: _Node, now: float) -> None:
+        """Move `candidate` to the main part, or drop it."""
         rivals = 0
         victims: list[_Node] = []
         room = self._main_capacity - self._main_bytes - candidate.cost
-        frequency = self._frequency(candidate)
+        frequency = self._frequency(candidate) if room < 0 else 0
         while room < 0:
             victim = self._next_victim(now)
             victims.append(victim)
@@ -197,10 +201,25 @@ class MemoryTier:
                 rivals += self._frequency(victim)
             if rivals >= frequency:
                 self._main.extend(victims)
-                return False
+                del self._nodes[candidate.address]
+                self._refused += 1
+                return
         for victim in victims:
             self._evict(victim)
-        return True
+        self._admit(candidate)
+
+    def _admit(self, node: _Node) -> None:
+        node.in_main = True
+        self._main.append(node)
+        self._main_bytes += node.cost
+
+    def _make_room(self, now: float) -> None:
+        """Evict entries until the remaining entries fit into the main part.
+
+        This is needed after a larger entry has replaced an entry.
+        """
+        while self._main_bytes > self._main_capacity:
+            self._evict(self._next_victim(now))
 
     def _next_victim(self, now: float) -> _Node:
         """Remove and return the next node under the clock hand.

@@ -2,6 +2,8 @@
 
 import signal
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,6 +21,7 @@ from loadtests.faults import (
     namespaces,
     pods,
     process_faults,
+    report,
 )
 from loadtests.faults.containers import Containers
 from loadtests.faults.namespaces import Namespaces
@@ -39,6 +42,9 @@ FAULTS = (
     *(*namespaces.FAULTS, *fleet.FAULTS, *container_faults.FAULTS, *pods.FAULTS),
 )
 """All faults in the order in which they run. Faults with equal setups share a running system."""
+_ENOUGH = 900.0
+"""No case begins later than this many seconds after the start, so that a run ends within 20
+minutes."""
 
 
 @click.command("faults")
@@ -50,34 +56,54 @@ FAULTS = (
     help="Names of faults, with `*` as wildcard: `FAULT` or `FAULT PART`.",
 )
 @click.option("--list", "is_list", is_flag=True, help="Print the catalogue of faults.")
+@click.option("--table", "is_table", is_flag=True, help="Print the results of this commit.")
 @click.option("--repeat", default=1, show_default=True, help="How often each case runs.")
 def faults_command(
-    *, topology: tuple[str, ...], names: tuple[str, ...], is_list: bool, repeat: int
+    *,
+    topology: tuple[str, ...],
+    names: tuple[str, ...],
+    is_list: bool,
+    is_table: bool,
+    repeat: int,
 ) -> None:
-    """Inject faults under load; judge answers, bills, errors and recovery."""
+    """Inject faults under load; judge answers, bills, errors and recovery.
+
+    A run ends within 20 minutes. The next run of the same command continues: it skips the cases
+    that are recorded for this commit.
+    """
     jobs = list(_jobs(topology or tuple(TOPOLOGIES), names or ("*",)))
     if not jobs:
         raise click.UsageError("no fault has this name here; `--list` prints the catalogue")
     if is_list:
         _list(jobs)
+    elif is_table:
+        print(report.HEADING, *map(report.row, report.records(report.current_commit())), sep="\n")
     else:
-        _run([job for job in jobs for _ in range(repeat)])
+        _run(jobs, repeat)
 
 
-def _run(jobs: Sequence[Job]) -> None:
-    """Run fault tests and print each result; exit with 1 if an invariant did not hold."""
+def _run(jobs: Sequence[Job], repeat: int) -> None:
+    """Run the cases that are not recorded; exit with 1 if an invariant of any case did not hold."""
     # Exiting also removes mounts and containers.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    broken = []
-    print("| case | result | figures |\n|---|---|---|", flush=True)
+    commit = report.current_commit()
+    runs = Counter(record.case for record in report.records(commit))
+    left = [job for job in jobs for _ in range(repeat - runs[job.name])]
+    until = time.monotonic() + _ENOUGH
+    print(report.HEADING, flush=True)
     try:
-        for job, (figures, findings) in run_jobs(jobs, _build, Pace()):
-            said = ", ".join(f"{name} {value}" for name, value in figures.items())
-            print(f"| {job.name} | {'; '.join(findings) or 'as it must'} | {said} |", flush=True)
-            broken += [job.name] if findings else []
+        for number, (job, (figures, findings)) in enumerate(run_jobs(left, _build, Pace()), 1):
+            record = report.Record(job.name, commit, figures, list(findings))
+            report.add(record)
+            print(report.row(record), flush=True)
+            if number < len(left) and time.monotonic() > until:
+                print(f"{len(left) - number} cases are left: run the same command again")
+                break
     except TopologyError as error:
         raise click.ClickException(str(error)) from error
-    if broken:
+    asked = {job.name for job in jobs}
+    found = [record for record in report.records(commit) if record.findings]
+    if broken := [record.case for record in found if record.case in asked]:
         sys.exit(f"not as it must be: {', '.join(broken)}")
 
 

@@ -1,5 +1,6 @@
 """Runs cases one after another: starts the load, injects the fault, and judges the answers."""
 
+import signal
 import tempfile
 import time
 import traceback
@@ -18,6 +19,7 @@ from loadtests.faults.load import Load
 from loadtests.faults.topology import FAILURES, Topology
 
 _LEDGER = 60.0
+_LONGEST_CASE = 1200
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -79,11 +81,20 @@ def _share_topology(one: Fault, other: Fault) -> bool:
 
 
 def _outcome(run: Callable[[], Outcome]) -> Outcome:
+    former = signal.signal(signal.SIGALRM, _ring)
+    signal.alarm(_LONGEST_CASE)
     try:
         return run()
     except Exception as error:  # noqa: BLE001 - the next cases run nevertheless
         traceback.print_exc()
         return {}, [f"the case broke off: {type(error).__name__}: {error}"]
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, former)
+
+
+def _ring(*_: object) -> None:
+    raise TimeoutError(f"it did not end within {_LONGEST_CASE} s")
 
 
 def run_case(topology: Topology, job: Job, pace: Pace) -> Outcome:
