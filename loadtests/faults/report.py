@@ -43,7 +43,7 @@ def current_commit() -> str:
     """
     head = _git("rev-parse", "--short=8", "HEAD").decode()
     changes = _git("diff", "HEAD", "--binary")
-    return f"{head}+{blake2b(changes, digest_size=4).hexdigest()}" if changes else head.decode()
+    return f"{head}+{blake2b(changes, digest_size=4).hexdigest()}" if changes else head
 
 
 def row(record: Record) -> str:
