@@ -38,7 +38,7 @@ from wire.protocol import (
 )
 
 _TOKEN = TOKEN_HEADER.encode()
-_MAX_ITEMS = 65_536
+_MAX_ITEMS = 4_096
 # Of a scope: what answers its call, where `begin` has read that.
 _OPENED = "sluicegate.opened"
 # After so many seconds without an outcome a report says that batches run: a gateway treats longer

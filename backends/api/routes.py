@@ -95,7 +95,7 @@ class Routes:
         exchange: Exchange = scope["extensions"][BUFFERED_HTTP]
         with suppress(ClientGone):
             if (answer := await self._answer(scope, receive)) is not None:
-                exchange.send_now(*answer)
+                await exchange.send(*answer)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer | None:
         found = self._handlers.get(scope["path"])

@@ -67,7 +67,8 @@ class ServerTls(Edge):
         trouble = ""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(reload_requested.wait(), interval)
+                async with asyncio.timeout(interval):  # `wait_for` may swallow a cancellation
+                    await reload_requested.wait()
             was_requested = reload_requested.is_set()
             reload_requested.clear()
             try:

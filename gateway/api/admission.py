@@ -24,7 +24,7 @@ PRINCIPAL = "sluicegate_principal"
 class AdmissionMiddleware(ASGIMiddleware):
     """Sets the principal and the request's id in the scope's state, or refuses.
 
-    The header lines of limits, and the caller's own id, are among the lines that the steps add.
+    It puts the header lines of limits and of the caller's id into `IncomingRequest.added_lines`.
     """
 
     scopes = (ScopeType.HTTP,)

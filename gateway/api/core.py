@@ -6,8 +6,10 @@ store, encode, publish the event), and gives the answer at once or by a callback
 """
 
 import asyncio
+from functools import partial
 
 from gateway.api.content_coding import SMALLEST
+from gateway.api.error_handling import problem_reply
 from gateway.api.http import HttpReply
 from gateway.api.request_processor import SHORT, RequestProcessor
 from gateway.api.request_state import OnReply, RequestState
@@ -20,13 +22,13 @@ class Core:
     def __init__(self, processor: RequestProcessor) -> None:
         self.processor = processor
         self._commit_hits = processor.hits.events.commit
-        self._tasks = set[asyncio.Task[None]]()
+        self._tasks = set[asyncio.Task[HttpReply]]()
 
     def answer(self, state: RequestState, body: bytes, on_reply: OnReply) -> HttpReply | None:
         """Return the answer, an error included. Return `None` if `on_reply` gets it.
 
-        `on_reply` is called once, in a later event-loop iteration. Call `release` when the answer
-        has been sent, or will not be. If `state.parsed` is set, `body` is not read.
+        `on_reply` is called once, in a later event-loop iteration. Call `release` once the
+        answer was sent or dropped. If `state.parsed` is set, `body` is not read.
         """
         if len(body) > SHORT:
             self._start(state, on_reply, body)
@@ -47,8 +49,8 @@ class Core:
     async def reply(self, state: RequestState, body: bytes) -> HttpReply:
         """Return the answer, an error included.
 
-        If the caller is cancelled, the request is given up, and its problem is returned; see
-        `Task.cancelling`.
+        If the caller is cancelled, the request ends, and this returns its error in place of raising
+        `CancelledError`. The caller may check `Task.cancelling`.
         """
         state.is_alone = True
         answered: asyncio.Future[HttpReply] = asyncio.get_running_loop().create_future()
@@ -66,7 +68,7 @@ class Core:
                 self.cancel(state)
 
     def cancel(self, state: RequestState) -> None:
-        """Give up a request that waits. `on_reply` soon gets a problem, or what is ready."""
+        """Give up a request that waits. `on_reply` soon gets an error, or what is ready."""
         asyncio.get_running_loop().call_soon(self._cancel, state)
 
     def release(self, state: RequestState) -> None:
@@ -75,8 +77,7 @@ class Core:
 
     def _cancel(self, state: RequestState) -> None:
         if state.waiter is not None:
-            # In the next iteration: a task that is cancelled before its first step never answers.
-            asyncio.get_running_loop().call_soon(state.waiter.cancel)
+            state.waiter.cancel()
         elif state.on_reply is not None:
             on_reply, state.on_reply = state.on_reply, None
             on_reply(state, self.processor.give_up(state, asyncio.CancelledError()))
@@ -101,14 +102,32 @@ class Core:
         """Answer by a task what has to wait for a thread, a turn, or the limiter."""
         if reply is not None:
             self._commit_hits()  # its event must not wait for the answer
-        work = self._answer_later(state, on_reply, body, reply)
-        task = state.waiter = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(self._answer_later(state, body, reply))
+        state.waiter = task
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._on_waited, state, on_reply, reply))
+
+    def _on_waited(
+        self,
+        state: RequestState,
+        on_reply: OnReply,
+        known: HttpReply | None,
+        task: asyncio.Task[HttpReply],
+    ) -> None:
+        """Pass on the answer of a task. `known` is the answer that it was to compress, if any."""
+        self._tasks.discard(task)
+        try:
+            reply = task.result()
+        except asyncio.CancelledError as error:  # before its first step
+            reply = known or self.processor.give_up(state, error)
+        except Exception as error:  # noqa: BLE001 - somebody waits for the answer
+            log_failure(error)
+            reply = known or problem_reply(error, state.id, errors=state.route.errors)
+        on_reply(state, reply)
 
     async def _answer_later(
-        self, state: RequestState, on_reply: OnReply, body: bytes, reply: HttpReply | None
-    ) -> None:
+        self, state: RequestState, body: bytes, reply: HttpReply | None
+    ) -> HttpReply:
         if reply is None:
             reply = await self.processor.reply_later(state, body)
         if len(reply.body) >= SMALLEST:
@@ -118,7 +137,7 @@ class Core:
                 pass  # it is sent as it is
             except Exception as error:  # noqa: BLE001 - as above
                 log_failure(error)
-        on_reply(state, reply)
+        return reply
 
 
 def _is_compressed(state: RequestState, reply: HttpReply) -> bool:

@@ -30,7 +30,7 @@ _LONGEST_NUMBER: Final = 18
 _MAX_LARGE_BODIES: Final = 16
 _LEAST_TIME: Final = 0.1
 """Seconds that a body may take to arrive, even if the request has less. Many clients send it in a
-packet of its own, and a request that has too little time shall hear of its deadline."""
+packet of its own. A request with a shorter deadline fails with `deadline_exceeded`."""
 
 
 class IncomingRequest:

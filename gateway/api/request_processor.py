@@ -212,8 +212,6 @@ class RequestProcessor:
     def give_up(self, state: RequestState, error: BaseException) -> HttpReply:
         """Return the problem that ends a request, whatever it still waits for."""
         state.is_given_up = True
-        if state.waits is not None:
-            state.waits.cancel()
         return self.failed(state, error)
 
     async def reply_later(self, state: RequestState, unread: bytes) -> HttpReply:
@@ -271,9 +269,9 @@ class RequestProcessor:
         return self._reply(state, errors.encode(known, state.id))
 
     def _is_large(self, state: RequestState, answer: Answer) -> bool:
-        """Return whether an answer is too large to encode here. Keep a large one for `reply_later`.
+        """Return whether an answer is so large that to encode it here would hold the event loop.
 
-        To encode it here would hold the event loop.
+        If so, store it in `state.answer` for `reply_later`.
         """
         if estimated_bytes(state, answer) <= LARGE_BYTES:
             return False
@@ -373,10 +371,7 @@ class RequestProcessor:
             outcomes = state.outcomes
             if reply is None and state.answer is None and outcomes is not None:
                 on_done = partial(self._computed, state, on_reply)
-                state.waits = self._inference.compute_nowait(
-                    prepared, state.caller(), outcomes, on_done
-                )
-                if state.waits is not None:
+                if self._inference.compute_nowait(prepared, state.caller(), outcomes, on_done):
                     return
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             reply = self.give_up(state, error)

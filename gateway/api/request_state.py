@@ -25,7 +25,6 @@ from gateway.cache.entry import CachedResult, CacheHit
 from gateway.cache.key import CacheKey
 from gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidItem
 from gateway.events.hit_run import HitRun
-from gateway.inference.coalescing import ItemWaits
 from gateway.inference.interfaces import LookupCallback
 from gateway.inference.outcomes import PASSING_REFUSALS, describe_lookup
 from gateway.inference.prepared_request import PreparedRequest, RequestPlan
@@ -155,7 +154,7 @@ class RequestState:
     """The content coding for a large answer. Empty means no compression."""
     on_reply: OnReply | None = None
     """Takes the answer, while callbacks are waited for."""
-    waiter: asyncio.Task[None] | None = None
+    waiter: asyncio.Task[HttpReply] | None = None
     """The task that answers the request, if the answer needs one."""
     own_lines = b""
     """Header lines for this caller: the permission for web pages, and the caller's own id."""
@@ -164,9 +163,10 @@ class RequestState:
     publish: Callable[[RequestEvent, frozenset[int]], None] | None = None
     """Takes the request's usage event and `passing`. `None` means the worker's event log."""
     is_alone = False
-    """Whether the request came by `Core.reply`. Its event may have another id or go elsewhere."""
-    waits: ItemWaits | None = None
-    """What the request waits for while its items are computed."""
+    """Whether the request came by `Core.reply`.
+
+    Its event may have an id or a publisher of its own, so it never joins a run of hits.
+    """
     is_given_up = False
     """Whether the request was answered while its result was waited for. That is then dropped."""
     is_plain = False

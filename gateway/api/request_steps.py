@@ -1,4 +1,4 @@
-"""Takes requests through the steps before their work, if they are not for the fast path.
+"""Takes requests that the fast path does not answer through the steps before their work.
 
 The steps are: cross-origin rules and bounds of keys, load shedding, decompression, idempotency. An
 inference request then has its head checked and its body awaited, and the core answers it. Other
@@ -87,8 +87,8 @@ class RequestSteps:
     ) -> None:
         """Have `work` answer a request, unless a step answers it, or the caller is gone.
 
-        `refuse` is the step after the rules for origins and keys. `work` gets the idempotency key
-        that was claimed for the request, if any.
+        `refuse` is called after the rules for origins and keys, and may return an answer. `work`
+        gets the idempotency key that was claimed for the request, if any.
         """
         claimed: StoredKey | None = None
         try:

@@ -25,8 +25,6 @@ class PendingLookup(msgspec.Struct, eq=False):
     on_done: LookupCallback | None
     claims: bool = False
     is_cancelled: bool = False
-    timer: asyncio.TimerHandle | None = None
-    """Ends the lookup when it is late."""
 
     def cancel(self) -> None:
         """Cancel the lookup, unless its callback was already called."""
@@ -36,8 +34,6 @@ class PendingLookup(msgspec.Struct, eq=False):
     def end(self, entries: list[CachedResult | None]) -> None:
         """Call the callback, unless it was already called or the lookup was cancelled."""
         on_done, self.on_done = self.on_done, None
-        if self.timer is not None:
-            self.timer.cancel()
         if on_done is None:
             return
         try:

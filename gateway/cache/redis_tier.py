@@ -1,40 +1,38 @@
-"""Implements the Redis tier of the result cache.
-
-Simultaneous lookups share one `MGET`. Entries are collected for some milliseconds before they are
-written, so that they share a call.
-"""
+"""Implements the Redis tier of the result cache. Simultaneous lookups share one `MGET`."""
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Self
 
-import msgspec
 from msgspec.structs import replace
 
 from gateway.cache.base import LookupCallback, PendingLookup, RemoteStatistics
-from gateway.cache.claims import PER_KEY, Claims
+from gateway.cache.claims import Claims
 from gateway.cache.entry import (
-    CLAIM,
-    KEY_PREFIX,
     PACKED,
-    PLAIN,
-    WORTH_PACKING,
     CachedResult,
-    decode_entry,
     is_large,
     map_values,
-    pack,
     read_values,
     unpack,
 )
 from gateway.cache.key import CacheKey
+from gateway.cache.redis_writer import RedisWriter
+from gateway.cache.value_reader import ValueReader
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.redis.connect import PipelinedClient
 from gateway.redis.pipeline import Command, Replies
-from gateway.tasks import TaskScope
+from gateway.tasks import TaskScope, log_failure
 
+KEY_PREFIX = b"sg:r:"
+_MAX_READS = 1
+"""The most round trips of reads in flight.
+
+Lookups that start during a round trip share the next one. Under load, there are fewer and larger
+reads, and on average a lookup waits for at most half a round trip."""
 _DRAIN = 2.0
 """Maximum seconds for writing queued entries at shutdown."""
 _GRACE = 0.001
@@ -43,15 +41,13 @@ _GRACE = 0.001
 The response of such a lookup has arrived in time if the event loop was delayed, because after a
 delay the loop runs timers before it reads responses.
 """
+_PER_KEY = 20e-6
+"""Each key lengthens a call's timeout by this many seconds, so that large calls do not look
+slow."""
+_MANY_KEYS = 64  # a lookup of more keys gets its own timer, so that other lookups end in time
 _MAX_KEYS = 2048
-_GATHERING = 0.005
-"""Seconds for which writes are collected. No request waits for a write."""
-_MAX_WRITES = 256
-_QUEUE_ENTRIES = 8192
-_QUEUE_BYTES = 16 * 1024 * 1024
-_Set = tuple[bytes, bytes, bytes, bytes, int]
-"""A command of Redis: `SET`, the key, the value, `PX`, and the lifetime in milliseconds."""
-_encode = msgspec.msgpack.Encoder().encode
+# Read by C code, without a step in Python for each lookup.
+_callback = attrgetter("on_done")
 
 
 class RedisTier:
@@ -66,11 +62,10 @@ class RedisTier:
     has responded to a `PING` in time. Requests do not wait for the `PING`, but treat all keys as
     misses.
 
-    Entries are dropped if the queue is full or their write fails. The lifetime of each entry is
-    shortened by a random fraction of up to `ttl_jitter`. `random` returns numbers from 0 to 1 for
-    this purpose. A claim lasts for `lease` seconds. It tells other workers that the worker with the
-    name `claimant` computes a result. When a worker replaces its tier, the new tier keeps this
-    name.
+    The lifetime of each entry is shortened by a random fraction of up to `ttl_jitter`. `random`
+    returns numbers from 0 to 1 for this purpose. A claim lasts for `lease` seconds. It tells other
+    workers that the worker with the name `claimant` computes a result. When a worker replaces its
+    tier, the new tier keeps this name.
     """
 
     name = "redis"
@@ -94,35 +89,45 @@ class RedisTier:
         self._monotonic = monotonic
         self._breaker = breaker or CircuitBreaker(slow=timeout)
         self._pending: deque[PendingLookup] = deque()
+        self._timeless: list[PendingLookup] = []
+        """Lookups of this event-loop iteration. Their timeouts have not started."""
+        self._timed: deque[tuple[float, list[PendingLookup]]] = deque()
+        """Lookups with the time when they become late. Some of them may have ended."""
+        self._timer: asyncio.TimerHandle | None = None
         self._tasks = TaskScope(drain=_DRAIN)
         self._claims = Claims(
+            prefix=KEY_PREFIX,
             client=writes,
-            timeout=timeout,
             lease=lease,
             monotonic=monotonic,
-            breaker=self._breaker,
             tasks=self._tasks,
             name=claimant,
         )
         self._scheduled = False
         self._finds_little = False
         """Whether the last read found less than half of its keys."""
-        self._is_reading = False
-        """Whether a round trip of a read is in flight.
-
-        Lookups that start during a round trip share the next one. Under load, there are fewer and
-        larger reads, and on average a lookup waits for at most half a round trip."""
+        self._reading = 0
         self._counts = RemoteStatistics()
-        self._jitter = 1000.0 * ttl_jitter
-        self._random = random
-        self._queue: list[_Set] = []
-        self._queued_bytes = 0
-        """The size of all queued values."""
-        self._is_writing = False
-        # Attributes instead of methods, which would only pass the call on. See `RemoteTier`.
-        self.has_claimed = self._claims.take
-        self.claim, self.renew = self._claims.claim, self._claims.renew
-        self.release, self.release_unused = self._claims.release, self._claims.release_unused
+        self._reader = ValueReader(claims=self._claims, counts=self._counts)
+        self._writer = RedisWriter(
+            client=writes,
+            prefix=KEY_PREFIX,
+            ttl_jitter=ttl_jitter,
+            random=random,
+            monotonic=monotonic,
+            tasks=self._tasks,
+            counts=self._counts,
+            is_usable=self._is_usable,
+            on_call=self._note_write,
+        )
+        # These are attributes instead of methods, because a method would cost one more call for
+        # each item.
+        self.store_all: Callable[[Sequence[tuple[CacheKey, CachedResult]], float], None]
+        self.store_all = self._writer.add
+        """Queues entries to be written. Redis keeps them for the rest of their lifetime, minus the
+        jitter."""
+        self.has_claimed: Callable[[Sequence[CacheKey]], bool] = self._claims.take
+        """Returns whether lookups have claimed all keys. If so, passes the claims to the caller."""
 
     async def __aenter__(self) -> Self:
         # The loop is stored, because `get_running_loop` makes a system call in Python 3.11. The
@@ -131,11 +136,12 @@ class RedisTier:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        self._claims.close()
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
-            while self._pending:
-                self._loop.call_soon(self._time_out, self._pending.popleft())
+            pending, self._pending = self._pending, deque()
+            self._loop.call_soon(self._time_out, pending)
             await self._read_client.aclose()
             await self._write_client.aclose()
 
@@ -151,11 +157,8 @@ class RedisTier:
         """
         lookup = PendingLookup(keys, on_done, claims and self._finds_little)
         if self._breaker.state is BreakerState.CLOSED or self._is_usable():
-            late = self._timeout + PER_KEY * len(keys)
-            lookup.timer = self._loop.call_later(
-                late, self._loop.call_later, _GRACE, self._time_out, lookup
-            )
             self._pending.append(lookup)
+            self._timeless.append(lookup)
             if not self._scheduled:
                 self._schedule()
         else:
@@ -163,34 +166,39 @@ class RedisTier:
             self._loop.call_soon(lookup.miss)
         return lookup
 
-    def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
-        """Queue entries to be written.
+    async def claim(
+        self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
+    ) -> list[bool]:
+        """Claim `keys`. Return for each key whether another worker takes care of its result.
 
-        Redis keeps them for the rest of their lifetime, minus the jitter.
+        The other worker is computing the result, or has just stored it.
         """
-        queue, size, jitter, random = self._queue, self._queued_bytes, self._jitter, self._random
-        for (address, tag), entry in entries:
-            milliseconds = int((entry.expires_at - now) * (1000.0 - jitter * random()))
-            if milliseconds < 1:
-                continue
-            # This is the code of `encode_entry`, inlined to save a call for each entry.
-            value = PLAIN + tag + _encode(entry)
-            if len(queue) >= _QUEUE_ENTRIES or size + len(value) > _QUEUE_BYTES:
-                self._counts.dropped += 1
-                continue
-            queue.append((b"SET", KEY_PREFIX + address, value, b"PX", milliseconds))
-            size += len(value)
-        self._queued_bytes = size
-        if queue and not self._is_writing:
-            self._is_writing = True
-            self._tasks.start(self._write())
+        if self._breaker.state is not BreakerState.CLOSED:
+            return [False] * len(keys)
+        within = self._timeout + _PER_KEY * len(keys)
+        return await self._claims.claim(keys, is_current, within=within)
+
+    def release_unused(self, keys: Sequence[CacheKey]) -> None:
+        """End claims on `keys` that lookups made and that nobody has taken over."""
+        if unused := self._claims.take_each(keys):
+            self.release(unused)
+
+    def renew(self, keys: Sequence[CacheKey]) -> None:
+        """Extend the claims on `keys` to a full lease."""
+        if self._breaker.state is BreakerState.CLOSED:
+            self._claims.renew(keys)
+
+    def release(self, keys: Sequence[CacheKey]) -> None:
+        """End the claims on `keys`."""
+        if self._breaker.state is BreakerState.CLOSED:
+            self._claims.release(keys)
 
     def statistics(self) -> RemoteStatistics:
         """Return counts for metrics and tests."""
         return replace(
             self._counts,
             claimed=self._claims.seen,
-            queued=len(self._queue),
+            queued=len(self._writer),
             breaker=self._breaker.state,
             breaker_opened=self._breaker.opened,
         )
@@ -217,35 +225,86 @@ class RedisTier:
     def _note_call(self, started: float, *, commands: int) -> None:
         """Report a successful call to the circuit breaker."""
         now = self._monotonic()
-        self._breaker.succeeded(now=now, duration=now - started - PER_KEY * commands)
+        self._breaker.succeeded(now=now, duration=now - started - _PER_KEY * commands)
+
+    def _note_write(self, started: float, commands: int | None) -> None:
+        if commands is None:
+            self._breaker.failed(now=self._monotonic())
+        else:
+            self._note_call(started, commands=commands)
 
     def _schedule(self) -> None:
-        self._scheduled = True
-        self._loop.call_soon(self._send)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._send)
 
-    def _time_out(self, lookup: PendingLookup) -> None:
-        if lookup.on_done is not None:
-            self._counts.timeouts += 1
-            lookup.miss()
+    def _begin_time_out(self) -> None:
+        """Start the timeout of this iteration's lookups. One timer for all lookups saves time."""
+        begun, self._timeless = self._timeless, []
+        most = max([len(lookup.keys) for lookup in begun])
+        if most > _MANY_KEYS:
+            begun, most = self._time_large(begun)
+        late = self._timeout + _PER_KEY * most
+        self._timed.append((self._loop.time() + late, begun))
+        if self._timer is None:
+            self._timer = self._call_late(late, self._time_out_late)
+
+    def _time_large(self, begun: list[PendingLookup]) -> tuple[list[PendingLookup], int]:
+        """Give each large lookup its own timer.
+
+        Returns:
+            The lookups that are not large, and the number of keys of the largest of these.
+        """
+        others: list[PendingLookup] = []
+        for lookup in begun:
+            if len(lookup.keys) > _MANY_KEYS:
+                end = partial(self._time_out, [lookup])
+                self._call_late(self._timeout + _PER_KEY * len(lookup.keys), end)
+            else:
+                others.append(lookup)
+        return others, max([len(lookup.keys) for lookup in others], default=0)
+
+    def _call_late(self, seconds: float, call: Callable[[], object]) -> asyncio.TimerHandle:
+        return self._loop.call_later(seconds, self._loop.call_later, _GRACE, call)
+
+    def _time_out_late(self) -> None:
+        """End the lookups whose timeout has passed, and drop lookups that have ended."""
+        now, timed = self._loop.time(), self._timed
+        while timed and (timed[0][0] <= now or not any(map(_callback, timed[0][1]))):
+            self._time_out(timed.popleft()[1])
+        self._timer = None
+        if timed:
+            self._timer = self._call_late(max(0.0, timed[0][0] - now), self._time_out_late)
+
+    def _time_out(self, lookups: Iterable[PendingLookup]) -> None:
+        for lookup in lookups:
+            if lookup.on_done is not None:
+                self._counts.timeouts += 1
+                lookup.miss()
 
     def _send(self) -> None:
-        """Send the pending lookups, unless a round trip is in flight."""
+        """Send the pending lookups, unless too many round trips are in flight."""
         self._scheduled = False
-        batch: list[PendingLookup] = []
-        size = 0
-        while self._pending and size < _MAX_KEYS and not self._is_reading:
-            lookup = self._pending.popleft()
-            if lookup.on_done is not None:
-                batch.append(lookup)
-                size += len(lookup.keys)
-        if not batch:
-            return
-        self._is_reading = True
+        if self._timeless:
+            self._begin_time_out()
+        while self._pending and self._reading < _MAX_READS:
+            batch: list[PendingLookup] = []
+            size = 0
+            while self._pending and size < _MAX_KEYS:
+                lookup = self._pending.popleft()
+                if lookup.on_done is not None:
+                    batch.append(lookup)
+                    size += len(lookup.keys)
+            if batch:
+                self._read(batch)
+
+    def _read(self, batch: list[PendingLookup]) -> None:
+        self._reading += 1
         self._counts.reads += 1
         names = [KEY_PREFIX + key.address for lookup in batch for key in lookup.keys]
         claimed = [key for lookup in batch if lookup.claims for key in lookup.keys]
         commands = [(b"MGET", *names), *self._claims.commands(claimed)]
-        on_done = partial(self._replied, batch, claimed, size, self._monotonic())
+        on_done = partial(self._replied, batch, claimed, len(names), self._monotonic())
         try:
             if not self._read_client.execute_nowait(commands, on_done):
                 self._tasks.start(self._execute(commands, on_done))
@@ -273,22 +332,29 @@ class RedisTier:
         started: float,
         replies: Replies,
     ) -> None:
-        values = None if isinstance(replies, OSError) else read_values(replies[0], count)
-        if values is None or isinstance(replies, OSError):
+        read = None if isinstance(replies, OSError) else read_values(replies[0], count)
+        values: list[bytes | None] | None = None
+        if read is None or isinstance(replies, OSError):
             self._counts.read_errors += 1
             self._breaker.failed(now=self._monotonic())
-            self._finish_read(batch, None)
-            return
-        self._note_call(started, commands=count + len(claimed))
-        self._finds_little = 2 * values.count(None) > count
-        if claimed:
-            self._claims.read_replies(claimed, replies[1:])
-            for lookup in batch:
-                if lookup.is_cancelled and lookup.claims:
-                    self._claims.release_unused(lookup.keys)
-        if any(values) and is_large(values):
-            self._tasks.start(self._unpack(batch, values))
         else:
+            self._note_call(started, commands=count + len(claimed))
+            self._finds_little = 2 * read.count(None) > count
+            if claimed:
+                self._claims.read_replies(claimed, replies[1:])
+                for lookup in batch:
+                    if lookup.is_cancelled and lookup.claims:
+                        self.release_unused(lookup.keys)
+            if is_large(read):
+                self._tasks.start(self._unpack(batch, read))
+                return
+        try:
+            if read is not None:
+                # The decompression function is called only for compressed values.
+                values = [
+                    unpack(value) if value and value[:1] == PACKED else value for value in read
+                ]
+        finally:
             self._finish_read(batch, values)
 
     async def _unpack(self, batch: list[PendingLookup], read: list[bytes | None]) -> None:
@@ -299,77 +365,33 @@ class RedisTier:
             self._finish_read(batch, values)
 
     def _finish_read(self, batch: list[PendingLookup], values: list[bytes | None] | None) -> None:
-        """End the lookups of a read that found `values`. `None` means that the read failed."""
-        self._is_reading = False
-        if self._pending and not self._scheduled:
+        self._reading -= 1
+        if self._pending:
             self._schedule()
+        # The reader counts an empty value as damaged.
+        if values is None or not (any(values) or b"" in values):
+            self._finish_empty_read(batch, is_read=values is not None)
+            return
         place = 0
         for lookup in batch:
-            count = len(lookup.keys)
-            found = [None] * count if values is None else values[place : place + count]
-            place += count
-            if lookup.on_done is None:
+            end = place + len(lookup.keys)
+            if lookup.on_done is not None:
+                lookup.end(self._reader.entries(lookup.keys, values[place:end]))
+            place = end
+
+    def _finish_empty_read(self, batch: list[PendingLookup], *, is_read: bool) -> None:
+        """End lookups for which no entry was found. `is_read` is false if the read failed."""
+        missed = 0
+        for lookup in batch:
+            on_done = lookup.on_done
+            if on_done is None:
                 continue
-            if found.count(None) < count:
-                lookup.end(list(map(self._entry, lookup.keys, found)))
-                continue
-            lookup.end([None] * count)
-            if values is not None:
-                self._counts.misses += count
-
-    def _entry(self, key: CacheKey, value: bytes | None) -> CachedResult | None:
-        """Return the entry in the value that Redis has for a key. Skip claims and other values."""
-        counts = self._counts
-        if value is None or (value[:1] == CLAIM and self._claims.read(key, value)):
-            counts.misses += 1
-            return None
-        try:
-            entry = decode_entry(key, unpack(value) if value[:1] == PACKED else value)
-        except Exception:  # noqa: BLE001 - the read's other values must be returned
-            counts.corrupt += 1
-            return None
-        if entry is None:
-            counts.mismatches += 1
-        else:
-            counts.hits += 1
-        return entry
-
-    async def _write(self) -> None:
-        """Write until the queue is empty. If a write fails, its entries are dropped and counted."""
-        try:
-            while self._queue:
-                if len(self._queue) < _MAX_WRITES:
-                    await asyncio.sleep(_GATHERING)
-                batch, self._queue = self._queue[:_MAX_WRITES], self._queue[_MAX_WRITES:]
-                sizes = [len(value) for _, _, value, _, _ in batch]
-                self._queued_bytes -= sum(sizes)
-                if not self._is_usable():
-                    self._counts.skipped += len(batch)
-                    continue
-                await self._send_sets(
-                    await _packed(batch) if max(sizes) >= WORTH_PACKING else batch
-                )
-        finally:
-            self._is_writing = False
-
-    async def _send_sets(self, batch: list[_Set]) -> None:
-        started = self._monotonic()
-        try:
-            replies = await self._write_client.execute(batch)
-        except OSError:
-            self._counts.write_errors += len(batch)
-            self._breaker.failed(now=self._monotonic())
-            return
-        self._note_call(started, commands=len(batch))
-        refused = sum([isinstance(reply, Exception) for reply in replies])
-        self._counts.write_errors += refused
-        self._counts.written += len(batch) - refused
-
-
-async def _packed(batch: list[_Set]) -> list[_Set]:
-    """Return the commands. Their values are compressed if that saves space."""
-    values = await map_values(pack, [value for _, _, value, _, _ in batch])
-    return [
-        (command, name, packed, option, milliseconds)
-        for (command, name, _, option, milliseconds), packed in zip(batch, values, strict=True)
-    ]
+            missed += len(lookup.keys)
+            # This is the code of `PendingLookup.miss`, inlined to save two calls for each miss.
+            lookup.on_done = None
+            try:
+                on_done([None] * len(lookup.keys))
+            except Exception as bug:  # noqa: BLE001 - other lookups of the read must continue
+                log_failure(bug)
+        if is_read:
+            self._counts.misses += missed

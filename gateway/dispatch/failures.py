@@ -20,7 +20,7 @@ RETRY_AFTER = 1.0
 _SERVER_ERROR = 500
 # Who waits for others for this part of its time is late because of them.
 _QUEUEING_SHARE = 0.25
-# No server answers in less (seconds). A request with so little time is late without any queue.
+# In seconds. No server answers faster, so such a call is late without any queue.
 _LEAST_GIVEN = 0.001
 # A backend says so much at least, whether anything waits there or not.
 _LEAST_BACKLOG = 0.1

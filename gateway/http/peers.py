@@ -2,8 +2,8 @@
 
 Trusted proxies say in a header of a request, `X-Forwarded-For` or `Forwarded` (RFC 7239), who its
 client is. Each proxy appends the address that it was called from, so the list is read from its end:
-the client is the first address that is no trusted proxy's. Anybody may have written what stands
-before it, and all of a header that no proxy writes.
+the client is the first address that is no trusted proxy's. Anybody may have written the
+entries before it, or a whole header that no proxy writes.
 """
 
 import re

@@ -166,18 +166,17 @@ class Inference:
         caller: Caller,
         outcomes: list[ItemOutcome | None],
         on_done: Callable[[Answer], object],
-    ) -> ItemWaits | None:
+    ) -> bool:
         """Call `on_done` with the result of `infer`, possibly before this returns.
 
-        Return the waits, to cancel them. Return `None`, without a call, if `infer` has to answer:
-        it also looks for stale answers.
+        Return `False`, without a call, if `infer` has to answer: it also looks for stale answers.
         """
         if prepared.plan.unrevised is not None or caller.directives.only_if_cached:
-            return None
+            return False
         missing = _missing(outcomes) if any(outcomes) else range(len(outcomes))
         waits = ItemWaits(caller, not prepared.request.continue_on_error, outcomes)
         self._compute(waits, prepared, missing, on_done)
-        return waits
+        return True
 
     def _compute(
         self,

@@ -128,9 +128,7 @@ async def _ask(app: ASGIApp, request: ApplicationRequest, fields: Headers) -> Ht
 
 def _receive_of(body: bytes) -> Receive:
     """Return what gives `body` as ASGI does; nobody disconnects meanwhile."""
-    waiting = [{"type": "http.request", "body": b"", "more_body": False}]
-    # In two parts, because a body in one part does not count against the memory for bodies.
-    waiting.append({"type": "http.request", "body": body, "more_body": True})
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive() -> Any:
         return waiting.pop() if waiting else await asyncio.Future()

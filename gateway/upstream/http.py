@@ -208,14 +208,21 @@ class HttpBackendClient:
         if not exchange.has_begun:
             del channel.waiting[exchange]
         elif channel.waiting:
-            following = next(iter(channel.waiting))
-            del channel.waiting[following]
-            try:
-                self._begin(channel, following)
-            except Exception as error:  # noqa: BLE001 - it ends that call, not the one before
-                following.close(error)
+            # Later, because calls that wait may end in this iteration, too.
+            asyncio.get_running_loop().call_soon(self._begin_next, channel)
         else:
             channel.free += 1
+
+    def _begin_next(self, channel: _Channel) -> None:
+        if not channel.waiting:
+            channel.free += 1
+            return
+        following = next(iter(channel.waiting))
+        del channel.waiting[following]
+        try:
+            self._begin(channel, following)
+        except Exception as error:  # noqa: BLE001 - it ends this call, not the event loop
+            following.close(error)
 
     async def _ask(
         self,
@@ -225,7 +232,7 @@ class HttpBackendClient:
         decoder: msgspec.msgpack.Decoder[T],
         time_limit: float,
     ) -> T:
-        """Send a `message` that is no call, or `GET` without one. Return the decoded answer."""
+        """`POST` the message, or `GET` if there is none. Return the decoded answer."""
         channel = self._channel(endpoint)
         head = channel.head(b"GET" if message is None else b"POST", path)
         content = b"" if message is None else _encoder.encode(message)

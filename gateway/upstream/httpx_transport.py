@@ -15,7 +15,7 @@ import httpx
 
 from gateway.errors import ConfigurationError
 from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
-from gateway.tasks import TaskScope
+from gateway.tasks import TaskScope, log_failure
 from gateway.upstream.base import Origin, TransportError, explain_early_loss
 from gateway.upstream.tls import ClientTls, explain
 
@@ -65,6 +65,11 @@ class HttpxTransport:
             raise
         opened = HttpxResponse(response, client)
         opened.begin(self._tasks)
+        try:
+            await asyncio.sleep(0)  # a task that is cancelled before its first step closes nothing
+        except asyncio.CancelledError:
+            opened.close()
+            raise
         return opened
 
     def send_nowait(self, origin: Origin, head: bytes, body: bytes) -> None:
@@ -120,6 +125,9 @@ class HttpxResponse:
             self.is_complete = True
         except _FAILURES as error:
             self.error = TransportError(f"the connection was lost: {type(error).__name__}")
+        except Exception as bug:  # noqa: BLE001 - a caller waits for what comes
+            log_failure(bug)
+            self.error = TransportError(f"the answer cannot be read: {type(bug).__name__}")
         finally:
             with contextlib.suppress(*_FAILURES):
                 await self._response.aclose()

@@ -1,10 +1,12 @@
 """Workers that find an answer which may not be given any more agree on who computes it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from gateway.cache.build import build_cache
 from gateway.cache.entry import CachedResult, CacheHit
@@ -12,6 +14,7 @@ from gateway.cache.key import CacheKey
 from gateway.cache.redis_tier import RedisTier
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
+from gateway.redis.pipeline import Command, StandaloneClient
 from testing.waiting import until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock
@@ -146,8 +149,43 @@ async def test_a_look_up_whose_caller_is_cancelled_leaves_no_claim(
         else:
             asyncio.get_running_loop().call_soon(caller.cancel)
         await asyncio.wait([caller])
-        await until(lambda: not tier._is_reading and len(tier._tasks) == 0, what="it is released")
+        await until(lambda: tier._reading == 0 and len(tier._tasks) == 0, what="it is released")
 
         assert tier.statistics().reads == 2
         assert caller.cancelled()
         assert await other.claim([key]) == [False]
+
+
+class RenewalsOf(StandaloneClient):
+    """Keeps how many claims each round trip renewed."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url, timeout=5.0)
+        self.renewed: list[int] = []
+
+    @override
+    async def execute(self, commands: Sequence[Command]) -> list[Any]:
+        if commands[0][0] == b"PEXPIRE":
+            self.renewed.append(len(commands))
+        return await super().execute(commands)
+
+
+async def test_claims_that_are_due_at_about_the_same_time_are_renewed_together(
+    valkey: str,
+) -> None:
+    client, keys = RenewalsOf(valkey), [cache_key(number) for number in range(100)]
+    async with RedisTier(
+        reads=StandaloneClient(valkey, timeout=5.0),
+        writes=client,
+        timeout=5.0,
+        ttl_jitter=0.0,
+        lease=10.0,
+        monotonic=Clock(),
+        random=lambda: 0.0,
+    ) as tier:
+        for key in keys:
+            tier.renew([key])
+            await asyncio.sleep(0)  # each request has a timer of its own
+        await until(lambda: sum(client.renewed) == len(keys), what="all are renewed")
+
+    assert len(client.renewed) < len(keys) // 2

@@ -96,6 +96,10 @@ class AsgiExchange:
     def has_begun(self) -> bool:
         return bool(self.sent)
 
+    async def send(self, status: int, lines: bytes, body: bytes) -> None:
+        """Send a whole answer; see `Exchange`."""
+        self.send_now(status, lines, body)
+
     def send_now(self, status: int, lines: bytes, body: bytes) -> None:
         """Send a whole answer; see `Exchange`."""
         self.sent += ({"status": status, "lines": lines}, {"body": body})
