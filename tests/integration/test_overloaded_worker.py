@@ -13,8 +13,8 @@ from typing import Any, TypeVar  # Any: arguments that are passed on
 
 import pytest
 
-from loadtests.generator import Target
-from loadtests.open_loop import Answer, open_loop
+from loadtests.generator import Answer, Target
+from loadtests.open_loop import open_loop
 from testing.raw_http import KEY
 from testing.stub_backend import StubBackend
 from tests.support.worker import RunningWorker, classify, running_worker
