@@ -182,7 +182,7 @@ def measure_traced(*, duration: float, rounds: int) -> None:
 def measure_latency(*, duration: float, rounds: int) -> None:
     """Measure the latency of hits at a steady rate: of each cache tier, and of LiteLLM's proxy.
 
-    The rate is half the capacity of each system, but at most 12,000 requests a second. The latency
+    The rate is half the capacity of each system, but at most 8,000 requests a second. The latency
     of the bare server shows how much comes from the machine and the load generator.
     """
     wrk.require()
@@ -206,7 +206,7 @@ def measure_latency(*, duration: float, rounds: int) -> None:
                 target, own, connections=CALLERS, duration=2.0, core=OTHERS, folder=root
             )
             rest()
-            rate = float(f"{min(12_000.0, full.rate / 2):.2g}")
+            rate = float(f"{min(8_000.0, full.rate / 2):.2g}")
             load = partial(steady_load, target, own, rate=rate, duration=duration, core=OTHERS)
             runs[f"{what}, {rate:,.0f} a second"] = metered(load, rest=rest)
         turns = in_turns(runs, rounds)
