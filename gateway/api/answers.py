@@ -85,11 +85,6 @@ def count_refused(outcomes: Sequence[ItemOutcome]) -> int:
     return sum(outcome.failure is not None and is_refusal(outcome.failure) for outcome in outcomes)
 
 
-def all_hits(outcomes: Sequence[ItemOutcome]) -> bool:
-    """Tell whether the cache had all items."""
-    return all(outcome.source is _HIT for outcome in outcomes)
-
-
 def count_hits(outcomes: Sequence[ItemOutcome]) -> tuple[tuple[str, int], ...]:
     """Return counts of the hits by what metrics call their source."""
     counts: dict[str, int] = {}

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Final
 
-from gateway.api.answers import PRIVATE, all_hits, failed_usage, timing_line
+from gateway.api.answers import PRIVATE, failed_usage, timing_line
 from gateway.api.body_reader import BodyReader
 from gateway.api.content_coding import SMALLEST, VARY, accepted_coding
 from gateway.api.error_handling import gateway_error
@@ -32,7 +32,7 @@ from gateway.http.problem_details import problem_lines
 from gateway.http.request_head import echo_line
 from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
 from gateway.inference.inference import Inference
-from gateway.inference.interfaces import LookupCallback, ModelTable
+from gateway.inference.interfaces import ModelTable
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.rate_limit.base import Decision, RateLimiter
 from gateway.rate_limit.headers import rate_limit_lines
@@ -196,22 +196,26 @@ class RequestProcessor:
         """Answer by callbacks a request that `reply_now` could not answer.
 
         `on_reply` is called once, in a later event-loop iteration: with the whole answer, or with
-        `None` if `reply_later` has to go on. Return `False`, without a call, if `reply_later` has
-        to answer, for example because the limiter waits for Redis, or because the caller or the
-        document disables the cache. After `give_up` there is no call.
+        `None` if `reply_later` has to encode it. Return `False`, without a call, if `reply_later`
+        has to go on, for example because the limiter waits for Redis. After `give_up` there is no
+        call.
         """
         prepared, directives = state.prepared, state.options.directives
-        if prepared is None or state.answer is not None or not prepared.may_read(directives):
+        if prepared is None or state.answer is not None:
             return False
-        looked_up: LookupCallback = partial(self._looked_up, state, prepared, on_reply)
-        if state.span.is_recorded:
-            looked_up = state.recorded_lookup(looked_up)
-        self._inference.lookup_nowait(prepared, looked_up, directives)
+        looked_up = partial(self._looked_up, state, prepared, on_reply)
+        if not prepared.may_read(directives):
+            asyncio.get_running_loop().call_soon(looked_up, None)
+        else:
+            read = state.recorded_lookup(looked_up) if state.span.is_recorded else looked_up
+            self._inference.lookup_nowait(prepared, read, directives)
         return True
 
     def give_up(self, state: RequestState, error: BaseException) -> HttpReply:
         """Return the problem that ends a request, whatever it still waits for."""
         state.is_given_up = True
+        if state.waits is not None:
+            state.waits.cancel()
         return self.failed(state, error)
 
     async def reply_later(self, state: RequestState, unread: bytes) -> HttpReply:
@@ -228,11 +232,38 @@ class RequestProcessor:
                 if reply is not None:
                     return reply
             async with self._memory_of(state):
-                answer, state.answer = state.answer or await self._infer(state), None
-                await self.large_answers.encode(state, answer)
-                return self._answered(state, answer)
+                if state.answer is None:
+                    reply = await self._pursued(state)
+                    if reply is not None:
+                        return reply
+                return await self._encoded(state)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - as above
-            return self.failed(state, error)
+            return self.give_up(state, error)
+
+    async def _pursued(self, state: RequestState) -> HttpReply | None:
+        """Wait until the limits admit the request, and then for what `pursue` finds."""
+        if state.prepared is None:
+            _, parsed = state.caller_and_body()
+            with state.span.child("admission"):
+                async with state.time_for("the check of the limits"):
+                    decision = await self._limiter.admit(parsed.charges)
+                state.prepared = self._admitted(state, decision)
+        replied: asyncio.Future[HttpReply | None] = asyncio.get_running_loop().create_future()
+
+        def on_reply(_: RequestState, reply: HttpReply | None) -> None:
+            if not replied.done():  # it was not cancelled
+                replied.set_result(reply)
+
+        self.pursue(state, on_reply)
+        return await replied
+
+    async def _encoded(self, state: RequestState) -> HttpReply:
+        """Return a large answer, which a thread encodes."""
+        answer, state.answer = state.answer, None
+        if answer is None:
+            raise RuntimeError("the request has no answer yet")
+        await self.large_answers.encode(state, answer)
+        return self._answered(state, answer)
 
     @contextlib.asynccontextmanager
     async def _memory_of(self, state: RequestState) -> AsyncIterator[None]:
@@ -277,19 +308,6 @@ class RequestProcessor:
             return False
         state.answer = answer
         return True
-
-    async def _infer(self, state: RequestState) -> Answer:
-        prepared = state.prepared
-        if prepared is None:
-            _, parsed = state.caller_and_body()
-            with state.span.child("admission"):
-                async with state.time_for("the check of the limits"):
-                    decision = await self._limiter.admit(parsed.charges)
-                prepared = state.prepared = self._admitted(state, decision)
-        answer = await self._inference.infer(prepared, state.caller(), state.outcomes)
-        is_found = state.outcomes is None and all_hits(answer.outcomes)
-        self._end_phase(state, "cache" if is_found else "wait")
-        return answer
 
     def _repeat_charge(self, state: RequestState, parsed: ParsedBody) -> bytes | None:
         """Charge a request as an equal one before it, under the same rules."""
@@ -351,15 +369,20 @@ class RequestProcessor:
         state: RequestState,
         prepared: PreparedRequest,
         on_reply: _OnPursued,
-        found: list[CacheHit | None],
+        found: list[CacheHit | None] | None,
     ) -> None:
-        """Answer a request after its look-up. Have the items computed that were not found."""
+        """Answer a request after its look-up. Have the items computed that were not found.
+
+        `found` is `None` if there was no look-up, because the request bypasses the cache.
+        """
         if state.is_given_up:
             self._inference.abandon(prepared)
             return
         reply = None
         try:
-            if state.phase_weight:
+            if found is None:
+                found = [None] * len(prepared.keys)
+            elif state.phase_weight:
                 # As `_end_phase`, which would be another call.
                 state.phase_began = self._phases.end("cache", state.phase_began, state.phase_weight)
             if any(found):
@@ -371,8 +394,8 @@ class RequestProcessor:
             outcomes = state.outcomes
             if reply is None and state.answer is None and outcomes is not None:
                 on_done = partial(self._computed, state, on_reply)
-                if self._inference.compute_nowait(prepared, state.caller(), outcomes, on_done):
-                    return
+                state.waits = self._inference.compute(prepared, state.caller(), outcomes, on_done)
+                return
         except Exception as error:  # noqa: BLE001 - one request's fault must not end the worker
             reply = self.give_up(state, error)
         on_reply(state, reply)
@@ -381,15 +404,17 @@ class RequestProcessor:
         self,
         state: RequestState,
         on_reply: _OnPursued,
-        answer: Answer,
+        answer: Answer | Exception,
     ) -> None:
-        """Answer a request that was computed."""
+        """Answer a request that was computed, or could not be."""
         if state.is_given_up:
             return
         reply = None
         try:
             self._phases.end("wait", state.phase_began, state.phase_weight)
-            if not self._is_large(state, answer):
+            if isinstance(answer, Exception):
+                reply = self.failed(state, answer)
+            elif not self._is_large(state, answer):
                 reply = self._answered(state, answer)
         except Exception as error:  # noqa: BLE001 - as above
             reply = self.failed(state, error)

@@ -25,6 +25,7 @@ from gateway.cache.entry import CachedResult, CacheHit
 from gateway.cache.key import CacheKey
 from gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidItem
 from gateway.events.hit_run import HitRun
+from gateway.inference.coalescing import ItemWaits
 from gateway.inference.interfaces import LookupCallback
 from gateway.inference.outcomes import PASSING_REFUSALS, describe_lookup
 from gateway.inference.prepared_request import PreparedRequest, RequestPlan
@@ -167,6 +168,8 @@ class RequestState:
 
     Its event may have an id or a publisher of its own, so it never joins a run of hits.
     """
+    waits: ItemWaits | None = None
+    """What the request waits for while its items are computed."""
     is_given_up = False
     """Whether the request was answered while its result was waited for. That is then dropped."""
     is_plain = False

@@ -75,17 +75,14 @@ class ResultCache:
             self._tasks.start(self._replace_remote(entry))
 
     async def lookup(
-        self, keys: Sequence[CacheKey], is_valid: Validity | None = None, *, claims: bool = False
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
     ) -> list[CacheHit | None]:
-        """Return what `lookup_nowait` finds. If the caller is cancelled, the claims end."""
-        remote = self._remote
+        """Return what `lookup_nowait` finds. May be cancelled."""
         found: asyncio.Future[list[CacheHit | None]] = asyncio.get_running_loop().create_future()
-        pending = self.lookup_nowait(keys, partial(_resolve, found), is_valid, claims=claims)
+        pending = self.lookup_nowait(keys, partial(_resolve, found), is_valid)
         try:
             return await found
         except asyncio.CancelledError:
-            if claims:
-                remote.release_unused(keys)
             if pending is not None:
                 pending.cancel()
             raise

@@ -100,6 +100,7 @@ class ItemWaits(msgspec.Struct, eq=False):
     led: Sequence[OpenItem] = ()
     joined: dict[int, OpenItem] = {}
     span: Span = NO_SPAN
+    is_cancelled: bool = False
     _loop: asyncio.AbstractEventLoop = msgspec.field(default_factory=asyncio.get_running_loop)
     _open: int = 0
     _is_failing: bool = False
@@ -145,6 +146,7 @@ class ItemWaits(msgspec.Struct, eq=False):
 
     def cancel(self) -> None:
         """Stop waiting. The callback is not called any more."""
+        self.is_cancelled = True
         self._on_end = None
         if self._timer is not None:
             self._timer.cancel()

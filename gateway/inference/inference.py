@@ -1,12 +1,10 @@
 """Answers the items of a request from the cache, from work in flight, or by new work.
 
 `Inference.prepare` plans a request, and `from_memory` answers it without waiting. `lookup_nowait`
-reads the cache and `compute_nowait` computes the rest; both report by callback. `infer` is for
-coroutines, and for requests that may get stale answers. A computation goes on when its first caller
-leaves, so requests that joined it do not depend on that caller.
+reads the cache, and `compute` answers the rest; both report by callback. A computation goes on when
+its first caller leaves, so requests that joined it do not depend on that caller.
 """
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,7 +21,7 @@ from gateway.inference.last_answers import (
     StaleAnswersByIndex,
     at_answering_revision,
 )
-from gateway.inference.outcomes import LOST, SpanOfItems, describe_lookup
+from gateway.inference.outcomes import LOST, SpanOfItems
 from gateway.inference.prepared_request import PreparedRequest, RequestPlan, RequestPlans
 from gateway.tasks import log_failure
 from gateway.telemetry.tracing import Tracer
@@ -34,6 +32,8 @@ from gateway.types import (
     ItemOutcome,
     ServedModel,
 )
+
+OnAnswer = Callable[[Answer | Exception], object]
 
 
 class Inference:
@@ -121,69 +121,85 @@ class Inference:
             None if hit is None else prepared.outcome(hit.entry, hit.tier, now) for hit in found
         ]
 
-    async def infer(
-        self,
-        prepared: PreparedRequest,
-        caller: Caller,
-        outcomes: list[ItemOutcome | None] | None = None,
-    ) -> Answer:
-        """Answer every item with a result or a failure of its own, by the caller's deadline.
-
-        `outcomes`, from `hits`, replace the look-up in the cache.
-
-        Raises:
-            NotCached: the caller wanted cached answers only and one is missing.
-        """
-        if outcomes is None:
-            outcomes = await self._look_up(prepared, caller)
-        plan, missing = prepared.plan, _missing(outcomes)
-        stale: StaleAnswersByIndex = {}
-        if missing and plan.unrevised is not None:
-            stale = await self._find_stale(prepared, missing, caller.directives)
-            self._last_answers.serve(prepared, stale, caller.directives, outcomes)
-            missing = _missing(outcomes)
-            if stale:  # those that are refreshed were taken
-                self._give_back(prepared, {index for index in stale if outcomes[index]})
-        if missing and caller.directives.only_if_cached:
-            raise NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
-        if missing:
-            ended: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-            is_whole = not (prepared.request.continue_on_error or stale)
-            waits = ItemWaits(caller, is_whole, outcomes)
-            try:
-                self._compute(waits, prepared, missing, partial(_resolve, ended))
-                await ended
-            finally:
-                waits.cancel()
-        if stale:
-            self._last_answers.serve_on_error(prepared, stale, caller.directives, outcomes)
-        model = at_answering_revision(plan.model, outcomes) if stale else plan.model
-        return _answer(prepared, outcomes, model)
-
-    def compute_nowait(
+    def compute(
         self,
         prepared: PreparedRequest,
         caller: Caller,
         outcomes: list[ItemOutcome | None],
-        on_done: Callable[[Answer], object],
-    ) -> bool:
-        """Call `on_done` with the result of `infer`, possibly before this returns.
+        on_done: OnAnswer,
+    ) -> ItemWaits:
+        """Answer each item that has no outcome in `outcomes`, by the caller's deadline.
 
-        Return `False`, without a call, if `infer` has to answer: it also looks for stale answers.
+        Call `on_done` once, possibly before this returns. It gets `NotCached` if the caller wanted
+        only cached answers and one is missing. Cancel what is returned, and there is no call.
         """
-        if prepared.plan.unrevised is not None or caller.directives.only_if_cached:
-            return False
         missing = _missing(outcomes) if any(outcomes) else range(len(outcomes))
         waits = ItemWaits(caller, not prepared.request.continue_on_error, outcomes)
-        self._compute(waits, prepared, missing, on_done)
-        return True
+        if prepared.plan.unrevised is not None:
+            found = partial(self._stale_found, waits, prepared, missing, on_done)
+            self._last_answers.find(prepared, missing, caller.directives, found)
+        elif caller.directives.only_if_cached:
+            on_done(_not_cached())
+        else:
+            self._compute(waits, prepared, missing, on_done)
+        return waits
+
+    def _stale_found(
+        self,
+        waits: ItemWaits,
+        prepared: PreparedRequest,
+        missing: Sequence[int],
+        on_done: OnAnswer,
+        stale: StaleAnswersByIndex,
+    ) -> None:
+        """Fill in the stale answers that may be given at once; compute what is still missing."""
+        if waits.is_cancelled:
+            self._give_back(prepared, set(missing))
+            return
+        directives, outcomes = waits.caller.directives, waits.outcomes
+        if stale:
+            on_done = partial(self._ended_beside_stale, waits, prepared, stale, on_done)
+            waits.is_whole = False
+        try:
+            self._last_answers.serve(prepared, stale, directives, outcomes)
+            if stale:  # those that are refreshed were taken
+                self._give_back(prepared, {index for index in stale if outcomes[index]})
+            missing = _missing(outcomes)
+            if missing and directives.only_if_cached:
+                on_done(_not_cached())
+            elif missing:
+                self._compute(waits, prepared, missing, on_done)
+            else:
+                on_done(_answer(prepared, outcomes, prepared.plan.model))
+        except Exception as bug:  # noqa: BLE001 - somebody waits for the answer
+            self._give_back(prepared, set(missing))
+            on_done(bug)
+
+    def _ended_beside_stale(
+        self,
+        waits: ItemWaits,
+        prepared: PreparedRequest,
+        stale: StaleAnswersByIndex,
+        on_done: OnAnswer,
+        answer: Answer | Exception,
+    ) -> None:
+        """Give stale answers in place of items that no backend answered."""
+        directives, outcomes = waits.caller.directives, waits.outcomes
+        try:
+            if isinstance(answer, Answer):
+                self._last_answers.serve_on_error(prepared, stale, directives, outcomes)
+                model = at_answering_revision(prepared.plan.model, outcomes)
+                answer = _answer(prepared, outcomes, model)
+        except Exception as bug:  # noqa: BLE001 - somebody waits for the answer
+            answer = bug
+        on_done(answer)
 
     def _compute(
         self,
         waits: ItemWaits,
         prepared: PreparedRequest,
         missing: Sequence[int],
-        on_done: Callable[[Answer], object],
+        on_done: OnAnswer,
     ) -> None:
         """Join the missing items that are in flight, have the others computed, and wait for all."""
         if waits.caller.traceparent:
@@ -209,7 +225,7 @@ class Inference:
         self,
         waits: ItemWaits,
         prepared: PreparedRequest,
-        on_done: Callable[[Answer], object],
+        on_done: OnAnswer,
         has_failed: bool,  # noqa: FBT001
         again: Sequence[int],
     ) -> None:
@@ -287,28 +303,6 @@ class Inference:
         """End the look-up's claims for a request that was given up."""
         self._cache.release_unused(prepared.keys)
 
-    async def _look_up(self, prepared: PreparedRequest, caller: Caller) -> list[ItemOutcome | None]:
-        directives = caller.directives
-        if not prepared.may_read(directives):
-            return [None] * len(prepared.keys)
-        with self._tracer.span("cache lookup", parent=caller.traceparent) as span:
-            found = await self._cache.lookup(
-                prepared.keys,
-                prepared.plan.validity(directives),
-                claims=self._claims and prepared.is_shared(directives),
-            )
-            describe_lookup(span, found)
-        return self.hits(prepared, found)
-
-    async def _find_stale(
-        self, prepared: PreparedRequest, missing: Sequence[int], directives: CacheDirectives
-    ) -> StaleAnswersByIndex:
-        try:
-            return await self._last_answers.find(prepared, missing, directives)
-        except BaseException:  # nobody else ends the claims on what is missing
-            self._give_back(prepared, set(missing))
-            raise
-
 
 def _answer(
     prepared: PreparedRequest, outcomes: Sequence[ItemOutcome | None], model: ServedModel
@@ -320,9 +314,8 @@ def _answer(
     )
 
 
-def _resolve(ended: asyncio.Future[Answer], answer: Answer) -> None:
-    if not ended.done():  # the caller was not cancelled
-        ended.set_result(answer)
+def _not_cached() -> NotCached:
+    return NotCached("Not every item is in the cache; drop `only-if-cached` to compute it.")
 
 
 def _missing(outcomes: Sequence[ItemOutcome | None]) -> list[int]:

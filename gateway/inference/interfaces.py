@@ -10,19 +10,7 @@ from gateway.types import ServedModel
 LookupCallback = Callable[[list[CacheHit | None]], object]
 
 
-class _Lookup(Protocol):
-    async def lookup(
-        self, keys: Sequence[CacheKey], is_valid: Validity | None = None, *, claims: bool = False
-    ) -> list[CacheHit | None]:
-        """Return what memory, then Redis, have of `keys` that is valid. May be cancelled.
-
-        Entries in memory that are not valid are looked up in Redis, too.
-        With `claims`, it may claim what it does not find: see `SharedCache.has_claimed`.
-        """
-        ...
-
-
-class ResultStore(_Lookup, Protocol):
+class ResultStore(Protocol):
     """Answers by key. Nothing raises: a cache that is down is a miss, a store that fails is lost.
 
     An entry is returned only to the very key it was stored under, and never after `expires_at`.
@@ -48,9 +36,11 @@ class ResultStore(_Lookup, Protocol):
         *,
         claims: bool = False,
     ) -> object:
-        """Call `on_done` with what `lookup` would return: once, in a later event-loop iteration.
+        """Call `on_done` with what memory, then Redis, have of `keys` that is valid.
 
-        For callers without a task, which costs more than a hit in Redis does otherwise.
+        That is once, in a later event-loop iteration. Entries in memory that are not valid are
+        looked up in Redis, too. With `claims`, it may claim what it does not find: see
+        `SharedCache.has_claimed`.
         """
         ...
 
@@ -63,8 +53,14 @@ class ResultStore(_Lookup, Protocol):
         ...
 
 
-class SharedCache(_Lookup, Protocol):
+class SharedCache(Protocol):
     """The result cache's claims, by which workers learn what others compute."""
+
+    async def lookup(
+        self, keys: Sequence[CacheKey], is_valid: Validity | None = None
+    ) -> list[CacheHit | None]:
+        """Return what `ResultStore.lookup_nowait` finds. May be cancelled."""
+        ...
 
     def has_claimed(self, keys: Sequence[CacheKey]) -> bool:
         """Tell, once, whether look-ups have claimed all of `keys` lately: `claim` need not."""

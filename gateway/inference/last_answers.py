@@ -14,12 +14,13 @@ from functools import partial
 import msgspec
 from msgspec.structs import replace
 
-from gateway.cache.entry import CachedResult
+from gateway.cache.entry import CachedResult, CacheHit
 from gateway.cache.key import CacheKey
 from gateway.dispatch.work import ItemOwner, OpenItem, WorkRunner
 from gateway.inference.interfaces import ResultStore
 from gateway.inference.outcomes import hit_outcome
 from gateway.inference.prepared_request import PreparedRequest
+from gateway.tasks import log_failure
 from gateway.types import CacheDirectives, Criticality, ItemOutcome, ServedModel, Stale
 
 # With these a region, or all of them, did not answer; 500 is a fault that must not stay hidden.
@@ -127,17 +128,38 @@ class LastAnswers:
         self._revisions: dict[str, tuple[str, float]] = {}
         self._served = self._served_on_error = 0
 
-    async def find(
-        self, prepared: PreparedRequest, missing: Sequence[int], directives: CacheDirectives
-    ) -> StaleAnswersByIndex:
-        """Return the stale answers to `missing` that are not too old for the caller."""
+    def find(
+        self,
+        prepared: PreparedRequest,
+        missing: Sequence[int],
+        directives: CacheDirectives,
+        on_found: Callable[[StaleAnswersByIndex], object],
+    ) -> None:
+        """Call `on_found` with the stale answers to `missing` that are not too old for the caller.
+
+        `on_found` may be called before this returns.
+        """
         unrevised = prepared.plan.unrevised
         if unrevised is None or not _accepts_stale(prepared, directives):
-            return {}
+            on_found({})
+            return
         items = prepared.request.items
         is_usable = partial(_may_stand_in, prepared, max_age=directives.max_age)
         keys = unrevised.keys([items[index] for index in missing])
-        found = await self._cache.lookup(keys, is_usable)
+
+        def looked_up(found: list[CacheHit | None]) -> None:
+            try:
+                stale = self._stale_of(prepared, missing, found)
+            except Exception as bug:  # noqa: BLE001 - somebody waits, and can be answered without
+                log_failure(bug)
+                stale = {}
+            on_found(stale)
+
+        self._cache.lookup_nowait(keys, looked_up, is_usable)
+
+    def _stale_of(
+        self, prepared: PreparedRequest, missing: Sequence[int], found: Sequence[CacheHit | None]
+    ) -> StaleAnswersByIndex:
         now = self._wall()
         missed_since = self._revision_since(prepared.plan.model, now)
         stale: StaleAnswersByIndex = {}

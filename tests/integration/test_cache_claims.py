@@ -133,29 +133,6 @@ async def test_what_another_worker_has_claimed_or_stored_is_not_released(valkey:
         assert await cache.claim([claimed, stored]) == [True, True]
 
 
-@pytest.mark.parametrize("is_read", [False, True])
-async def test_a_look_up_whose_caller_is_cancelled_leaves_no_claim(
-    valkey: str, *, is_read: bool
-) -> None:
-    key = cache_key("a")
-    async with cache_at(valkey) as cache, cache_at(valkey) as other:
-        await cache.lookup([cache_key("x")])  # from now on look-ups claim
-        tier = cache._remote
-        assert isinstance(tier, RedisTier)
-        caller = asyncio.create_task(cache.lookup([key], claims=True))
-        await asyncio.sleep(0)  # it is sent at the end of this iteration
-        if is_read:  # the reply is told to the caller before it ends
-            cache.lookup_nowait([cache_key("b")], lambda _: caller.cancel())
-        else:
-            asyncio.get_running_loop().call_soon(caller.cancel)
-        await asyncio.wait([caller])
-        await until(lambda: tier._reading == 0 and len(tier._tasks) == 0, what="it is released")
-
-        assert tier.statistics().reads == 2
-        assert caller.cancelled()
-        assert await other.claim([key]) == [False]
-
-
 class RenewalsOf(StandaloneClient):
     """Keeps how many claims each round trip renewed."""
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar  # Any: arguments that are passed on
 
 import pytest
 
+from gateway.inference.coalescing import ItemWaits
 from loadtests.generator import Answer, Target
 from loadtests.open_loop import open_loop
 from testing.raw_http import KEY
@@ -68,15 +69,15 @@ async def worker(
         tmp_path, valkey, [stub], routing={"probe_timeout": 5.0}, own={"max_loop_delay": 0.05}
     ) as running:
         inference = running.parts.path.inference
-        monkeypatch.setattr(inference, "compute_nowait", slow(inference.compute_nowait))
+        monkeypatch.setattr(inference, "compute", slow(inference.compute))
         yield running
     await elsewhere.run(stub.stop())
 
 
-def slow(compute: Callable[..., bool]) -> Callable[..., bool]:
+def slow(compute: Callable[..., ItemWaits]) -> Callable[..., ItemWaits]:
     nothing = Event()
 
-    def compute_slowly(*values: Any) -> bool:
+    def compute_slowly(*values: Any) -> ItemWaits:
         nothing.wait(_COST)
         return compute(*values)
 

@@ -116,14 +116,6 @@ class DictCache:
         """Return the entry."""
         return self.entries.get(key) if self.has_memory else None
 
-    async def lookup(
-        self, keys: Sequence[CacheKey], is_valid: Validity | None = None, *, claims: bool = False
-    ) -> list[CacheHit | None]:
-        """Return the entries that are there, as if from Redis."""
-        self.claims.append(claims)
-        await asyncio.sleep(0)
-        return self._found(keys, is_valid)
-
     def _found(self, keys: Sequence[CacheKey], is_valid: Validity | None) -> list[CacheHit | None]:
         entries = [self.entries.get(key) for key in keys]
         self.before_lookup()
@@ -371,16 +363,40 @@ class Scene:
         )
         return self.inference.prepare(request, caller.principal, self._runtime()), caller
 
-    async def ask(self, *texts: str, by_callback: bool = False, **asked: Any) -> Answer:
-        """Return the answer for `texts`; the cache is read by callback, or awaited."""
+    async def ask(self, *texts: str, **asked: Any) -> Answer:
+        """Return the answer for `texts`, from memory, Redis or the runner."""
         prepared, caller = self.prepared(*texts, **asked)
         answer = self.inference.from_memory(prepared, caller.directives)
-        if answer is not None or not by_callback:
-            return answer or await self.inference.infer(prepared, caller)
-        found: asyncio.Future[list[CacheHit | None]] = asyncio.get_running_loop().create_future()
-        self.inference.lookup_nowait(prepared, found.set_result, caller.directives)
-        outcomes = self.inference.hits(prepared, await found)
-        return await self.inference.infer(prepared, caller, outcomes)
+        if answer is not None:
+            return answer
+        outcomes: list[ItemOutcome | None] = [None] * len(texts)
+        if prepared.may_read(caller.directives):
+            found: asyncio.Future[list[CacheHit | None]] = asyncio.Future()
+            self.inference.lookup_nowait(prepared, found.set_result, caller.directives)
+            outcomes = self.inference.hits(prepared, await found)
+        return await self.compute(prepared, caller, outcomes)
+
+    async def compute(
+        self, prepared: PreparedRequest, caller: Caller, outcomes: list[ItemOutcome | None]
+    ) -> Answer:
+        """Return what `Inference.compute` answers. Cancel the request if the task is cancelled."""
+        hits = [outcome for outcome in outcomes if outcome is not None]
+        if len(hits) == len(outcomes):
+            return Answer(model=prepared.plan.model, outcomes=hits)
+        answered: asyncio.Future[Answer] = asyncio.Future()
+
+        def on_done(answer: Answer | Exception) -> None:
+            if isinstance(answer, Exception):
+                answered.set_exception(answer)
+            else:
+                answered.set_result(answer)
+
+        waits = self.inference.compute(prepared, caller, outcomes, on_done)
+        try:
+            return await answered
+        except asyncio.CancelledError:
+            waits.cancel()
+            raise
 
 
 def sources(answer: Answer) -> list[Source]:

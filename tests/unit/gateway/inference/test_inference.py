@@ -508,7 +508,7 @@ async def test_who_joins_what_another_computes_gives_back_what_its_look_up_claim
     leads = asyncio.create_task(scene.ask("a", directives=CacheDirectives(no_store=True)))
     await until(lambda: bool(scene.runner.works))
 
-    joins = asyncio.create_task(scene.ask("a", by_callback=True))
+    joins = asyncio.create_task(scene.ask("a"))
     await until(lambda: bool(scene.cache.released))
     scene.runner.gate.set()
     await leads
@@ -539,14 +539,13 @@ async def test_one_whose_caller_leaves_is_computed_all_the_same(scene: Scene) ->
     assert sources(await scene.ask("a")) == [_HIT]
 
 
-@pytest.mark.parametrize("by_callback", [False, True])
 @pytest.mark.parametrize("lane", ["interactive", "bulk"])
 async def test_no_other_worker_waits_for_bulk_work(
-    lane: Literal["interactive", "bulk"], *, by_callback: bool, anyio_backend: str
+    lane: Literal["interactive", "bulk"], anyio_backend: str
 ) -> None:
     scene = Scene(lane=lane)
 
-    await scene.ask("a", by_callback=by_callback)
+    await scene.ask("a")
 
     (work,) = scene.runner.works
     assert work.lane == lane

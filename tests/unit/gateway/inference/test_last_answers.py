@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -316,15 +317,22 @@ async def test_items_of_several_revisions_are_answered_under_the_present_one(sce
     assert answer.model.info.revision == "bbbbbbbbbbbb"
 
 
-async def test_who_is_cancelled_while_it_looks_for_stale_answers_leaves_no_claim() -> None:
+async def test_who_is_cancelled_while_it_looks_for_stale_answers_leaves_no_claim(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     scene = Scene()
     scene.configure(cache_ttl=100.0, stale_while_revalidate=50.0)
+    held: list[Callable[[list[None]], object]] = []
+    monkeypatch.setattr(
+        scene.cache, "lookup_nowait", lambda _keys, on_done, *_: held.append(on_done)
+    )
     prepared, caller = scene.prepared("a", "b")
-    caller_task = asyncio.create_task(scene.inference.infer(prepared, caller, [None, None]))
-    await asyncio.sleep(0)
+    caller_task = asyncio.create_task(scene.compute(prepared, caller, [None, None]))
+    await until(lambda: held != [])
 
     caller_task.cancel()
-    await until(lambda: scene.cache.released != [], what="the claims are given back")
+    await asyncio.wait([caller_task])
+    held[0]([None, None])
 
     assert sorted(scene.cache.released) == sorted(prepared.keys)
-    assert caller_task.cancelled()
+    assert scene.runner.works == []

@@ -63,9 +63,8 @@ class StoredTier(NullTier):
 
 
 @pytest.mark.parametrize("is_stale", [False, True])
-@pytest.mark.parametrize("by_callback", [False, True])
 async def test_an_entry_too_old_for_max_age_hides_no_fresher_one_in_redis(
-    anyio_backend: str, *, is_stale: bool, by_callback: bool
+    anyio_backend: str, *, is_stale: bool
 ) -> None:
     remote = StoredTier()
     scene = Scene(tiers=True, remote=remote)
@@ -77,7 +76,7 @@ async def test_an_entry_too_old_for_max_age_hides_no_fresher_one_in_redis(
     for key, entry in remote.entries.items():
         remote.entries[key] = msgspec.structs.replace(entry, stored_at=scene.wall() - 10.0)
 
-    answer = await scene.ask("a", directives=directives, by_callback=by_callback)
+    answer = await scene.ask("a", directives=directives)
 
     assert sources(answer) == [Source.HIT]
     assert answer.outcomes[0].age == 10.0
