@@ -39,6 +39,8 @@ class Application(Litestar):
 
 
 def _with_head(name: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """Return a header as it was, or `Allow` with `HEAD` where it has `GET`."""
-    methods = set(value.split(b", ")) if name == b"allow" else set()
-    return name, b", ".join(sorted({b"HEAD", *methods})) if b"GET" in methods else value
+    """Return a header as it was, or `Allow` in order, with `HEAD` where it has `GET`."""
+    if name != b"allow":
+        return name, value
+    methods = set(value.split(b", "))
+    return name, b", ".join(sorted(methods | {b"HEAD"} if b"GET" in methods else methods))

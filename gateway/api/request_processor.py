@@ -123,14 +123,14 @@ class RequestProcessor:
         document, headers = state.runtime.document, request.fields
         state.expects = bool(headers.get(b"expect"))
         state.wants_timing = bool(headers.get(b"x-server-timing"))
+        if client_id := request.client_id:
+            state.client_id, state.own_lines = client_id, echo_line(client_id)
         if request.method != "POST":
             raise MethodNotAllowed("Use POST for this route.")
         state.principal = request.principal
         if state.principal is None:
             raise request.refusal()
         check_budget(state.principal)
-        if client_id := request.client_id:
-            state.client_id, state.own_lines = client_id, echo_line(client_id)
         if request.recorded_id is not None:  # the ledger counts one answer under this id
             state.attempt, state.id = state.id, request.recorded_id
         check_length(headers.get(b"content-length", b""), limit=document.request.max_body_bytes)

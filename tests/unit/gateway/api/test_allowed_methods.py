@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.api import Api
+from tests.support.api import AUTHORIZATION, Api
 from tests.support.dialects import serve_models
 
 pytestmark = pytest.mark.anyio
@@ -23,3 +23,14 @@ async def test_options_names_the_methods_of_a_path(path: str, methods: str) -> N
         response = await client.options(path)
 
     assert (response.status_code, response.headers["allow"]) == (204, methods)
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [("/v1/models", "GET, HEAD, OPTIONS"), ("/v1/files/a", "DELETE, GET, HEAD, OPTIONS")],
+)
+async def test_a_refused_method_names_those_of_the_path_in_order(path: str, methods: str) -> None:
+    async with serve_models(Api()).client() as client:
+        response = await client.patch(path, headers=AUTHORIZATION)
+
+    assert (response.status_code, response.headers["allow"]) == (405, methods)

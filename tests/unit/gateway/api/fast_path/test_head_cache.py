@@ -101,6 +101,24 @@ async def test_ids_of_unusual_form_mean_what_the_parser_says(lines: bytes) -> No
     assert echoed[0] == echoed[1] == echoed[2]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "status"),
+    [(b"POST ", b"GET ", b"405"), (b"Bearer ", b"Bearer wrong", b"401")],
+)
+@pytest.mark.parametrize("fast", [False, True])
+async def test_a_refusal_repeats_the_callers_id(
+    old: bytes, new: bytes, status: bytes, *, fast: bool
+) -> None:
+    head, _, body = ask("known").partition(b"\r\n\r\n")
+    assert old in head
+    refused = b"%b\r\nX-Request-Id: order-1\r\n\r\n%b" % (head.replace(old, new), body)
+
+    answer = await EntryPoint(fast=fast).send(refused)
+
+    assert answer.split(b" ", 2)[1] == status
+    assert b"x-client-request-id: order-1\r\n" in answer
+
+
 async def test_whole_requests_that_come_once_do_not_push_out_those_that_return(
     entry_point: EntryPoint,
 ) -> None:
