@@ -1,4 +1,4 @@
-"""Drains accept queues of listening sockets, so that closing one loses no connection."""
+"""Opens listening sockets. Drains their accept queues, so that closing one loses no connection."""
 
 import asyncio
 import contextlib
@@ -35,6 +35,33 @@ _ACCEPTED_AT_ONCE = 64
 
 Take = Callable[[socket.socket, str], object]
 """Serves an accepted connection, given the address from which it comes."""
+
+
+def open_socket(
+    host: str, port: int, *, backlog: int | None = None, shares_port: bool = False
+) -> socket.socket:
+    """Return a TCP socket that is bound to an IPv4 or IPv6 address.
+
+    It listens if it has a `backlog`. If it `shares_port`, sockets of other processes that do so,
+    too, can have the same address.
+
+    Raises:
+        OSError: the address cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    opened = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # Connections of an earlier process that are in TIME_WAIT must not make the port look used.
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shares_port:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        opened.bind((host, port))
+        if backlog is not None:
+            opened.listen(backlog)
+    except OSError:
+        opened.close()
+        raise
+    return opened
 
 
 def refuse_new_connections(listener: socket.socket) -> None:

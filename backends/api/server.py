@@ -20,6 +20,7 @@ from wire.http.refusals import FramingTooLarge, Refusal
 from wire.http.server import HttpServer
 from wire.http.timeouts import ConnectionTimeouts
 from wire.http.writing import WriteCoalescer
+from wire.listening import open_socket
 
 _TIMEOUTS: Final = ConnectionTimeouts(
     first=120.0,
@@ -92,17 +93,14 @@ def bind(host: str, port: int) -> Iterator[socket.socket]:
     Raises:
         StartProblem: the address cannot be bound; the message says what to do.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((host, port))
-            # A listening socket is what makes another bind with SO_REUSEADDR fail.
-            listener.listen(BACKLOG)
-        except OSError as error:
-            raise StartProblem(
-                f"cannot listen on {host}:{port}: {error.strerror}; stop what is there or choose "
-                "another port with --port"
-            ) from None
+    try:
+        # A listening socket is what makes another bind with SO_REUSEADDR fail.
+        listener = open_socket(host, port, backlog=BACKLOG)
+    except OSError as error:
+        raise StartProblem(
+            f"cannot listen on {host}:{port}: {error.strerror}; stop what is there or choose "
+            "another port with --port"
+        ) from None
+    with listener:
         listener.setblocking(False)
         yield listener

@@ -14,7 +14,12 @@ from wire.http.connection import ServerState
 from wire.http.messages import App
 from wire.http.server import HttpServer
 from wire.http.timeouts import ConnectionTimeouts
-from wire.listening import accept_for_siblings, refuse_new_connections, wait_until_empty
+from wire.listening import (
+    accept_for_siblings,
+    open_socket,
+    refuse_new_connections,
+    wait_until_empty,
+)
 
 _SHORTEST_DRAIN: Final = 1.0
 """Seconds in which answers that are written may leave."""
@@ -105,13 +110,9 @@ def open_listener(host: str, port: int, inherited: int | None, *, setting: str) 
     """
     if inherited is not None:
         return socket.socket(fileno=inherited)
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
+        return open_socket(host, port)
     except OSError as error:
-        listener.close()
         raise ConfigurationError(
             f"{host}:{port} cannot be listened on ({error.strerror}); choose another `{setting}`"
         ) from error
-    return listener

@@ -28,6 +28,7 @@ from gateway.settings import Settings
 from gateway.tasks import TaskScope
 from wire.http.request_head import MAX_HEAD_BYTES
 from wire.http.timeouts import ConnectionTimeouts
+from wire.listening import open_socket
 
 _MOST_STREAMS: Final = 256
 """Calls of a connection at a time; more of them wait at the client."""
@@ -124,21 +125,14 @@ def _open_socket(settings: Settings) -> socket.socket:
         ConfigurationError: it cannot be bound.
     """
     host, port = settings.host, settings.grpc_port
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         # The workers of a supervisor share the port; a worker alone must not share another's.
-        if settings.listen_fd is not None:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        found.bind((host, port))
+        return open_socket(host, port, shares_port=settings.listen_fd is not None)
     except OSError as error:
-        found.close()
         raise ConfigurationError(
             f"gRPC cannot listen on {host}:{port} ({error.strerror}); choose another"
             " `SLUICEGATE_GRPC_PORT`"
         ) from error
-    return found
 
 
 def _timeouts(settings: Settings) -> ConnectionTimeouts:
