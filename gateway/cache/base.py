@@ -18,21 +18,15 @@ class PendingLookup(msgspec.Struct, eq=False):
     """Holds the keys and the callback of a lookup. After the lookup, the callback is `None`.
 
     If `claims` is true, the lookup may claim missing keys: other workers then wait for this worker
-    to compute the results. A cancelled lookup (`is_cancelled`) keeps no claims.
+    to compute the results.
     """
 
     keys: Sequence[CacheKey]
     on_done: LookupCallback | None
     claims: bool = False
-    is_cancelled: bool = False
-
-    def cancel(self) -> None:
-        """Cancel the lookup, unless its callback was already called."""
-        self.is_cancelled = self.on_done is not None
-        self.on_done = None
 
     def end(self, entries: list[CachedResult | None]) -> None:
-        """Call the callback, unless it was already called or the lookup was cancelled."""
+        """Call the callback, unless it was already called."""
         on_done, self.on_done = self.on_done, None
         if on_done is None:
             return
@@ -92,7 +86,7 @@ class RemoteTier(Protocol):
 
     def fetch_nowait(
         self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
-    ) -> PendingLookup:
+    ) -> None:
         """Look keys up. Call `on_done` with a list that has an entry or `None` for each key.
 
         The callback is called once, in a later event-loop iteration, and within the tier's timeout.
@@ -165,11 +159,9 @@ class NullTier:
 
     def fetch_nowait(
         self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
-    ) -> PendingLookup:
+    ) -> None:
         """Call `on_done` with a miss for each key."""
-        lookup = PendingLookup(keys, on_done)
-        asyncio.get_running_loop().call_soon(lookup.miss)
-        return lookup
+        asyncio.get_running_loop().call_soon(PendingLookup(keys, on_done).miss)
 
     def store_all(self, entries: Sequence[tuple[CacheKey, CachedResult]], now: float) -> None:
         """Store nothing."""

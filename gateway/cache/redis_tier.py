@@ -147,7 +147,7 @@ class RedisTier:
 
     def fetch_nowait(
         self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
-    ) -> PendingLookup:
+    ) -> None:
         """Look `keys` up, and call `on_done` later with their entries.
 
         After the timeout, all keys are misses.
@@ -164,7 +164,6 @@ class RedisTier:
         else:
             self._counts.skipped += len(keys)
             self._loop.call_soon(lookup.miss)
-        return lookup
 
     async def claim(
         self, keys: Sequence[CacheKey], is_current: Callable[[CachedResult], bool]
@@ -342,9 +341,6 @@ class RedisTier:
             self._finds_little = 2 * read.count(None) > count
             if claimed:
                 self._claims.read_replies(claimed, replies[1:])
-                for lookup in batch:
-                    if lookup.is_cancelled and lookup.claims:
-                        self.release_unused(lookup.keys)
             if is_large(read):
                 self._tasks.start(self._unpack(batch, read))
                 return

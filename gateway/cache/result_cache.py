@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from gateway.cache.base import CacheStatistics, PendingLookup, RemoteTier
+from gateway.cache.base import CacheStatistics, RemoteTier
 from gateway.cache.entry import CachedResult, CacheHit, Validity
 from gateway.cache.key import CacheKey, address_of
 from gateway.cache.memory_tier import MemoryTier
@@ -79,13 +79,8 @@ class ResultCache:
     ) -> list[CacheHit | None]:
         """Return what `lookup_nowait` finds. May be cancelled."""
         found: asyncio.Future[list[CacheHit | None]] = asyncio.get_running_loop().create_future()
-        pending = self.lookup_nowait(keys, partial(_resolve, found), is_valid)
-        try:
-            return await found
-        except asyncio.CancelledError:
-            if pending is not None:
-                pending.cancel()
-            raise
+        self.lookup_nowait(keys, partial(_resolve, found), is_valid)
+        return await found
 
     def lookup_nowait(
         self,
@@ -94,11 +89,11 @@ class ResultCache:
         is_valid: Validity | None = None,
         *,
         claims: bool = False,
-    ) -> PendingLookup | None:
+    ) -> None:
         """Look `keys` up in memory, and missing keys in the remote tier.
 
         An entry for which `is_valid` returns false counts as missing. Call `on_done` with the
-        entries in a later event-loop iteration. Return what can be cancelled of the look-up.
+        entries in a later event-loop iteration.
         """
         memory, remote = self._memory, self._remote
         found: list[CacheHit | None]
@@ -111,7 +106,7 @@ class ResultCache:
             found, missing = self._in_memory(keys, is_valid)
             if not missing:
                 asyncio.get_running_loop().call_soon(on_done, found)
-                return None
+                return
             everything = len(missing) == len(keys)
             absent = keys if everything else [keys[index] for index in missing]
 
@@ -122,7 +117,7 @@ class ResultCache:
             finally:
                 on_done(found)
 
-        return remote.fetch_nowait(absent, fetched, claims=claims)
+        remote.fetch_nowait(absent, fetched, claims=claims)
 
     def store(self, key: CacheKey, entry: CachedResult) -> None:
         """Store `entry` in memory now, and in the remote tier soon."""

@@ -26,10 +26,12 @@ def entry(text: str | int = "answer", *, at: float = 1_000.0, ttl: float = 3_600
 async def fetch(
     tier: RemoteTier, keys: Sequence[CacheKey], *, claims: bool = False
 ) -> list[CachedResult | None]:
-    """Return the entries of `keys` in `tier`. A look-up ends with its caller."""
+    """Return the entries of `keys` in `tier`."""
     found: asyncio.Future[list[CachedResult | None]] = asyncio.get_running_loop().create_future()
-    lookup = tier.fetch_nowait(keys, found.set_result, claims=claims)
-    try:
-        return await found
-    finally:
-        lookup.cancel()
+
+    def on_done(entries: list[CachedResult | None]) -> None:
+        if not found.done():  # the caller was not cancelled
+            found.set_result(entries)
+
+    tier.fetch_nowait(keys, on_done, claims=claims)
+    return await found

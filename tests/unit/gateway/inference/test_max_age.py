@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from gateway.cache.base import LookupCallback, NullTier, PendingLookup
+from gateway.cache.base import LookupCallback, NullTier
 from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
 from gateway.types import CacheDirectives, Source
@@ -56,10 +56,9 @@ class StoredTier(NullTier):
     @override
     def fetch_nowait(
         self, keys: Sequence[CacheKey], on_done: LookupCallback, *, claims: bool = False
-    ) -> PendingLookup:
+    ) -> None:
         found = [self.entries.get(key) for key in keys]
         asyncio.get_running_loop().call_soon(on_done, found)
-        return PendingLookup(keys, on_done)
 
 
 @pytest.mark.parametrize("is_stale", [False, True])
