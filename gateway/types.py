@@ -39,7 +39,7 @@ class Rule(
 ):
     """Limits a rate with a token bucket of `capacity` units that refills in `window` seconds.
 
-    `REQUEST_UNITS` and `WORK_UNITS` list the possible units.
+    `REQUEST_UNITS` and `WORK_UNITS` list the possible units. `gateway.periods` lists the periods.
     """
 
     name: str
@@ -52,8 +52,8 @@ class Rule(
     """Seconds in which an empty bucket refills. Use 0 for a quota and for `concurrent`. A unit of
     `concurrent` comes back when a computation ends."""
     period: str = ""
-    """If it is `month`, the rule is a quota: the bucket is full again at the beginning of each
-    month (UTC)."""
+    """`day` or `month` makes the rule a quota: the bucket is full again at the beginning of each
+    day or month (UTC)."""
     model: str = ""
     """The limit applies only to requests for this model. If it is empty, the limit applies to all
     models."""

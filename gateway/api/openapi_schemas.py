@@ -13,6 +13,7 @@ import msgspec
 from typing_extensions import TypeAliasType
 
 from gateway.api.field_docs import field_descriptions
+from gateway.periods import PERIODS
 from gateway.types import REQUEST_UNITS, WORK_UNITS
 
 Json = dict[str, Any]  # a JSON schema is free-form JSON
@@ -28,7 +29,7 @@ BOUNDS: dict[str, dict[str, Json]] = {
         "unit": {"enum": sorted(REQUEST_UNITS + WORK_UNITS)},
         "capacity": {"minimum": 1},
         "window": {"minimum": 0},
-        "period": {"enum": ["", "month"]},
+        "period": {"enum": ["", *PERIODS]},
     },
     "ZeroShotBody": {
         "labels": _LABELS | {"uniqueItems": True},

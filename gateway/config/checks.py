@@ -24,6 +24,7 @@ from gateway.config.pools import pool_findings
 from gateway.config.shape import ConfigFinding
 from gateway.config.spelling import closest
 from gateway.config.tree import Path
+from gateway.periods import PERIODS
 from gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -151,9 +152,10 @@ def _model_limits(rules: tuple[Rule, ...], path: Path) -> Iterator[ConfigFinding
 
 
 def _refill(rule: Rule, here: Path) -> Iterator[ConfigFinding]:
-    """Yield each problem of a rule's refill, which is by time, by month, or as requests end."""
-    if rule.period not in ("", "month"):
-        yield ConfigFinding((*here, "period"), f"`{rule.period}` must be `month`, or left out")
+    """Yield each problem of a rule's refill, which is by time, by period, or as requests end."""
+    if rule.period not in ("", *PERIODS):
+        known = "` or `".join(PERIODS)
+        yield ConfigFinding((*here, "period"), f"`{rule.period}` must be `{known}`, or left out")
     elif rule.unit == CONCURRENT:
         if rule.window or rule.period:
             detail = "`concurrent` units return when work ends: leave out `window` and `period`"
@@ -163,7 +165,7 @@ def _refill(rule: Rule, here: Path) -> Iterator[ConfigFinding]:
             (*here, "window"), "a rule has either a `window` or a `period`: leave one out"
         )
     elif not rule.period and not rule.window > 0:
-        detail = "must be more than 0 seconds; for a quota, set `period: month` instead"
+        detail = "must be more than 0 seconds; for a quota, set `period` instead"
         yield ConfigFinding((*here, "window"), detail)
     elif math.isinf(rule.window):
         yield ConfigFinding((*here, "window"), "must be a number of seconds")

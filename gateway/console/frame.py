@@ -18,6 +18,7 @@ from gateway.console.assets import Assets
 from gateway.console.formats import FILTERS
 from gateway.errors import AuthenticationFailed
 from gateway.http.problem_details import problem_headers
+from gateway.periods import PERIODS
 
 ROOT: Final = "/console"
 LOGIN: Final = f"{ROOT}/login"
@@ -61,7 +62,12 @@ class Frame:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.globals |= {"asset": assets.url, "region": region, "Role": Role}
+        self._environment.globals |= {
+            "asset": assets.url,
+            "region": region,
+            "Role": Role,
+            "PERIODS": PERIODS,
+        }
         self._environment.filters |= FILTERS | amounts.FILTERS | prose.FILTERS
 
     def render(

@@ -4,7 +4,6 @@ The Lua script in `gateway.rate_limit.script` computes levels in Redis in the sa
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from math import inf
 
 from typing_extensions import override
@@ -16,7 +15,6 @@ from gateway.types import CONCURRENT, Rule
 TOLERANCE = 1e-6
 _SOON = 1.0
 """Seconds that a refused caller is told to wait if units come back only when other requests end."""
-_MONTHS = 12
 
 
 class RegionalRule(Rule, frozen=True, kw_only=True, cache_hash=True):
@@ -99,20 +97,6 @@ def refusal(
                 longest, violated = wait, charge.rule
         policies.append(state)
     return Decision(allowed=False, policies=tuple(policies), violated=violated, retry_after=longest)
-
-
-def period_ends(now: float) -> tuple[float, float]:
-    """Return when the present month ends, and when the next month ends.
-
-    `now` and the results are in seconds since the epoch. Months are in UTC.
-    """
-    today = datetime.fromtimestamp(now, UTC)
-    months = today.year * _MONTHS + today.month
-    first, second = (
-        datetime((months + more) // _MONTHS, (months + more) % _MONTHS + 1, 1, tzinfo=UTC)
-        for more in (0, 1)
-    )
-    return first.timestamp(), second.timestamp()
 
 
 def _wait(charge: Charge, missing: float, fraction: float, ends: float) -> float:

@@ -19,6 +19,9 @@ from msgspec.structs import replace
 from gateway.rate_limit.base import Charge, RegionalLimits
 from gateway.types import CONCURRENT, Principal, Rule
 
+_UNNAMED = ("", "month")
+"""The periods that buckets' names leave out."""
+
 
 @lru_cache(maxsize=16_384)
 def charges_for(
@@ -77,7 +80,7 @@ def work_charges_for(
     work_amounts = {"rows": most.rows, "tokens": most.tokens, CONCURRENT: 1}
     # A tenant's name is quoted and contains no slash. So this bucket's name belongs to no tenant.
     bucket = f"rl:{{/{quote(model, safe='')}}}:m:"
-    of_model = ((rule, bucket + rule.name) for rule in limits.model)
+    of_model = ((rule, bucket + _own_name(rule)) for rule in limits.model)
     of_principal = _rules(principal, model, limits.tenant, limits.key)
     return _reserved(of_model, amounts | work_amounts), _reserved(of_principal, work_amounts)
 
@@ -113,11 +116,20 @@ def _rules(
     tenant_names = {rule.name for rule in tenant_rules}
     for rule in tenant_rules:
         if rule.model in ("", model):
-            yield rule, f"{tenant}:t:{rule.name}"
+            yield rule, f"{tenant}:t:{_own_name(rule)}"
     for rule in principal.key_rules or default_key_rules:
         if rule.model in ("", model):
             is_taken = rule.name in tenant_names
-            yield replace(rule, name=f"key_{rule.name}") if is_taken else rule, f"{key}:{rule.name}"
+            shown = replace(rule, name=f"key_{rule.name}") if is_taken else rule
+            yield shown, f"{key}:{_own_name(rule)}"
+
+
+def _own_name(rule: Rule) -> str:
+    """Return the last part of the bucket's name.
+
+    Quotas of different periods have different buckets, because a bucket keeps its period's end.
+    """
+    return rule.name if rule.period in _UNNAMED else f"{rule.name}:{rule.period}"
 
 
 def _reserved(rules: Iterator[tuple[Rule, str]], amounts: Mapping[str, int]) -> tuple[Charge, ...]:

@@ -11,10 +11,10 @@ from math import ceil
 from typing import Final
 
 from gateway.errors import MAX_RETRY_AFTER
+from gateway.periods import PERIODS
 from gateway.rate_limit.base import Decision, PolicyState
 from gateway.types import Rule
 
-_MONTH = 30 * 86_400  # the draft requires a window in seconds
 MILLISECONDS: Final = tuple(b"%dms" % number if number else b"0s" for number in range(1000))
 """Go's notation of durations below one second, indexed by milliseconds."""
 _FRACTIONS = (b"s", *[f".{number:03d}".rstrip("0").encode() + b"s" for number in range(1, 1000)])
@@ -126,7 +126,7 @@ def _policy_field(rules: tuple[Rule, ...]) -> bytes:
 def _window(rule: Rule) -> str:
     """Return the `w` parameter of a policy; empty for `concurrent`, which has no window."""
     if rule.period:
-        return f";w={_MONTH}"
+        return f";w={PERIODS[rule.period].seconds}"  # the draft requires a window in seconds
     return f";w={ceil(rule.window)}" if rule.window else ""
 
 

@@ -6,11 +6,11 @@ from math import inf
 
 import msgspec
 
+from gateway.periods import PERIODS
 from gateway.rate_limit.base import Charge, Decision
 from gateway.rate_limit.bucket import (
     TOLERANCE,
     capacity,
-    period_ends,
     policy,
     rate,
     refilled,
@@ -118,6 +118,8 @@ class MemoryRateLimiter:
                 bucket.level = capacity(rule, self._fraction) - bucket.held
                 bucket.beyond, bucket.rule = 0.0, rule
                 self._begin_period(bucket, rule)
+            if (bucket.period_end < inf) != bool(rule.period):  # a quota was a rate, or became one
+                self._begin_period(bucket, rule)
             before = rule if rule.limit == bucket.rule.limit else bucket.rule
             elapsed = now - bucket.since
             bucket.level = refilled(bucket.level, elapsed, before, self._fraction, bucket.held)
@@ -136,7 +138,7 @@ class MemoryRateLimiter:
         bucket.rule = rule
 
     def _begin_period(self, bucket: _Bucket, rule: Rule) -> None:
-        bucket.period_end = period_ends(self._wall())[0] if rule.period else inf
+        bucket.period_end = PERIODS[rule.period].ends(self._wall())[0] if rule.period else inf
 
     def _drop_full(self, now: float) -> None:
         """Drop buckets that are full at `now`, because a newly created bucket is full, too."""

@@ -65,8 +65,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from gateway.periods import PERIODS
 from gateway.rate_limit.base import Charge
-from gateway.rate_limit.bucket import RegionalRule, period_ends
+from gateway.rate_limit.bucket import RegionalRule
 from gateway.rate_limit.lease import LEASE, Lease
 from gateway.types import Rule
 
@@ -319,6 +320,6 @@ def script_arguments(
 def _refill(rule: Rule, wall: float) -> str:
     """Return the script's argument `refill`."""
     if rule.period:
-        this_end, next_end = period_ends(wall)
+        this_end, next_end = PERIODS[rule.period].ends(wall)
         return f"{this_end:.0f}:{next_end:.0f}"
     return str(rule.window) if rule.window > 0 else "0"

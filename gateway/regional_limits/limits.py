@@ -11,7 +11,8 @@ from math import inf
 
 import msgspec
 
-from gateway.rate_limit.bucket import RegionalRule, period_ends
+from gateway.periods import PERIODS
+from gateway.rate_limit.bucket import RegionalRule
 from gateway.regional_limits.values import (
     BucketDemand,
     BucketShare,
@@ -26,8 +27,9 @@ _LOW = 2
 """A quota is low when fewer units are left than the last grant divided by this number."""
 _EMPTY = 5.0
 """Seconds until units of a quota are requested again, after the store had no units left."""
-_DAY = 86_400.0
-"""Two ends of periods that are more seconds apart than this belong to different months."""
+_SAME_END = 43_200.0
+"""Ends of a quota's period that differ by at most so many seconds are the same end. They differ if
+clocks do."""
 _NOTHING = BucketShare(used=0.0, before=0.0, raised=-inf)
 
 
@@ -118,8 +120,8 @@ class DividedLimits:
         """Include demand in the next report. If a quota is low, request more units."""
         if rule.period:
             quota = self._quota(bucket, rule)
-            if ends < inf and abs(self._wall() + ends - quota.period) > _DAY:
-                # The demand is for another month. This month's grant does not apply to that month.
+            if ends < inf and abs(self._wall() + ends - quota.period) > _SAME_END:
+                # The demand is for another period. This period's grant does not apply to that one.
                 return
             lacks = units if level < units else 0
             is_low = level < max(1, lacks, quota.last_grant // _LOW)
@@ -193,7 +195,7 @@ class DividedLimits:
 
         At the start of a period, nothing is granted.
         """
-        period = int(period_ends(self._wall())[0])
+        period = int(PERIODS[rule.period].ends(self._wall())[0])
         quota = self._quotas.get(bucket)
         if quota is None or quota.period != period:
             quota = self._quotas[bucket] = _QuotaState(limit=rule.limit, period=period)

@@ -171,6 +171,16 @@ async def test_a_quota_is_refilled_at_the_months_end_and_not_before(limiter: Rat
     assert decisions[0].policies[0].reset == pytest.approx(left, abs=5.0)
 
 
+async def test_a_quota_of_a_day_is_refilled_at_midnight(limiter: RateLimiter) -> None:
+    daily = Rule(name="daily", unit="tokens", capacity=20, period="day")
+
+    decisions = [await decide(limiter, [charge(10, of=daily)]) for _ in range(3)]
+
+    left = 86_400 - datetime.now(UTC).timestamp() % 86_400
+    assert [decision.allowed for decision in decisions] == [True, True, False]
+    assert decisions[-1].retry_after == pytest.approx(left, abs=5.0)
+
+
 async def test_so_much_may_be_under_way_at_a_time_and_no_more(limiter: RateLimiter) -> None:
     places = [charge(1, is_reserved=True, of=Rule(name="running", unit="concurrent", capacity=3))]
     first = [await decide(limiter, places) for _ in range(5)]

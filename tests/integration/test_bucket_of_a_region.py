@@ -5,8 +5,9 @@ from math import inf
 import pytest
 from redis.asyncio import Redis
 
+from gateway.periods import PERIODS
 from gateway.rate_limit.base import Decision
-from gateway.rate_limit.bucket import RegionalRule, period_ends
+from gateway.rate_limit.bucket import RegionalRule
 from gateway.redis.client import connect
 from gateway.types import Rule
 from tests.support.clock import Clock
@@ -162,7 +163,7 @@ async def test_a_worker_whose_clock_is_early_spends_no_grant_of_next_month(redis
 def at_the_end_of_a_month(redis: Redis, *parts: Parts, late: float) -> WorkerFleet:
     """Return workers whose clocks are `late`, beside a Redis at the very end of a month."""
     clock = Clock()
-    clock.advance(period_ends(clock())[0] - clock())
+    clock.advance(PERIODS["month"].ends(clock())[0] - clock())
     fleet = WorkerFleet(redis, workers=len(parts), shares=parts, clock=clock)
     for worker in fleet.workers:
         worker._wall = lambda: clock() - late

@@ -135,6 +135,7 @@ def test_a_limit_of_a_model_names_no_other() -> None:
     [
         "{name: m, unit: tokens, capacity: 1000, window: 60, model: minilm, shadow: true}",
         "{name: m, unit: items, capacity: 1000, period: month}",
+        "{name: m, unit: tokens, capacity: 1000, period: day}",
         "{name: m, unit: concurrent, capacity: 8}",
     ],
 )

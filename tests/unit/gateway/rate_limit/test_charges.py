@@ -26,6 +26,18 @@ def charges(principal: Principal, items: int = 3) -> list[tuple[str, str, int]]:
     ]
 
 
+def test_a_quota_of_a_day_has_another_bucket_than_that_of_a_month() -> None:
+    monthly = Rule(name="own", unit="tokens", capacity=9, period="month")
+    daily = msgspec.structs.replace(monthly, period="day")
+
+    buckets = [
+        charges(Principal(tenant=TenantId("acme"), key=KeyId("k"), tenant_rules=(rule,)))[0][1]
+        for rule in (monthly, daily)
+    ]
+
+    assert buckets == ["rl:{acme}:t:own", "rl:{acme}:t:own:day"]
+
+
 def test_the_defaults_are_for_who_has_no_rules() -> None:
     principal = Principal(tenant=TenantId("acme"), key=KeyId("k1"))
 

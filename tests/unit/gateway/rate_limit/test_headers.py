@@ -105,3 +105,12 @@ def test_where_waiting_does_not_help_no_time_is_given() -> None:
 )
 def test_durations_are_written_as_go_writes_them(seconds: float, written: bytes) -> None:
     assert go_duration(seconds) == written
+
+
+@pytest.mark.parametrize(("period", "window"), [("day", b"86400"), ("month", b"2592000")])
+def test_a_quotas_window_is_the_length_of_its_period(period: str, window: bytes) -> None:
+    quota = Rule(name="own", unit="tokens", capacity=9, period=period)
+
+    headers = dict(rate_limit_headers(Decision(allowed=True, policies=(state(quota, 9, 1.0),))))
+
+    assert headers[b"ratelimit-policy"] == b'"own";q=9;w=' + window

@@ -109,6 +109,20 @@ def test_a_quota_that_begins_anew_leaves_out_what_work_still_holds() -> None:
     assert not limiter.try_admit([charge(of=monthly)]).allowed
 
 
+def test_a_rate_that_becomes_a_quota_is_refilled_when_the_period_ends() -> None:
+    wall = Clock(1_000_000.0)
+    limiter = MemoryRateLimiter(monotonic=Clock(), wall=wall)
+    rate = Rule(name="own", unit="tokens", capacity=10, window=60.0)
+    quota = Rule(name="own", unit="tokens", capacity=10, period="month")
+    limiter.try_admit([charge(10, of=rate)])
+
+    refused = limiter.try_admit([charge(10, of=quota)])
+    wall.advance(refused.retry_after)
+
+    assert not refused.allowed
+    assert limiter.try_admit([charge(10, of=quota)]).allowed
+
+
 def test_a_quota_that_begins_anew_owes_nothing_of_the_last_month() -> None:
     wall = Clock(30 * 86_400.0)  # the 31st of January 1970
     limiter = MemoryRateLimiter(monotonic=Clock(), wall=wall)

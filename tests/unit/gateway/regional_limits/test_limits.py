@@ -88,7 +88,7 @@ def test_units_are_asked_for_with_the_quota_as_it_is_now() -> None:
 @pytest.mark.parametrize(
     ("ends", "asks"),
     [
-        pytest.param(30 * DAY, True, id="this month"),
+        pytest.param(31 * DAY, True, id="this month"),
         pytest.param(58 * DAY, False, id="the next month"),
     ],
 )
@@ -98,6 +98,18 @@ def test_only_demand_of_this_month_asks_for_its_units(*, ends: float, asks: bool
     region.hear(granted=40)
 
     region.limits.record_demand("q", QUOTA, 7, level=0.0, ends=ends)
+
+    assert ("q" in region.limits.report().quotas) == asks
+
+
+@pytest.mark.parametrize(("ends", "asks"), [(DAY - 5.0, True), (2 * DAY, False), (5.0, False)])
+def test_only_demand_of_this_day_asks_for_units_of_a_day(*, ends: float, asks: bool) -> None:
+    region = Region()
+    daily = Rule(name="daily", unit="tokens", capacity=100, period="day")
+    region.capacity("q", of=daily)
+    region.hear(granted=40)
+
+    region.limits.record_demand("q", daily, 7, level=0.0, ends=ends)
 
     assert ("q" in region.limits.report().quotas) == asks
 
