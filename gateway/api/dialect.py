@@ -25,7 +25,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     errors: ErrorFormat = PROBLEMS
     """How errors of `handlers` and of `paths` are written."""
     paths: tuple[str, ...] = ()
-    """What paths of Litestar routes begin with, whose errors are written so."""
+    """Prefixes of the paths of `handlers`. Errors below them have the format `errors`."""
 
 
 def error_format(routes: InferenceRoutes, dialects: Sequence[Dialect], path: str) -> ErrorFormat:

@@ -83,7 +83,7 @@ class InferenceRoute:
     path: str
     """Its path, where `{name}` is one segment and `{name:path}` any number of them."""
     task: Task
-    """What is counted where the body cannot be read; otherwise the request says it."""
+    """The task of requests whose body cannot be decoded, for metrics."""
     headers: tuple[bytes, ...] = ()
     """Headers (in lower case) whose values shape the request or its answer."""
     errors: ErrorFormat = PROBLEMS
@@ -118,9 +118,9 @@ class InferenceRoute:
         raise NotImplementedError
 
     def is_spliced(self, body: Any) -> bool:
-        """Tell whether answers to `body` have a result as it is stored, once.
+        """Return whether the answer to `body` contains each stored result unchanged and once.
 
-        Those that Redis had are then put into a template.
+        Results from Redis are then put into a template, and not decoded.
         """
         return False
 

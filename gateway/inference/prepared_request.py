@@ -41,7 +41,7 @@ class RequestPlan(msgspec.Struct, frozen=True, kw_only=True):
     prefix: Prefix
     entry: ModelConfig
     unrevised: Prefix | None = None
-    """Makes the keys of last answers of any revision. `None` means that none are kept."""
+    """Makes keys without a revision, under which stale results are kept. `None`: none are kept."""
     owner: str = ""
     """The scope of the calling tenant, if the answers are kept for all tenants."""
 
