@@ -32,7 +32,7 @@ from gateway.api.openapi_parts import (
     header_references,
     problem_responses,
 )
-from gateway.api.openapi_schemas import BOUNDS, Schemas
+from gateway.api.openapi_schemas import Schemas
 from gateway.errors import (
     AuthenticationFailed,
     GatewayError,
@@ -72,7 +72,7 @@ def build_document(
     routes = list(_routes(application, operations))
     if takes_idempotency_keys:
         routes = [_with_idempotency_key(route) for route in routes]
-    schemas = Schemas([Problem, *_types(routes)], BOUNDS)
+    schemas = Schemas([Problem, *_types(routes)])
     schemas.components["Problem"]["properties"]["code"]["enum"] = sorted(codes())
     paths: Json = {}
     responses: Json = {}

@@ -1,13 +1,13 @@
-"""Writes the reference of the configuration from the types of its fields and variables.
+"""Writes the reference of the configuration from the fields that declare it.
 
-The meaning of a field is its docstring. docs/configuration.md says which fields do not take effect
-immediately.
+The type of a field has its unit, its bounds, and when a new value takes effect. The docstring below
+it has the meaning.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 import msgspec.inspect
@@ -16,13 +16,9 @@ from backends.settings import BackendSettings
 from gateway.api.field_docs import field_descriptions
 from gateway.config.document import Document
 from gateway.settings import Settings
-from tools.reference.markdown import NOTE, cell, from_below, names, rows, table
-from tools.reference.units import unit
+from tools.reference.markdown import NOTE, cell, table
 
-_SOURCE = "configuration.md"
 _HEAD = ("field", "type", "default", "unit", "meaning", "takes effect")
-# The columns of the table in docs/configuration.md that lists fields that take effect late.
-_LATE = ("field", "takes effect")
 _SCALARS = {
     msgspec.inspect.StrType: "text",
     msgspec.inspect.BoolType: "`true`, `false`",
@@ -61,24 +57,20 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     default: str
     """The default in backticks, or a word such as `required`."""
     meaning: str
+    takes_effect: str
 
 
 def configuration_page() -> str:
     """Return the page."""
-    late = {
-        name: row[1] for row in rows(_SOURCE) for name in names(row[0]) if len(row) == len(_LATE)
-    }
     parts = [
         "# Configuration reference\n\n",
         f"{NOTE}[Configuration](../configuration.md) explains which settings belong together.\n\n",
         _DOCUMENT_TEXT + "\n",
     ]
     for section, entries in document_entries().items():
-        effects = {entry.name: _reload(entry.name, late) for entry in entries}
-        parts.append(f"### `{section}`\n\n{_table(entries, effects)}")
+        parts.append(f"### `{section}`\n\n{_table(entries)}")
     for text, entries in ((_GATEWAY_TEXT, gateway_entries()), (_BACKEND_TEXT, backend_entries())):
-        effects = {entry.name: "restart" for entry in entries}
-        parts.append(f"{text}\n{_table(entries, effects)}")
+        parts.append(f"{text}\n{_table(entries)}")
     return "".join(parts).rstrip() + "\n"
 
 
@@ -88,7 +80,7 @@ def document_entries() -> dict[str, list[Entry]]:
     for field in msgspec.structs.fields(Document):
         entries = {
             _RULES.sub("limits.*[]", entry.name): entry
-            for entry in _below(field.type, field.name)
+            for entry in _below(field.type, field.name, _effect(field.type, "reload"))
             if not entry.name.startswith("models.*.limits[]")
         }
         found[field.name] = [
@@ -107,18 +99,23 @@ def backend_entries() -> list[Entry]:
     return list(_variables(BackendSettings, "SLUICEGATE_BACKEND_"))
 
 
-def _below(kind: Any, path: str) -> Iterator[Entry]:
-    if get_origin(kind) is tuple:
-        yield from _below(get_args(kind)[0], f"{path}[]")
+def _below(kind: Any, path: str, effect: str) -> Iterator[Entry]:
+    if get_origin(kind) is Annotated:
+        yield from _below(get_args(kind)[0], path, effect)
+    elif get_origin(kind) is tuple:
+        yield from _below(get_args(kind)[0], f"{path}[]", effect)
     elif get_origin(kind) is dict:
-        yield from _below(get_args(kind)[1], f"{path}.*")
+        yield from _below(get_args(kind)[1], f"{path}.*", effect)
     elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         meanings = field_descriptions(kind)
         for field in msgspec.structs.fields(kind):
-            yield from _field(field, f"{path}.{field.name}", meanings.get(field.name, ""))
+            name = f"{path}.{field.name}"
+            yield from _field(field, name, meanings.get(field.name, ""), effect)
 
 
-def _field(field: msgspec.structs.FieldInfo, name: str, meaning: str) -> Iterator[Entry]:
+def _field(
+    field: msgspec.structs.FieldInfo, name: str, meaning: str, effect: str
+) -> Iterator[Entry]:
     if not isinstance(field.default, msgspec.Struct):
         made = field.default_factory
         default = field.default if made is msgspec.NODEFAULT else made()
@@ -127,8 +124,9 @@ def _field(field: msgspec.structs.FieldInfo, name: str, meaning: str) -> Iterato
             kind=field.type,
             default="required" if field.required else _as_yaml(default),
             meaning=meaning,
+            takes_effect=_effect(field.type, effect),
         )
-    yield from _below(field.type, name)
+    yield from _below(field.type, name, effect)
 
 
 def _variables(kind: type[msgspec.Struct], prefix: str) -> Iterator[Entry]:
@@ -136,10 +134,16 @@ def _variables(kind: type[msgspec.Struct], prefix: str) -> Iterator[Entry]:
     for field in msgspec.structs.fields(kind):
         default = "unset" if field.default in ("", None) else _as_yaml(field.default)
         name = prefix + field.name.upper()
-        yield Entry(name=name, kind=field.type, default=default, meaning=meanings[field.name])
+        yield Entry(
+            name=name,
+            kind=field.type,
+            default=default,
+            meaning=meanings.get(field.name, ""),
+            takes_effect="restart",
+        )
 
 
-def _table(entries: list[Entry], effects: Mapping[str, str]) -> str:
+def _table(entries: list[Entry]) -> str:
     return table(
         _HEAD,
         (
@@ -149,17 +153,25 @@ def _table(entries: list[Entry], effects: Mapping[str, str]) -> str:
                 entry.default,
                 _unit(entry),
                 cell(entry.meaning),
-                from_below(effects[entry.name], _SOURCE),
+                entry.takes_effect,
             )
             for entry in entries
         ),
     )
 
 
-def _reload(name: str, late: Mapping[str, str]) -> str:
-    section = re.split(r"[.\[]", name)[0]
-    note = late.get(name) or late.get(section)
-    return f"reload, {note}" if note else "reload"
+def _effect(kind: Any, usual: str) -> str:
+    when = _marks(msgspec.inspect.type_info(kind)).get("takes_effect")
+    return f"reload, {when}" if when else usual
+
+
+def _marks(kind: msgspec.inspect.Type) -> dict[str, Any]:
+    """Return what the marks of a type, or of the members of a union, say."""
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return (kind.extra or {}) | _marks(kind.type)
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return {name: mark for each in kind.types for name, mark in _marks(each).items()}
+    return {}
 
 
 def _as_yaml(default: object) -> str:
@@ -174,9 +186,15 @@ def _as_yaml(default: object) -> str:
 
 
 def _unit(entry: Entry) -> str:
-    kind = msgspec.inspect.type_info(entry.kind)
-    members = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
-    return unit(entry.name) if any(isinstance(one, _NUMBERS) for one in members) else ""
+    """Return the unit of a number.
+
+    Raises:
+        LookupError: the type of a number has no unit.
+    """
+    unit: str = _marks(msgspec.inspect.type_info(entry.kind)).get("unit", "")
+    if not unit and type_name(entry.kind).startswith(tuple(_SCALARS[each] for each in _NUMBERS)):
+        raise LookupError(f"`{entry.name}` is a number without a unit; see `wire/settings.py`")
+    return unit
 
 
 def type_name(annotation: Any) -> str:
@@ -185,6 +203,8 @@ def type_name(annotation: Any) -> str:
 
 
 def _type_name(kind: msgspec.inspect.Type) -> str:
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return _type_name(kind.type)
     if isinstance(kind, msgspec.inspect.LiteralType):
         return ", ".join(f"`{value}`" for value in kind.values)
     if isinstance(kind, msgspec.inspect.UnionType):
@@ -212,6 +232,6 @@ def _bounds(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> str:
         return f", {kind.ge:g} to {kind.le:,g}"
     if kind.ge is not None:
         return f", {kind.ge:g} or more"
-    if kind.gt is not None and kind.le is not None:
-        return f", above {kind.gt:g}, to {kind.le:g}"
+    if kind.gt is not None:
+        return f", above {kind.gt:g}" + (f", to {kind.le:g}" if kind.le is not None else "")
     return ""
