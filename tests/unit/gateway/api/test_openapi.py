@@ -26,7 +26,6 @@ from gateway.errors import MethodNotAllowed
 from gateway.http.problem_details import MEDIA_TYPE, Problem
 from tests.support.api import Api
 from tests.support.documents import (
-    DEPENDENCIES,
     METHODS,
     OF_DIALECTS,
     Document,
@@ -82,7 +81,7 @@ async def test_a_worker_serves_the_document_of_customers(client: httpx.AsyncClie
     ("name", "handlers"), [("customers", [*CONTROLLERS, *OF_DIALECTS]), ("operators", HANDLERS)]
 )
 async def test_every_route_is_described_and_no_other(name: str, handlers: Any) -> None:
-    application = described_by_litestar(handlers, DEPENDENCIES)
+    application = described_by_litestar(handlers)
     routes = {
         (method.lower(), route.path_format)
         for route in application.routes
