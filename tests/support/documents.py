@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-from jsonschema import Draft202012Validator
+from jsonschema_rs import Draft202012Validator
 
 from gateway.admin.app import HANDLERS
 from gateway.admin.openapi import operators_document
