@@ -8,7 +8,7 @@ import difflib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -47,6 +47,12 @@ Port = Annotated[int, unit("port"), Meta(ge=0, le=65_535)]
 FileDescriptor = Annotated[int, unit("file descriptor"), Meta(ge=0)]
 HeaderSecret = Annotated[str, Meta(extra={"is_header_secret": True})]
 """A secret that is sent in a header. Errors do not show it."""
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> Any:  # Any: a value of any type
+    """Return the default of a field, or `NODEFAULT`."""
+    made = field.default_factory
+    return field.default if made is msgspec.NODEFAULT else made()
 
 
 class InvalidVariable(ValueError):

@@ -5,9 +5,9 @@ it has the meaning.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin
+from typing import Any
 
 import msgspec
 import msgspec.inspect
@@ -17,6 +17,7 @@ from gateway.api.field_docs import field_descriptions
 from gateway.config.document import Document
 from gateway.settings import Settings
 from tools.reference.markdown import NOTE, cell, table
+from wire.settings import default_of
 
 _HEAD = ("field", "type", "default", "unit", "meaning", "takes effect")
 _SCALARS = {
@@ -52,10 +53,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a field of the configuration document, or an environment variable."""
 
     name: str
-    kind: Any
-    """The type annotation."""
-    default: str
-    """The default in backticks, or a word such as `required`."""
+    kind: msgspec.inspect.Type
+    default: Any
     meaning: str
     takes_effect: str
 
@@ -70,20 +69,20 @@ def configuration_page() -> str:
     for section, entries in document_entries().items():
         parts.append(f"### `{section}`\n\n{_table(entries)}")
     for text, entries in ((_GATEWAY_TEXT, gateway_entries()), (_BACKEND_TEXT, backend_entries())):
-        parts.append(f"{text}\n{_table(entries)}")
+        parts.append(f"{text}\n{_table(entries, empty='unset')}")
     return "".join(parts).rstrip() + "\n"
 
 
 def document_entries() -> dict[str, list[Entry]]:
     """Return the fields of the configuration document, by section."""
     found: dict[str, list[Entry]] = {}
-    for field in msgspec.structs.fields(Document):
+    for section in _entries(Document, str, "reload"):
         entries = {
             _RULES.sub("limits.*[]", entry.name): entry
-            for entry in _below(field.type, field.name, _effect(field.type, "reload"))
+            for entry in _below(section.kind, section.name, section.takes_effect)
             if not entry.name.startswith("models.*.limits[]")
         }
-        found[field.name] = [
+        found[section.name] = [
             msgspec.structs.replace(entry, name=name) for name, entry in entries.items()
         ]
     return found
@@ -91,66 +90,53 @@ def document_entries() -> dict[str, list[Entry]]:
 
 def gateway_entries() -> list[Entry]:
     """Return the variables of gateway processes."""
-    return list(_variables(Settings, "SLUICEGATE_"))
+    return [*_entries(Settings, lambda name: f"SLUICEGATE_{name.upper()}", "restart")]
 
 
 def backend_entries() -> list[Entry]:
     """Return the variables of backends."""
-    return list(_variables(BackendSettings, "SLUICEGATE_BACKEND_"))
+    named = _entries(BackendSettings, lambda name: f"SLUICEGATE_BACKEND_{name.upper()}", "restart")
+    return [*named]
 
 
-def _below(kind: Any, path: str, effect: str) -> Iterator[Entry]:
-    if get_origin(kind) is Annotated:
-        yield from _below(get_args(kind)[0], path, effect)
-    elif get_origin(kind) is tuple:
-        yield from _below(get_args(kind)[0], f"{path}[]", effect)
-    elif get_origin(kind) is dict:
-        yield from _below(get_args(kind)[1], f"{path}.*", effect)
-    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        meanings = field_descriptions(kind)
-        for field in msgspec.structs.fields(kind):
-            name = f"{path}.{field.name}"
-            yield from _field(field, name, meanings.get(field.name, ""), effect)
+def _below(kind: msgspec.inspect.Type, path: str, effect: str) -> Iterator[Entry]:
+    """Yield the fields inside a value of the type `kind`."""
+    if isinstance(kind, msgspec.inspect.Metadata):
+        yield from _below(kind.type, path, effect)
+    elif isinstance(kind, msgspec.inspect.VarTupleType):
+        yield from _below(kind.item_type, f"{path}[]", effect)
+    elif isinstance(kind, msgspec.inspect.DictType):
+        yield from _below(kind.value_type, f"{path}.*", effect)
+    elif isinstance(kind, msgspec.inspect.StructType):
+        for entry in _entries(kind.cls, lambda name: f"{path}.{name}", effect):
+            yield entry
+            yield from _below(entry.kind, entry.name, entry.takes_effect)
 
 
-def _field(
-    field: msgspec.structs.FieldInfo, name: str, meaning: str, effect: str
+def _entries(
+    struct: type[msgspec.Struct], name_of: Callable[[str], str], effect: str
 ) -> Iterator[Entry]:
-    if not isinstance(field.default, msgspec.Struct):
-        made = field.default_factory
-        default = field.default if made is msgspec.NODEFAULT else made()
+    meanings = field_descriptions(struct)
+    for field in msgspec.structs.fields(struct):
+        kind = msgspec.inspect.type_info(field.type)
+        when = _marks(kind).get("takes_effect")
         yield Entry(
-            name=name,
-            kind=field.type,
-            default="required" if field.required else _as_yaml(default),
-            meaning=meaning,
-            takes_effect=_effect(field.type, effect),
-        )
-    yield from _below(field.type, name, effect)
-
-
-def _variables(kind: type[msgspec.Struct], prefix: str) -> Iterator[Entry]:
-    meanings = field_descriptions(kind)
-    for field in msgspec.structs.fields(kind):
-        default = "unset" if field.default in ("", None) else _as_yaml(field.default)
-        name = prefix + field.name.upper()
-        yield Entry(
-            name=name,
-            kind=field.type,
-            default=default,
+            name=name_of(field.name),
+            kind=kind,
+            default=default_of(field),
             meaning=meanings.get(field.name, ""),
-            takes_effect="restart",
+            takes_effect=f"reload, {when}" if when else effect,
         )
 
 
-def _table(entries: list[Entry]) -> str:
+def _table(entries: list[Entry], *, empty: str = '`""`') -> str:
     return table(
         _HEAD,
         (
             (
                 f"`{entry.name}`",
                 cell(type_name(entry.kind)),
-                entry.default,
+                empty if entry.default in ("", None) else _as_yaml(entry.default),
                 _unit(entry),
                 cell(entry.meaning),
                 entry.takes_effect,
@@ -158,11 +144,6 @@ def _table(entries: list[Entry]) -> str:
             for entry in entries
         ),
     )
-
-
-def _effect(kind: Any, usual: str) -> str:
-    when = _marks(msgspec.inspect.type_info(kind)).get("takes_effect")
-    return f"reload, {when}" if when else usual
 
 
 def _marks(kind: msgspec.inspect.Type) -> dict[str, Any]:
@@ -176,6 +157,8 @@ def _marks(kind: msgspec.inspect.Type) -> dict[str, Any]:
 
 def _as_yaml(default: object) -> str:
     """Return a default value in backticks, as it is written in the configuration document."""
+    if default is msgspec.NODEFAULT:
+        return "required"
     if isinstance(default, tuple) and default:
         return "as described"
     if isinstance(default, float) and default.is_integer():
@@ -191,25 +174,21 @@ def _unit(entry: Entry) -> str:
     Raises:
         LookupError: the type of a number has no unit.
     """
-    unit: str = _marks(msgspec.inspect.type_info(entry.kind)).get("unit", "")
+    unit: str = _marks(entry.kind).get("unit", "")
     if not unit and type_name(entry.kind).startswith(tuple(_SCALARS[each] for each in _NUMBERS)):
         raise LookupError(f"`{entry.name}` is a number without a unit; see `wire/settings.py`")
     return unit
 
 
-def type_name(annotation: Any) -> str:
+def type_name(kind: msgspec.inspect.Type) -> str:
     """Return a description of a type, including its bounds."""
-    return _type_name(msgspec.inspect.type_info(annotation))
-
-
-def _type_name(kind: msgspec.inspect.Type) -> str:
     if isinstance(kind, msgspec.inspect.Metadata):
-        return _type_name(kind.type)
+        return type_name(kind.type)
     if isinstance(kind, msgspec.inspect.LiteralType):
         return ", ".join(f"`{value}`" for value in kind.values)
     if isinstance(kind, msgspec.inspect.UnionType):
         known = [one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType)]
-        return " or ".join(map(_type_name, known))
+        return " or ".join(map(type_name, known))
     if isinstance(kind, msgspec.inspect.CustomType) and kind.cls is Path:
         return "path"
     if isinstance(kind, _NUMBERS):
@@ -219,9 +198,9 @@ def _type_name(kind: msgspec.inspect.Type) -> str:
 
 def _several(kind: msgspec.inspect.Type) -> str:
     if isinstance(kind, msgspec.inspect.VarTupleType):
-        return f"list of {_type_name(kind.item_type)}"
+        return f"list of {type_name(kind.item_type)}"
     if isinstance(kind, msgspec.inspect.DictType):
-        return f"mapping of {_type_name(kind.value_type)}"
+        return f"mapping of {type_name(kind.value_type)}"
     if isinstance(kind, msgspec.inspect.StructType):
         return kind.cls.__name__.removesuffix("Config").lower() + "s"
     return ""
