@@ -1,17 +1,30 @@
 """Reads the settings of a backend process from the environment and the command line."""
 
-import difflib
-import math
 import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from backends.errors import StartProblem
+from wire import settings as variables
 from wire.cores import usable_cores
 from wire.otlp.variables import is_push_wanted, is_tracing_wanted
+from wire.settings import (
+    COUNT,
+    Bytes,
+    Count,
+    Duration,
+    FileDescriptor,
+    HeaderSecret,
+    Port,
+    PositiveBytes,
+    PositiveCount,
+    Seconds,
+    unit,
+)
 
 _PROJECT = "SLUICEGATE_"
 PREFIX = f"{_PROJECT}BACKEND_"
@@ -21,10 +34,7 @@ _OF_GATEWAYS = (f"{PREFIX}MEMORY_LIMIT_BYTES",)
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 Provider = Literal["cpu", "openvino", "cuda", "tensorrt", "open_inference", "paced"]
-Duration = Annotated[float, msgspec.Meta(ge=0)]
 Arena = Literal["kSameAsRequested", "kNextPowerOfTwo"]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-Share = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,33 +51,33 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     on."""
     host: str = "127.0.0.1"
     """The address of the listener for gateways."""
-    port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 8100
+    port: Port = 8100
     """The port of the listener for gateways."""
     region: str = "local"
     """The region of the backend."""
     backend_id: str = "local-0"
     """The name of the backend, unique in its region."""
-    threads: Share = 0
+    threads: Count = 0
     """The number of batches that each encoder runs at a time, with one thread each. 0: the result
     of `sluicegate models tune` on this machine, else one for each core. If the container has a
     quota, its number of cores is the quota, rounded up."""
     wide: Literal["auto", "always", "never"] = "auto"
     """When a batch runs on all threads: `always`, `never`, or `auto`. With `auto`, a batch runs on
     all threads if no other batch runs, and if all threads are faster than one thread."""
-    tokenizer_threads: Positive = 2
+    tokenizer_threads: PositiveCount = 2
     """The number of threads that tokenize."""
     provider: Provider = "cpu"
     """What runs the graphs: `cpu` (ONNX Runtime), `openvino`, `cuda`, `tensorrt`, or
     `open_inference` (another server). If the chosen runtime is missing, the backend does not
     start, and does not fall back to the CPU. `paced` is for tests: it computes nothing and takes
     a set time."""
-    device: Share = 0
+    device: Annotated[int, unit("number"), Meta(ge=0)] = 0
     """The index of the GPU."""
-    gpu_runs: Annotated[int, msgspec.Meta(ge=1, le=3)] = 2
-    """The number of runs in flight on the GPU for each encoder, 1 to 3."""
-    gpu_processes: Positive = 1
+    gpu_runs: Annotated[int, COUNT, Meta(ge=1, le=3)] = 2
+    """The number of runs in flight on the GPU for each encoder."""
+    gpu_processes: PositiveCount = 1
     """The number of backends that share the GPU."""
-    gpu_memory_bytes: Share = 0
+    gpu_memory_bytes: Bytes = 0
     """The most GPU memory of an encoder's memory arena. 0: nine tenths of the device's memory are
     divided into equal shares, and an arena gets one share. There is a share for each encoder in
     each of the `GPU_PROCESSES` backends. One more share in each backend is for a new revision,
@@ -75,20 +85,20 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     captured graphs."""
     gpu_arena: Arena = "kSameAsRequested"
     """How the memory arena grows: `kSameAsRequested` or `kNextPowerOfTwo`."""
-    gpu_length_multiple: Positive = 8
+    gpu_length_multiple: PositiveCount = 8
     """The length of a batch is rounded up to a multiple of this many tokens."""
-    gpu_bucket_steps: Positive = 4
+    gpu_bucket_steps: PositiveCount = 4
     """The number of rows and the length of a batch are rounded up. This setting is the number of
     allowed sizes between a power of two and the next power of two."""
-    gpu_graph_rows: Share | None = None
+    gpu_graph_rows: Count | None = None
     """The most rows of a batch that runs as a CUDA graph; 0: no batch runs as a CUDA graph. Unset:
     4 with the provider `cuda` and a graph that can be captured, else 0. For a small batch, starting
     the kernels one by one takes longer than the kernels themselves, and a CUDA graph starts them
     together. Larger batches gain nothing. Each captured shape takes memory, and time at the
     start."""
-    gpu_graph_tokens: Positive = 2048
+    gpu_graph_tokens: PositiveCount = 2048
     """The most tokens, with padding, of a batch that runs as a CUDA graph."""
-    gpu_attention_kernels: Share = 0
+    gpu_attention_kernels: Count = 0
     """The value of ONNX Runtime's option `sdpa_kernel`; 0: ONNX Runtime chooses."""
     gpu_fp16: bool = True
     """Whether a GPU computes in fp16 for a model that is stored in fp32, if its outputs stay close
@@ -109,16 +119,16 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     upstream_token: str = ""
     """The bearer token for the server at `SLUICEGATE_BACKEND_UPSTREAM_URL`. No other server gets
     the token. It is read from the environment only."""
-    upstream_runs: Annotated[int, msgspec.Meta(ge=1, le=256)] = 4
+    upstream_runs: Annotated[int, COUNT, Meta(ge=1, le=256)] = 4
     """With the provider `open_inference`, the most batches of a graph that are in flight on the
     other server."""
-    paced_base: Duration = 2e-3
+    paced_base: Seconds = 2e-3
     """With the provider `paced`, the seconds that a batch takes."""
-    paced_token: Duration = 5e-4
+    paced_token: Seconds = 5e-4
     """With the provider `paced`, the seconds that each token of a batch adds."""
-    token: str = ""
+    token: HeaderSecret = ""
     """The secret that gateways must send. It is read from the environment only."""
-    second_token: str = ""
+    second_token: HeaderSecret = ""
     """A second secret that is also accepted, during a rotation. It is read from the environment
     only."""
     tls_certificate: Path | None = None
@@ -129,32 +139,32 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tls_client_ca: Path | None = None
     """The file with the certificate authorities of gateways, PEM. If set, calls need a client
     certificate from one of them."""
-    shutdown_delay: Annotated[float, msgspec.Meta(ge=0)] = 5.0
+    shutdown_delay: Seconds = 5.0
     """Seconds for which a backend still serves after SIGTERM, while it reports that it is not
     ready. This time must exceed 1.2 times the gateways' probe interval, which grows with the number
     of backends. Use more than 5 seconds from 1,600 backends on, and at least 7 seconds for 2,000
     backends."""
-    drain: Annotated[float, msgspec.Meta(ge=0)] = 10.0
+    drain: Duration = 10.0
     """Seconds that calls in flight have to end after the shutdown delay."""
-    heartbeat_fd: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    heartbeat_fd: FileDescriptor | None = None
     """The descriptor of an inherited pipe for heartbeats of the event loop. The supervisor sets
     it."""
-    retire_after: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    retire_after: Seconds = 60.0
     """Seconds for which a replaced revision still answers calls that name it."""
     exit_with_parent: bool = False
     """Whether the backend stops when its parent process ends."""
-    max_body_bytes: Positive = 32 * 1024 * 1024
+    max_body_bytes: PositiveBytes = 32 * 1024 * 1024
     """The largest body of a call; larger calls are refused."""
-    expanded_bytes: Positive = 256 * 1024 * 1024
+    expanded_bytes: PositiveBytes = 256 * 1024 * 1024
     """Memory for items that take much more memory than their bodies. These are items with labels in
     a template, with choices, or with tokens to show or count. Tenants share this memory fairly. An
     item waits for room until its deadline, and then gets 503. An item that needs more than 8/9 of
     this memory is refused."""
-    max_batch_rows: Share = 0
+    max_batch_rows: Count = 0
     """The most rows of a batch. 0: the result of `sluicegate models tune` on this machine, else 16
     on a CPU and 256 on a GPU. A CPU gains nothing from more rows. A GPU needs 256 short rows to be
     busy."""
-    max_batch_tokens: Share = 0
+    max_batch_tokens: Count = 0
     """The most tokens of a batch, with padding. 0: 4,096 on a CPU, and 32,768 on a GPU, which is
     256 rows of 128 tokens. With a small arena, a GPU's default is lower. Then it is the largest
     power of two for which `GPU_RUNS` batches, with 64 KiB for each token, fit into the arena. It is
@@ -162,23 +172,23 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     batch_order: Literal["length", "arrival"] = "length"
     """`length` batches rows of similar lengths. `arrival` batches the oldest rows of one traffic
     class and output, whatever their lengths. `arrival` is a baseline for measurements."""
-    bulk_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.04
+    bulk_share: Annotated[float, unit("share"), Meta(gt=0, le=1)] = 0.04
     """The share of the time in which bulk batches run while there is interactive work, and until 10
     s after the last interactive batch. Bulk rows are the rows of batch jobs, of refreshes of stale
     results, and of shadow revisions. During this time, bulk batches run one at a time, with pauses
     of at most 2 s. A running batch is not interrupted. So a larger share makes interactive callers
     wait longer, and a smaller share makes batch jobs slower. Without interactive work, bulk batches
     may use the whole device."""
-    max_queue_rows: Positive = 4096
+    max_queue_rows: PositiveCount = 4096
     """The most rows that may wait. While the queue is full, new calls get `overloaded`, and
     admitted items wait for room, for at most half of their remaining time."""
-    max_queue_tokens: Positive = 262_144
+    max_queue_tokens: PositiveCount = 262_144
     """The most tokens that may wait."""
-    session_memory_bytes: Share = 0
+    session_memory_bytes: Bytes = 0
     """The most bytes of open graphs, measured by the size of their files; 0: no bound. Above this
     bound, the backend closes the least recently used sessions. The next batch for a closed session
     waits until it is open again."""
-    row_cache_bytes: Share = 64 * 1024 * 1024
+    row_cache_bytes: Bytes = 64 * 1024 * 1024
     """The size of the row cache."""
     traces: bool = False
     """Whether the backend records spans. By default, OpenTelemetry's variables decide."""
@@ -209,62 +219,30 @@ def read_settings(environment: Mapping[str, str] | None = None, **given: object)
     """
     if environment is None:
         environment = os.environ
-    values: dict[str, Any] = {
-        "traces": is_tracing_wanted(environment),
-        "pushes_metrics": is_push_wanted(environment),
-    }
-    for field in msgspec.structs.fields(BackendSettings):
-        if (text := environment.get(PREFIX + field.name.upper())) is not None:
-            values[field.name] = _convert(field, text)
-    values.update({name: value for name, value in given.items() if value is not None})
     try:
-        settings = msgspec.convert(values, BackendSettings, dec_hook=_path)
-    except msgspec.ValidationError as error:
-        raise StartProblem(f"a setting is invalid: {error}") from None
+        settings = variables.read_variables(
+            BackendSettings,
+            PREFIX,
+            environment,
+            defaults={
+                "traces": is_tracing_wanted(environment),
+                "pushes_metrics": is_push_wanted(environment),
+            },
+            overrides={name: value for name, value in given.items() if value is not None},
+        )
+    except variables.InvalidVariable as error:
+        raise StartProblem(str(error)) from None
     if not settings.own_assignment:
         raise StartProblem(
             f"`{PREFIX}SERVES` names no model; write `*` for all models, or `-` for none until a "
             "gateway assigns some"
         )
-    _check_tokens(settings)
-    if not math.isfinite(settings.drain):
-        raise StartProblem("a setting is invalid: `drain` must be a finite number of seconds")
     return settings
-
-
-def _check_tokens(settings: BackendSettings) -> None:
-    """Refuse tokens that cannot be sent in a header, without showing them in the message."""
-    for name in ("token", "second_token"):
-        value = getattr(settings, name)
-        if value != value.strip() or not value.isprintable():
-            raise StartProblem(
-                f"`{PREFIX}{name.upper()}` cannot be sent in a header; remove line breaks, and "
-                "spaces at its ends"
-            )
 
 
 def unknown_variables(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield a warning for each `SLUICEGATE_BACKEND_` variable that is not a setting."""
-    known = [PREFIX + field.name.upper() for field in msgspec.structs.fields(BackendSettings)]
-    for variable in sorted(environment):
-        if not variable.startswith(PREFIX) or variable in (*known, *_OF_GATEWAYS):
-            continue
-        nearest = difflib.get_close_matches(variable, known, n=1)
-        hint = f"; did you mean `{nearest[0]}`?" if nearest else ""
-        yield f"`{variable}` is not a setting and is ignored{hint}"
-
-
-def _convert(field: msgspec.structs.FieldInfo, text: str) -> object:
-    try:
-        return msgspec.convert(text, field.type, strict=False, dec_hook=_path)
-    except msgspec.ValidationError as error:
-        name = PREFIX + field.name.upper()
-        raise StartProblem(f"`{name}` is invalid: {error}") from None
-
-
-def _path(kind: type, value: object) -> object:
-    """Convert to `Path`, the only type of a setting that msgspec does not support."""
-    return Path(value) if kind is Path and isinstance(value, str) else value
+    yield from variables.unknown_variables(BackendSettings, PREFIX, environment, _OF_GATEWAYS)
 
 
 def process_environment() -> MutableMapping[str, str]:

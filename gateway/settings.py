@@ -6,7 +6,6 @@ field's name in capitals.
 """
 
 import contextlib
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -14,26 +13,37 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from gateway.errors import ConfigurationError
 from gateway.sockets.tcp_keepalive import TcpKeepalive
+from wire.settings import (
+    COUNT,
+    SECONDS,
+    Bytes,
+    Count,
+    Duration,
+    FileDescriptor,
+    HeaderSecret,
+    InvalidVariable,
+    Port,
+    PositiveBytes,
+    PositiveCount,
+    Seconds,
+    Share,
+    read_variables,
+    unit,
+    unknown_variables,
+)
 
 PREFIX = "SLUICEGATE_"
-_SENT = ("admin_key", "metrics_key", "second_admin_key", "second_metrics_key", "backend_token")
-_KEPT = ("events_keep", "events_keep_bytes", "usage_events_keep")
 # Variables that are not settings of the gateway. Commands, clients and `compose.yaml` read them.
 _OTHERS = (
     *("admin_certificate", "admin_url", "demo_key", "key", "url"),
     *("database_password", "grafana_password", "redis_password"),
 )
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
-
-
-# Durations have a maximum, because infinity cannot be converted to milliseconds or nanoseconds.
-_MAX_DURATION = 1e9
-_Duration = Annotated[float, msgspec.Meta(ge=0, le=_MAX_DURATION)]
-_Seconds = Annotated[int, msgspec.Meta(ge=1, le=32_767)]
-_Bound = Annotated[int, msgspec.Meta(ge=0)]
+_WholeSeconds = Annotated[int, SECONDS, Meta(ge=1, le=32_767)]
 # A shorter timeout would be unsafe: heartbeats are sent twice a second, and the supervisor checks
 # once a second.
 _MIN_HEARTBEAT_TIMEOUT = 2.0
@@ -63,24 +73,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     SQLite file in the data directory."""
     host: str = "127.0.0.1"
     """The address of the customers' listener."""
-    port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8080
+    port: Port = 8080
     """The port of the customers' listener."""
-    grpc_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
+    grpc_port: Port = 0
     """The port for gRPC clients, on `SLUICEGATE_HOST`. With 0, gRPC is off. gRPC needs the extra
     `grpc`, which the images have. If the port is unset, `sluicegate up` uses 8001 if gRPC is
     installed and this port is free."""
     admin_host: str = "127.0.0.1"
     """The address of the operators' listener."""
-    admin_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 8081
+    admin_port: Port = 8081
     """The port of the operators' listener."""
-    admin_key: str = ""
+    admin_key: HeaderSecret = ""
     """The key of the operator `admin`, who may do everything."""
-    metrics_key: str = ""
+    metrics_key: HeaderSecret = ""
     """The key with which Prometheus reads `/metrics` of the operators' listener. It permits nothing
     else. It must differ from the admin key."""
-    second_admin_key: str = ""
+    second_admin_key: HeaderSecret = ""
     """A second admin key. Both keys are accepted, so that the key can be rotated."""
-    second_metrics_key: str = ""
+    second_metrics_key: HeaderSecret = ""
     """A second metrics key. Both keys are accepted, so that the key can be rotated."""
     oidc_issuer: str = ""
     """The identity provider (`iss`) whose tokens operators may use. This needs the extra `oidc`,
@@ -114,7 +124,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     secret: str = ""
     """The secret for the tags of cache keys. All gateways that share a Redis need the same secret.
     If it is unset, each data directory has its own secret, in a file."""
-    backend_token: str = ""
+    backend_token: HeaderSecret = ""
     """The token that the gateway sends to backends. A backend that has a token refuses calls
     without it."""
     upstream_ca: Path | None = None
@@ -141,7 +151,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     admin_tls_client_ca: Path | None = None
     """The file with the CAs of operators, in PEM. If it is set, operators need a client certificate
     in addition to a key or token."""
-    hsts_max_age: _Bound | None = None
+    hsts_max_age: Annotated[int, SECONDS, Meta(ge=0)] | None = None
     """The seconds in the header `Strict-Transport-Security`. With 0, there is no header. The
     default is a year on listeners with TLS, and no header on others. Set it if a load balancer in
     front of the gateway ends TLS, because the listener then has no TLS."""
@@ -154,125 +164,125 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     proxy_protocol: bool = False
     """Whether trusted proxies begin each connection to the customers' HTTP listener with a header
     of the PROXY protocol, version 1 or 2."""
-    max_connections_per_address: _Bound = 0
+    max_connections_per_address: Count = 0
     """The most connections of one client address to a worker. 0 means no limit. Behind a trusted
     proxy, the worker limits the concurrent requests of each client address instead."""
     worker: str = "0"
     """The name of this worker, unique in the data directory. The supervisor sets it."""
-    listen_fd: int | None = None
+    listen_fd: FileDescriptor | None = None
     """An inherited listening socket. The supervisor sets it. If it is unset, the worker itself
     listens on `SLUICEGATE_HOST` and `SLUICEGATE_PORT`."""
     sibling_fds: str = ""
     """The inherited listening sockets of other workers, separated by spaces. The supervisor sets
     it."""
-    heartbeat_fd: int | None = None
+    heartbeat_fd: FileDescriptor | None = None
     """An inherited pipe for heartbeats of the event loop. The supervisor sets it."""
-    heartbeat_timeout: _Duration = 10.0
+    heartbeat_timeout: Duration = 10.0
     """Seconds without a heartbeat after which the supervisor replaces a process. At least 2, or 0
     for never. For backends of `sluicegate up`, the time is three times as long."""
-    memory_limit_bytes: _Bound = 1024 * 1024 * 1024
+    memory_limit_bytes: Bytes = 1024 * 1024 * 1024
     """The supervisor replaces a gateway process whose resident memory exceeds this size. 0 means no
     limit. The limit must be at least 256 MiB above the document's `cache.memory_bytes`. Otherwise,
     the document is refused."""
-    backend_memory_limit_bytes: _Bound | None = None
+    backend_memory_limit_bytes: Bytes | None = None
     """The supervisor of `sluicegate up` replaces a backend whose resident memory exceeds this size.
     By default, the backends share four fifths of the memory of the machine or container."""
-    max_loop_delay: _Duration = 0.5
+    max_loop_delay: Duration = 0.5
     """The longest event-loop iteration of an overloaded worker, in seconds. 0 means no limit. The
     worker also keeps iterations below a twentieth of the time that callers allow for a request.
     Requests that would make an iteration longer get 503 `overloaded`."""
-    shutdown_delay: _Duration = 5.0
+    shutdown_delay: Duration = 5.0
     """Seconds for which a gateway still serves requests after SIGTERM, while it reports that it is
     not ready. The load balancer must notice this within that time."""
-    drain: _Duration = 10.0
+    drain: Duration = 10.0
     """Seconds within which requests in flight must end, counted from the end of
     `SLUICEGATE_SHUTDOWN_DELAY`."""
-    head_timeout: _Duration = 10.0
+    head_timeout: Duration = 10.0
     """Seconds within which the head of a request must be complete, counted from the opening of the
     connection or from the first byte of the request. After that, the worker responds with 408, or
     only closes the connection if no byte has arrived. The same limit applies to a TLS handshake
     together with a proxy's header. Over gRPC, it applies to a head and to each message."""
-    keep_alive: _Duration = 75.0
+    keep_alive: Duration = 75.0
     """Seconds for which a customer's connection may be idle between requests. The worker also
     closes a connection if its client reads nothing of a response for this time."""
     files: str = ""
     """The place of tenants' files: a folder, or `s3://bucket/prefix`. All gateways that share a
     ledger need the same place. The default is the folder `files` in the data directory, which
     suffices for one machine."""
-    files_keep: _Duration = 30 * 86_400.0
+    files_keep: Duration = 30 * 86_400.0
     """Seconds after which a file is deleted, unless its owner chose a shorter time."""
-    file_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 200 << 20
+    file_max_bytes: PositiveBytes = 200 << 20
     """The largest size of a file."""
-    files_max: Annotated[int, msgspec.Meta(ge=1)] = 1000
+    files_max: PositiveCount = 1000
     """The most files of a tenant."""
-    files_max_bytes: Annotated[int, msgspec.Meta(ge=1)] = 20 << 30
+    files_max_bytes: PositiveBytes = 20 << 30
     """The most bytes of a tenant's files, including the files of batch jobs. A tenant that has more
     cannot upload files or create batch jobs."""
-    file_upload_timeout: _Duration = 600.0
+    file_upload_timeout: Duration = 600.0
     """Seconds that the upload of a file may take."""
     batches: bool = True
     """Whether the supervisor runs a process for batch jobs."""
-    batches_at_once: Annotated[int, msgspec.Meta(ge=1)] = 4
+    batches_at_once: PositiveCount = 4
     """The number of batch jobs that run at a time. A tenant that has no running batch job may still
     start one in addition."""
-    batches_max_open: Annotated[int, msgspec.Meta(ge=1)] = 20
+    batches_max_open: PositiveCount = 20
     """The most batch jobs of a tenant that have not ended."""
-    batch_max_lines: Annotated[int, msgspec.Meta(ge=1)] = 100_000
+    batch_max_lines: PositiveCount = 100_000
     """The most lines of a batch job."""
-    batch_max_line_bytes: Annotated[int, msgspec.Meta(ge=1)] = 8 << 20
+    batch_max_line_bytes: PositiveBytes = 8 << 20
     """The most bytes of a line of a batch job."""
-    batch_max_output_bytes: Annotated[int, msgspec.Meta(ge=1)] = 4 << 30
+    batch_max_output_bytes: PositiveBytes = 4 << 30
     """The most bytes of a batch job's results. When the results reach this size, the remaining
     lines are not run, and fail with `output_too_large`."""
-    batch_in_flight: Annotated[int, msgspec.Meta(ge=1)] = 16
+    batch_in_flight: PositiveCount = 16
     """The number of lines that a process runs at a time, of all its batch jobs together. While a
     tenant's lines are refused for lack of capacity, the process runs fewer of this tenant's
     lines."""
-    batch_part_lines: Annotated[int, msgspec.Meta(ge=1)] = 500
+    batch_part_lines: PositiveCount = 500
     """The results of a batch job are stored after each chunk of this many lines. After a crash, at
     most this many lines run again."""
     webhooks: Path | None = None
     """A YAML file with the URL and secret of each tenant's webhook. The gateway calls it when a
     batch job ends."""
-    max_connections: Annotated[int, msgspec.Meta(ge=1)] = 4096
+    max_connections: PositiveCount = 4096
     """The most connections of a worker, including unfinished TLS handshakes. It must be below the
     worker's limit on open files. Up to 256 further connections at a time (16 with TLS) get 503
     `overloaded` with `Retry-After`. Other connections are closed without a response."""
-    events_interval: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
+    events_interval: Annotated[float, SECONDS, Meta(ge=0.01, le=60)] = 1.0
     """Seconds between two checks for new usage events. Usage appears in the ledger with this
     delay."""
-    events_sync_interval: Annotated[float, msgspec.Meta(ge=0.05, le=60.0)] = 0.5
+    events_sync_interval: Annotated[float, SECONDS, Meta(ge=0.05, le=60)] = 0.5
     """The most seconds until a worker's usage events are synced to the disk. A power cut destroys
     events that are not synced."""
-    events_keep: float = 2 * 86_400.0
+    events_keep: Seconds = 2 * 86_400.0
     """Seconds for which event logs are kept after the ledger has their events. A ledger that was
     restored from a backup can then read the events again."""
-    events_keep_bytes: int = 4 << 30
+    events_keep_bytes: Bytes = 4 << 30
     """The most bytes of event logs that are kept after the ledger has their events. The oldest
     events are deleted first."""
-    usage_events_keep: float = 3 * 86_400.0
+    usage_events_keep: Seconds = 3 * 86_400.0
     """Seconds for which the ledger keeps single usage events. `inf` means for ever. After this
     time, the ledger adds up the events of each hour that differ only in their amounts."""
-    state_timeout: Annotated[float, msgspec.Meta(ge=0.01, le=60.0)] = 1.0
-    """Seconds for which workers wait for the state Redis, from 0.01 to 60. If it does not respond
+    state_timeout: Annotated[float, SECONDS, Meta(ge=0.01, le=60)] = 1.0
+    """Seconds for which workers wait for the state Redis. If it does not respond
     within this time, they admit the fraction `limits.local_share` of each limit."""
-    tcp_keepalive_idle: _Seconds = 5
+    tcp_keepalive_idle: _WholeSeconds = 5
     """Seconds without a packet after which a connection to Redis or a backend is probed."""
-    tcp_keepalive_interval: _Seconds = 2
+    tcp_keepalive_interval: _WholeSeconds = 2
     """Seconds between two keep-alive probes."""
-    tcp_keepalive_count: Annotated[int, msgspec.Meta(ge=1, le=127)] = 3
+    tcp_keepalive_count: Annotated[int, COUNT, Meta(ge=1, le=127)] = 3
     """A connection is given up after this many keep-alive probes without a response. On Linux,
     `SLUICEGATE_TCP_USER_TIMEOUT` decides instead."""
-    tcp_user_timeout: Annotated[float, msgspec.Meta(ge=0.001, le=1e6)] = 10.0
+    tcp_user_timeout: Annotated[float, SECONDS, Meta(ge=0.001, le=1e6)] = 10.0
     """Seconds for which sent data or probes may stay unacknowledged before the connection is given
     up, on systems that support it."""
     log_level: str = "INFO"
     """`DEBUG`, `INFO`, `WARNING` or `ERROR`."""
     log_format: Literal["json", "text"] = "json"
     """The format of log lines: `json` for JSON objects, or `text` for text that people read."""
-    log_requests: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    log_requests: Share = 0.0
     """The fraction of requests that are logged. Requests that end with 5xx are always logged."""
-    log_requests_per_second: _Bound = 20
+    log_requests_per_second: Annotated[int, unit("count a second"), Meta(ge=0)] = 20
     """The most requests that a worker logs in a second."""
     logs: Literal["stdout", "files"] = "stdout"
     """Where `sluicegate gateway` writes the log lines of all processes: `stdout`, or `files` in the
@@ -316,13 +326,10 @@ def load_settings(environ: Mapping[str, str] | None = None) -> Settings:
         ConfigurationError: a variable is invalid.
     """
     source = os.environ if environ is None else environ
-    own = (variable for variable in source if variable.startswith(PREFIX))
-    values = {variable.removeprefix(PREFIX).lower(): source[variable] for variable in own}
-    _check_sent(values)
     try:
-        settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode)
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"a setting in the environment is invalid: {error}") from error
+        settings = read_variables(Settings, PREFIX, source)
+    except InvalidVariable as error:
+        raise ConfigurationError(str(error)) from None
     _check(settings)
     if settings.region and not _REGION.fullmatch(settings.region):
         raise ConfigurationError(
@@ -337,46 +344,18 @@ def variable_warnings(environ: Mapping[str, str]) -> Iterator[str]:
 
     Variables that begin with `SLUICEGATE_BACKEND_` are skipped, because backends check them.
     """
-    known = [PREFIX + name.upper() for name in (*Settings.__struct_fields__, *_OTHERS)]
-    for variable in sorted(environ):
-        if variable in known or variable.startswith(f"{PREFIX}BACKEND_"):
-            continue
-        if variable.startswith(PREFIX):
-            nearest = difflib.get_close_matches(variable, known, n=1)
-            hint = f"; did you mean `{nearest[0]}`?" if nearest else ""
-            yield f"`{variable}` is not a setting and is ignored{hint}"
+    own = [variable for variable in environ if not variable.startswith(f"{PREFIX}BACKEND_")]
+    others = [PREFIX + name.upper() for name in _OTHERS]
+    yield from unknown_variables(Settings, PREFIX, own, others)
 
 
 def _check(settings: Settings) -> None:
-    for name in _KEPT:
-        if not getattr(settings, name) >= 0:
-            raise ConfigurationError(f"`{PREFIX}{name.upper()}` must be 0 or more")
-    for name in settings.__struct_fields__:
-        if getattr(settings, name) != getattr(settings, name):
-            raise ConfigurationError(f"`{PREFIX}{name.upper()}` must be a number")
     if 0 < settings.heartbeat_timeout < _MIN_HEARTBEAT_TIMEOUT:
         raise ConfigurationError(
             f"`{PREFIX}HEARTBEAT_TIMEOUT` must be 0 (never) or at least {_MIN_HEARTBEAT_TIMEOUT:g}"
         )
     if settings.log_level.upper() not in _LEVELS:
         raise ConfigurationError(f"`{PREFIX}LOG_LEVEL` must be one of {', '.join(_LEVELS)}")
-
-
-def _decode(kind: type, value: object) -> object:
-    if kind is Path:
-        return Path(str(value))
-    raise NotImplementedError(kind)
-
-
-def _check_sent(values: Mapping[str, str]) -> None:
-    """Refuse secrets that cannot be sent in a header. The error does not show them."""
-    for name in _SENT:
-        value = values.get(name, "")
-        if value != value.strip() or not value.isprintable():
-            raise ConfigurationError(
-                f"`{PREFIX}{name.upper()}` cannot be sent in a header; remove line breaks, and"
-                " blanks at its ends"
-            )
 
 
 def environment(settings: Settings) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Defines values that several packages of the gateway share."""
 
 from enum import StrEnum
-from typing import NewType, Self
+from typing import Annotated, NewType, Self
 
 import msgspec
 
@@ -17,7 +17,9 @@ from gateway.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
+from gateway.periods import PERIODS
 from wire.protocol import ModelInfo, Task
+from wire.settings import SECONDS, stated, unit
 
 TenantId = NewType("TenantId", str)
 KeyId = NewType("KeyId", str)
@@ -27,6 +29,13 @@ BackendId = NewType("BackendId", str)
 RequestId = NewType("RequestId", str)
 ID_DIGITS = 10
 """The last digits of a request id are a counter. It has this many hexadecimal digits."""
+
+
+CONCURRENT = "concurrent"
+REQUEST_UNITS = ("requests", "items")
+"""The units that are charged when a request is admitted. Cache hits are charged, too."""
+WORK_UNITS = ("rows", "tokens", CONCURRENT)
+"""The units that are charged for computation. Cache hits and coalesced items are not charged."""
 
 
 class Rule(
@@ -39,19 +48,19 @@ class Rule(
 ):
     """Limits a rate with a token bucket of `capacity` units that refills in `window` seconds.
 
-    `REQUEST_UNITS` and `WORK_UNITS` list the possible units. `gateway.periods` lists the periods.
+    `REQUEST_UNITS` and `WORK_UNITS` list the possible units.
     """
 
-    name: str
+    name: Annotated[str, stated(pattern="^[A-Za-z0-9_]{1,32}$")]
     """The name of the limit in `RateLimit-Policy`: letters, digits and `_`."""
-    unit: str
+    unit: Annotated[str, stated(enum=sorted(REQUEST_UNITS + WORK_UNITS))]
     """What the limit counts: `requests`, `items`, `rows`, `tokens` or `concurrent`."""
-    capacity: int
+    capacity: Annotated[int, unit("units"), stated(minimum=1)]
     """The number of units in a full bucket. For a quota, the number of units for one period."""
-    window: float = 0.0
+    window: Annotated[float, SECONDS, stated(minimum=0)] = 0.0
     """Seconds in which an empty bucket refills. Use 0 for a quota and for `concurrent`. A unit of
     `concurrent` comes back when a computation ends."""
-    period: str = ""
+    period: Annotated[str, stated(enum=["", *PERIODS])] = ""
     """`day` or `month` makes the rule a quota: the bucket is full again at the beginning of each
     day or month (UTC)."""
     model: str = ""
@@ -65,13 +74,6 @@ class Rule(
     def limit(self) -> int:
         """The most units that the rule admits at once, in all regions together."""
         return self.capacity
-
-
-CONCURRENT = "concurrent"
-REQUEST_UNITS = ("requests", "items")
-"""The units that are charged when a request is admitted. Cache hits are charged, too."""
-WORK_UNITS = ("rows", "tokens", CONCURRENT)
-"""The units that are charged for computation. Cache hits and coalesced items are not charged."""
 
 
 # `gc=False`: there may be a million principals. They are in no reference cycles, so the garbage

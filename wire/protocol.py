@@ -23,6 +23,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 
 from wire.plans import Assignment, RevisionNumber, RevisionStatistics, Serving
+from wire.settings import stated
 
 WIRE_VERSION = 1
 CALL_PATH = "/v1/call"
@@ -32,6 +33,9 @@ CHECK_PATH = "/v1/models/check"
 MEDIA_TYPE = "application/vnd.sluicegate.v1+msgpack"
 # Carries the optional secret that gateways and backends share; see `BackendSettings.token`.
 TOKEN_HEADER = "x-sluicegate-token"  # noqa: S105 - the name of a header
+MAX_LABELS = 256
+"""The most labels or choices of an item."""
+LABELS = stated(minItems=1, maxItems=MAX_LABELS)
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 # The errors of msgspec for invalid bytes: malformed, not UTF-8, or nested too deeply.
@@ -143,7 +147,7 @@ class ChooseItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     prompt: str
     """The text to find a choice for."""
-    choices: list[str]
+    choices: Annotated[list[str], LABELS]
     """The texts to choose from."""
 
 

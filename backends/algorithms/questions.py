@@ -11,9 +11,8 @@ from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import best_first, rounded
 from backends.types import FloatArray
-from wire.protocol import ZeroShotParameters
+from wire.protocol import MAX_LABELS, ZeroShotParameters
 
-MAX_LABELS = 256
 SLOT = "{}"
 
 

@@ -24,6 +24,7 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import Key, KeyBounds, KeySpec, Tenant
 from gateway.runtime.control import Control, Topic
 from gateway.types import Rule
+from wire.settings import stated
 
 T = TypeVar("T")
 _WORKERS_TIMEOUT = 2.0
@@ -36,7 +37,7 @@ _operation = partial(Operation, tag="accounts")
 class NewTenant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A tenant to create. Without `limits`, the configuration document's limits apply to it."""
 
-    id: str
+    id: Annotated[str, stated(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
     """Up to 64 letters, digits, `_`, `.` and `-`."""
     name: str = ""
     """A name that people see. The default is the id."""

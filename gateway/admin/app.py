@@ -100,7 +100,7 @@ def build_admin(
     }
     dependencies = {name: _provide(value) for name, value in objects.items()}
     dependencies["operator"] = Provide(_operator, sync_to_thread=False)
-    document = partial(operators_document, HANDLERS, frozenset(dependencies))
+    document = partial(operators_document, HANDLERS)
     return Application(
         route_handlers=[*HANDLERS, openapi_document, docs_page, docs_script, *extensions],
         dependencies=dependencies | {"openapi": provide_document(document)},

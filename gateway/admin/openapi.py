@@ -25,16 +25,10 @@ SOON = {200: (Content(summary=DONE),), 202: (Content(summary=PENDING),)}
 
 
 @cache
-def operators_document(
-    handlers: tuple[ControllerRouterHandler, ...], dependencies: frozenset[str]
-) -> bytes:
-    """Return the OpenAPI document of `handlers` as JSON.
-
-    `dependencies` are the names of the handlers' arguments that are injected. They are not
-    parameters of a route.
-    """
+def operators_document(handlers: tuple[ControllerRouterHandler, ...]) -> bytes:
+    """Return the OpenAPI document of `handlers` as JSON."""
     return build_document(
-        described_by_litestar(handlers, dependencies),
+        described_by_litestar(handlers),
         {},
         title="Sluicegate for operators",
         version=version("sluicegate"),

@@ -1,22 +1,13 @@
-"""Extracts the docstrings below a struct's fields from its source.
+"""Reads the docstrings below the fields of structs from their source. Python does not keep them."""
 
-Python keeps no docstrings of attributes. The source is searched by a regular expression, since
-parsing it would cost each start of a process a quarter of a second; it is formatted, so indentation
-is enough.
-"""
-
+import ast
 import inspect
-import re
 import sys
+from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 
 import msgspec
-
-_CLASS = re.compile(r"^class (\w+)", re.MULTILINE)
-# A field of a class, what it is set to over some lines, and a string below it.
-_FIELD = re.compile(
-    r'^    (\w+): .*\n(?:(?: {5}.*|    [)\]}].*)\n)*    """((?:[^"]|"(?!""))+)"""', re.MULTILINE
-)
 
 
 def field_descriptions(struct: type[msgspec.Struct]) -> dict[str, str]:
@@ -31,12 +22,17 @@ def field_descriptions(struct: type[msgspec.Struct]) -> dict[str, str]:
 @cache
 def _module_fields(module: str) -> dict[str, dict[str, str]]:
     """Return the described fields of the classes at the top of `module`."""
-    source = inspect.getsource(sys.modules[module])
-    starts = list(_CLASS.finditer(source))
-    ends = [start.start() for start in starts[1:]] + [len(source)]
-    return {
-        start.group(1): {
-            name: inspect.cleandoc(text) for name, text in _FIELD.findall(source, start.end(), end)
-        }
-        for start, end in zip(starts, ends, strict=True)
-    }
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {each.name: dict(_fields(each)) for each in tree.body if isinstance(each, ast.ClassDef)}
+
+
+def _fields(struct: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for field, text in pairwise(struct.body):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+            and isinstance(text.value.value, str)
+        ):
+            yield field.target.id, inspect.cleandoc(text.value.value)

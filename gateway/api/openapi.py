@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
 from litestar import Litestar, Response
-from litestar.di import Provide
+from litestar.di import Dependency, Provide
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.config import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
@@ -32,7 +32,7 @@ from gateway.api.openapi_parts import (
     header_references,
     problem_responses,
 )
-from gateway.api.openapi_schemas import BOUNDS, Schemas
+from gateway.api.openapi_schemas import Schemas
 from gateway.errors import (
     AuthenticationFailed,
     GatewayError,
@@ -72,7 +72,7 @@ def build_document(
     routes = list(_routes(application, operations))
     if takes_idempotency_keys:
         routes = [_with_idempotency_key(route) for route in routes]
-    schemas = Schemas([Problem, *_types(routes)], BOUNDS)
+    schemas = Schemas([Problem, *_types(routes)])
     schemas.components["Problem"]["properties"]["code"]["enum"] = sorted(codes())
     paths: Json = {}
     responses: Json = {}
@@ -113,19 +113,27 @@ def _tag(name: str, description: str) -> Json:
     return {"name": name, "description": description, "x-displayName": " ".join(words)}
 
 
-def described_by_litestar(
-    handlers: Sequence[ControllerRouterHandler], dependencies: Iterable[str]
-) -> Litestar:
-    """Return an application with `handlers` that only describes them.
-
-    `dependencies` are the names of what they are given where they are called.
-    """
+def described_by_litestar(handlers: Sequence[ControllerRouterHandler]) -> Litestar:
+    """Return an application that describes `handlers`, and cannot call them."""
+    names = _dependencies(handlers)
     return Application(
         route_handlers=handlers,
-        dependencies={name: Provide(lambda: None, sync_to_thread=False) for name in dependencies},
+        dependencies={name: Provide(lambda: None, sync_to_thread=False) for name in names},
         openapi_config=OpenAPIConfig(title="", version="", render_plugins=[JsonRenderPlugin()]),
         logging_config=None,
     )
+
+
+def _dependencies(handlers: Iterable[object]) -> Iterator[str]:
+    """Yield the names of the arguments that are injected into `handlers`."""
+    for each in handlers:
+        if isinstance(each, HTTPRouteHandler):
+            for name, parameter in inspect.signature(each.fn).parameters.items():
+                marks = get_args(parameter.annotation)[1:]
+                if any(isinstance(mark, Dependency) for mark in marks):
+                    yield name
+        elif isinstance(each, type):
+            yield from _dependencies(vars(each).values())
 
 
 def _unsent(parameter: Json) -> Json:

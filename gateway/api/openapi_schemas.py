@@ -1,46 +1,18 @@
-"""Makes JSON schemas of the API's types, in the form that client generators read.
-
-Made from the types themselves; what a type cannot say (a list of units, a unit's bounds) is added
-by name in `BOUNDS`.
-"""
+"""Makes JSON schemas of the API's types, in the form that client generators read."""
 
 import inspect
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 from typing_extensions import TypeAliasType
 
 from gateway.api.field_docs import field_descriptions
-from gateway.periods import PERIODS
-from gateway.types import REQUEST_UNITS, WORK_UNITS
 
 Json = dict[str, Any]  # a JSON schema is free-form JSON
 _REF = "#/components/schemas/{name}"
 
-MAX_LABELS = 256
-"""The bound on the labels or choices of an item."""
-_LABELS: Json = {"minItems": 1, "maxItems": MAX_LABELS}
-
-BOUNDS: dict[str, dict[str, Json]] = {
-    "Rule": {
-        "name": {"pattern": "^[A-Za-z0-9_]{1,32}$"},
-        "unit": {"enum": sorted(REQUEST_UNITS + WORK_UNITS)},
-        "capacity": {"minimum": 1},
-        "window": {"minimum": 0},
-        "period": {"enum": ["", *PERIODS]},
-    },
-    "ZeroShotBody": {
-        "labels": _LABELS | {"uniqueItems": True},
-        "hypothesis_template": {"pattern": r"\{\}"},
-    },
-    "NewTenant": {"id": {"pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"}},
-    "ChooseItem": {"choices": _LABELS},
-    "ItemError": {"code": {"pattern": "^[a-z_]+$"}},
-    "Problem": {"status": {"minimum": 400, "maximum": 599}},
-}
-"""Bounds of fields that their types do not express."""
 # Keywords that describe a field, and not its type.
 _ABOUT = ("default", "description")
 # A request has at least one item.
@@ -50,14 +22,12 @@ _ITEMS = ("input", "inputs", "documents")
 class Schemas:
     """Collects the schemas of types, and of all types that they contain, by name."""
 
-    def __init__(self, annotations: Iterable[Any], bounds: Mapping[str, dict[str, Json]]) -> None:
+    def __init__(self, annotations: Iterable[Any]) -> None:
         self._structs = {struct.__name__: struct for struct in _structs(annotations)}
         _, components = msgspec.json.schema_components(
             list(self._structs.values()), ref_template=_REF, schema_hook=_any_value
         )
-        self.components = {
-            name: self._refined(name, schema, bounds) for name, schema in components.items()
-        }
+        self.components = {name: self._refined(name, schema) for name, schema in components.items()}
 
     def reference(self, annotation: Any) -> Json:
         """Return the schema of a value of that type; structs are named, not repeated."""
@@ -70,7 +40,7 @@ class Schemas:
         readable: Json = _readable(schema)
         return readable
 
-    def _refined(self, name: str, raw: Json, bounds: Mapping[str, dict[str, Json]]) -> Json:
+    def _refined(self, name: str, raw: Json) -> Json:
         struct = self._structs.get(name)
         schema: Json = _readable(raw)
         if struct is None:  # an enumeration
@@ -80,8 +50,6 @@ class Schemas:
         for field, text in field_descriptions(struct).items():
             if field in fields:
                 fields[field] = _with_description(fields[field], text)
-        for field, more in bounds.get(name, {}).items():
-            fields[field] = fields[field] | more
         if hasattr(struct, "task"):
             fields |= {field: _not_empty(fields[field]) for field in _ITEMS if field in fields}
         if each := getattr(struct, "each_result", ()):

@@ -3,11 +3,12 @@
 Results themselves travel as stored bytes.
 """
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from gateway.types import Usage
+from wire.settings import stated
 
 
 class LabelScore(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +87,7 @@ class EntitiesResult(msgspec.Struct, frozen=True, kw_only=True):
 class ItemError(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why an item has no answer (with `"on_error": "continue"`)."""
 
-    code: str
+    code: Annotated[str, stated(pattern="^[a-z_]+$")]
     """Stable; what programs should look at."""
     detail: str
     """What was wrong, and what to do."""

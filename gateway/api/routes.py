@@ -91,7 +91,7 @@ def build_api(
         "endpoints": routes,
     }
     dependencies = {name: _provide(value) for name, value in provided.items()}
-    document = partial(customers_document, version, frozenset(dependencies), tuple(dialects))
+    document = partial(customers_document, version, tuple(dialects))
     return Application(
         route_handlers=[
             *CONTROLLERS,
@@ -157,12 +157,8 @@ def _pattern_of(part: Any) -> str:
 
 
 @cache
-def customers_document(
-    version: str, dependencies: frozenset[str], dialects: tuple[Dialect, ...] = ()
-) -> bytes:
+def customers_document(version: str, dialects: tuple[Dialect, ...] = ()) -> bytes:
     """Return the OpenAPI document as JSON, made from an application of its own.
-
-    `dependencies` are the names of what its handlers are given.
 
     Litestar would serve its own document, without the inference routes, under a path of its own.
     """
@@ -176,7 +172,7 @@ def customers_document(
     for dialect in dialects:
         described |= dialect.operations
     return build_document(
-        described_by_litestar([*CONTROLLERS, *handlers], dependencies),
+        described_by_litestar([*CONTROLLERS, *handlers]),
         INFERENCE_OPERATIONS | described,
         title="Sluicegate",
         version=version,

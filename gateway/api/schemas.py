@@ -15,6 +15,7 @@ from gateway.api.vectors import NumberType
 from gateway.errors import InvalidRequest
 from gateway.types import InferenceRequest, ModelName
 from wire.protocol import (
+    LABELS,
     ChooseItem,
     ChooseParameters,
     ClassifyParameters,
@@ -29,6 +30,7 @@ from wire.protocol import (
     TokenizeParameters,
     ZeroShotParameters,
 )
+from wire.settings import stated
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 # Maps of free-form values are put in order, so that equal parameters have equal bytes.
@@ -117,11 +119,11 @@ class ZeroShotBody(InputBody, frozen=True, kw_only=True):
         "input": "The striker scored twice.",
         "labels": ["sports", "business"],
     }
-    labels: list[str]
+    labels: Annotated[list[str], LABELS, stated(uniqueItems=True)]
     """What the texts may be about."""
     multi_label: bool = False
     """Whether several labels may be right, each by itself."""
-    hypothesis_template: str = "This text is about {}."
+    hypothesis_template: Annotated[str, stated(pattern=r"\{\}")] = "This text is about {}."
     """What the model is asked of each label, which stands at `{}`."""
 
     @override

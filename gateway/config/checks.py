@@ -1,6 +1,6 @@
-"""Checks ranges, names, references and combinations of the values in a configuration document.
+"""Checks names, references and combinations of the values in a configuration document.
 
-The structure and the types of the document must already be right.
+The structure, types and ranges of the document must already be right.
 """
 
 import datetime as dt
@@ -14,14 +14,11 @@ from gateway.config.document import (
     BackendConfig,
     CorsConfig,
     Document,
-    IdempotencyConfig,
-    LimitsConfig,
     PriceConfig,
     RegionConfig,
-    RequestConfig,
 )
 from gateway.config.pools import pool_findings
-from gateway.config.shape import ConfigFinding
+from gateway.config.shape import LARGEST_NUMBER, ConfigFinding
 from gateway.config.spelling import closest
 from gateway.config.tree import Path
 from gateway.periods import PERIODS
@@ -35,16 +32,11 @@ _ORIGIN = re.compile(
 _RULE_NAME = re.compile(r"[A-Za-z0-9_]{1,32}")
 _CURRENCY = re.compile(r"[A-Z]{3}")
 _LAST_PORT = 65_535
-_LARGEST_NUMBER = 2**63 - 1
-# The highest price. A price of a million for an item is a mistake, and totals must fit an invoice.
-_LARGEST_PRICE = 10**15
 ANY_MODEL = "*"
 ANY_ORIGIN = "*"
 ORIGIN_RULE = "must be an origin such as `https://example.com`, in lower case, without a path"
-_LARGEST_PERCENT = 1000
 # A message lists at most this many labels.
 _MAX_SHOWN = 50
-_DURATIONS = ("cache_ttl", "stale_while_revalidate", "stale_if_error")
 _UNITS = (*REQUEST_UNITS, *WORK_UNITS)
 _NAME_RULE = "must be 1 to 64 letters, digits, `.`, `_` or `-`, the first a letter or digit"
 
@@ -55,17 +47,11 @@ def findings(document: Document) -> Iterator[ConfigFinding]:
     yield from pool_findings(document)
     for name, entry in document.models.items():
         yield from _named(name, ("models", name))
-        for field in (*_DURATIONS, "moderation_threshold"):
-            yield from _at_least(getattr(entry, field), 0, ("models", name, field))
         yield from _model_limits(entry.limits, ("models", name, "limits"))
     yield from _deadline(document)
-    yield from _cache(document)
-    for field in RequestConfig.__struct_fields__:
-        yield from _at_least(getattr(document.request, field), 1, ("request", field))
-    yield from _idempotency(document.idempotency)
     yield from _cors(document.cors)
-    yield from _limits(document.limits)
-    yield from _routing(document)
+    yield from rule_findings(document.limits.tenant, ("limits", "tenant"))
+    yield from rule_findings(document.limits.key, ("limits", "key"))
     yield from _prices(document.prices)
 
 
@@ -137,7 +123,11 @@ def rule_findings(rules: Iterable[Rule], path: Path) -> Iterator[ConfigFinding]:
         if rule.unit not in _UNITS:
             known = "`, `".join(_UNITS)
             yield ConfigFinding((*here, "unit"), f"`{rule.unit}` must be one of `{known}`")
-        yield from _at_least(rule.capacity, 1, (*here, "capacity"))
+        if rule.capacity < 1:
+            detail = f"must be at least 1, got {rule.capacity}"
+            yield ConfigFinding((*here, "capacity"), detail)
+        elif rule.capacity > LARGEST_NUMBER:
+            yield ConfigFinding((*here, "capacity"), f"must be at most {LARGEST_NUMBER}")
         yield from _refill(rule, here)
     yield from _unique([rule.name for rule in rules], path, "name")
 
@@ -179,7 +169,6 @@ def _regions(regions: tuple[RegionConfig, ...]) -> Iterator[ConfigFinding]:
         for pool_index, pool in enumerate(region.pools):
             pool_path = (*here, "pools", pool_index)
             yield from _named(pool.name, (*pool_path, "name"))
-            yield from _at_least(pool.cost_per_hour, 0, (*pool_path, "cost_per_hour"))
             for backend_index, backend in enumerate(pool.backends):
                 path = (*pool_path, "backends", backend_index)
                 yield from _named(backend.id, (*path, "id"))
@@ -190,34 +179,14 @@ def _regions(regions: tuple[RegionConfig, ...]) -> Iterator[ConfigFinding]:
                 owners[backend.id] = path
                 yield from _place(backend, path)
                 yield from _server_name(backend, (*path, "server_name"))
-                yield from _positive(backend.weight, (*path, "weight"))
         yield from _unique([pool.name for pool in region.pools], (*here, "pools"), "name")
     yield from _unique([region.name for region in regions], ("regions",), "name")
 
 
 def _deadline(document: Document) -> Iterator[ConfigFinding]:
     deadline = document.deadline
-    yield from _positive(deadline.default, ("deadline", "default"))
-    yield from _positive(deadline.maximum, ("deadline", "maximum"))
     if deadline.default > deadline.maximum:
         yield ConfigFinding(("deadline", "default"), "must not be longer than `deadline.maximum`")
-
-
-def _cache(document: Document) -> Iterator[ConfigFinding]:
-    cache = document.cache
-    yield from _at_least(cache.memory_bytes, 0, ("cache", "memory_bytes"))
-    yield from _positive(cache.redis_timeout, ("cache", "redis_timeout"))
-    yield from _at_least(cache.lease, 0, ("cache", "lease"))
-    yield from _between(cache.ttl_jitter, ("cache", "ttl_jitter"))
-    yield from _at_least(cache.refusal_ttl, 0, ("cache", "refusal_ttl"))
-    yield from _at_least(cache.refreshes, 0, ("cache", "refreshes"))
-
-
-def _idempotency(idempotency: IdempotencyConfig) -> Iterator[ConfigFinding]:
-    # A shorter lease could expire before it is renewed.
-    yield from _at_least(idempotency.lease, 0.1, ("idempotency", "lease"))
-    yield from _at_least(idempotency.max_keys, 1, ("idempotency", "max_keys"))
-    yield from _at_least(idempotency.max_bytes, 1024, ("idempotency", "max_bytes"))
 
 
 def is_origin(text: str) -> bool:
@@ -234,36 +203,6 @@ def _cors(cors: CorsConfig) -> Iterator[ConfigFinding]:
             if not is_origin(origin):
                 detail = f"`{origin[:80]}` {ORIGIN_RULE}"
                 yield ConfigFinding(("cors", "tenants", tenant, index), detail)
-    yield from _at_least(cors.max_age, 0, ("cors", "max_age"))
-
-
-def _limits(limits: LimitsConfig) -> Iterator[ConfigFinding]:
-    yield from rule_findings(limits.tenant, ("limits", "tenant"))
-    yield from rule_findings(limits.key, ("limits", "key"))
-    yield from _between(limits.local_share, ("limits", "local_share"))
-    yield from _at_least(limits.share_lease, 5, ("limits", "share_lease"))
-
-
-def _routing(document: Document) -> Iterator[ConfigFinding]:
-    routing = document.routing
-    for name in ("attempts", "eject_after", "max_calls_per_backend"):
-        yield from _at_least(getattr(routing, name), 1, ("routing", name))
-    durations = (
-        "attempt_timeout",
-        "connect_timeout",
-        "probe_interval",
-        "probe_timeout",
-        "dns_interval",
-        "dns_timeout",
-        "eject_for",
-        "slow_start",
-        "spill_after",
-        "overflow_after",
-    )
-    for name in durations:
-        yield from _positive(getattr(routing, name), ("routing", name))
-    for name in ("eject_share", "max_ejected", "panic_threshold", "hedge_share"):
-        yield from _between(getattr(routing, name), ("routing", name))
 
 
 def _prices(prices: tuple[PriceConfig, ...]) -> Iterator[ConfigFinding]:
@@ -277,24 +216,10 @@ def _prices(prices: tuple[PriceConfig, ...]) -> Iterator[ConfigFinding]:
         if not _CURRENCY.fullmatch(price.currency):
             detail = f"`{price.currency}` must be three capital letters such as `EUR`"
             yield ConfigFinding((*here, "currency"), detail)
-        for name in ("hit", "computed", "row", "token"):
-            yield from _amount(getattr(price, name), (*here, name))
-        if not 0 <= price.batch_percent <= _LARGEST_PERCENT:
-            yield ConfigFinding((*here, "batch_percent"), "must be from 0 to 1000")
         if (price.model, price.since) in seen:
             detail = f"`{price.model}` has another price from {price.since} on"
             yield ConfigFinding((*here, "since"), detail)
         seen.add((price.model, price.since))
-
-
-def _amount(value: int, path: Path) -> Iterator[ConfigFinding]:
-    if value < 0:
-        yield ConfigFinding(path, "must be at least 0")
-    elif value > _LARGEST_PRICE:
-        yield ConfigFinding(
-            path,
-            f"must be at most {_LARGEST_PRICE}: a unit costs at most a million of the currency",
-        )
 
 
 def _is_date(text: str) -> bool:
@@ -355,20 +280,3 @@ def _unique(names: list[str], path: Path, field: str) -> Iterator[ConfigFinding]
     for name in sorted(repeated):
         index = len(names) - 1 - names[::-1].index(name)
         yield ConfigFinding((*path, index, field), f"`{name}` is given twice")
-
-
-def _at_least(value: float, minimum: float, path: Path) -> Iterator[ConfigFinding]:
-    if isinstance(value, int) and value > _LARGEST_NUMBER:
-        yield ConfigFinding(path, f"must be at most {_LARGEST_NUMBER}")
-    elif not (math.isfinite(value) and value >= minimum):
-        yield ConfigFinding(path, f"must be at least {minimum}, got {value:g}")
-
-
-def _positive(value: float, path: Path) -> Iterator[ConfigFinding]:
-    if not (math.isfinite(value) and value > 0):
-        yield ConfigFinding(path, f"must be more than 0, got {value:g}")
-
-
-def _between(value: float, path: Path) -> Iterator[ConfigFinding]:
-    if not 0 <= value <= 1:
-        yield ConfigFinding(path, f"must be from 0 to 1, got {value:g}")

@@ -5,6 +5,8 @@ from typing import Any
 
 import msgspec
 
+from gateway.config.load import without_defaults
+
 _IDENTITIES = (("id",), ("name",), ("model", "since"))
 """The fields that identify an element of a list, wherever it is in the list."""
 
@@ -50,19 +52,7 @@ def find_changes(before: Any, after: Any, path: str = "") -> Iterator[FieldChang
 
 def shown(value: Any) -> Any:
     """Return a value as plain data for operators. Fields that have their defaults are left out."""
-    if isinstance(value, msgspec.Struct):
-        fields = {name: getattr(value, name) for name in value.__struct_fields__}
-        defaults = _defaults(type(value))
-        return {
-            name: shown(one)
-            for name, one in fields.items()
-            if name not in defaults or defaults[name] != one
-        }
-    if isinstance(value, Mapping):
-        return {str(name): shown(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [shown(one) for one in value]
-    return msgspec.to_builtins(value)
+    return msgspec.to_builtins(without_defaults(value))
 
 
 def _changes_by_key(
@@ -92,13 +82,3 @@ def _by_identity(values: Any) -> dict[str, Any] | None:
 
 def _has(value: msgspec.Struct, names: Sequence[str]) -> bool:
     return set(names) <= set(value.__struct_fields__)
-
-
-def _defaults(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    found = {}
-    for field in msgspec.structs.fields(kind):
-        if field.default is not msgspec.NODEFAULT:
-            found[field.name] = field.default
-        elif field.default_factory is not msgspec.NODEFAULT:
-            found[field.name] = field.default_factory()
-    return found

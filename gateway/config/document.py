@@ -5,11 +5,35 @@ run, so a document needs only the values that differ from the defaults. A reload
 to running workers.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from gateway.types import Rule
+from wire.settings import (
+    BYTES,
+    SECONDS,
+    Bytes,
+    Count,
+    PositiveBytes,
+    PositiveCount,
+    PositiveSeconds,
+    Seconds,
+    Share,
+    takes_effect,
+    unit,
+)
+
+# A price of a million for an item is a mistake, and totals must fit an invoice.
+Price = Annotated[int, unit("10^-9 of the currency"), Meta(ge=0, le=10**15)]
+_GRADUALLY = takes_effect(
+    "step by step, while the worker answers requests. Results that fit into the new size are kept"
+)
+_IMMEDIATELY = takes_effect(
+    "immediately, even in running requests. Stored results keep their lifetime"
+)
+_NEXT_PROBE = takes_effect("with the next probe or DNS lookup")
 
 
 class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -24,7 +48,7 @@ class BackendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     backend."""
     tls: bool = False
     """Whether the backends of the name in `dns` use TLS."""
-    weight: float = 1.0
+    weight: Annotated[float, unit("relative"), Meta(gt=0)] = 1.0
     """How many items the backend gets in proportion to other backends."""
     server_name: str = ""
     """The name in the backend's certificate. The default is the host in `url` or `dns`."""
@@ -41,7 +65,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     models: tuple[str, ...] = ()
     """Names, or patterns such as `toxic-*`, of the models that the pool's backends serve. If the
     list is empty, `SLUICEGATE_BACKEND_SERVES` of each backend decides."""
-    cost_per_hour: float = 0.0
+    cost_per_hour: Annotated[float, unit("currency an hour"), Meta(ge=0)] = 0.0
     """The cost of one backend for an hour, in the currency of the prices. The console computes the
     margin with this cost. 0 means that the cost is unknown."""
     backends: tuple[BackendConfig, ...] = ()
@@ -62,13 +86,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     scope: Literal["tenant", "shared"] = "tenant"
     """Who may get a cached result: the `tenant` that paid for it, or everybody (`shared`)."""
-    cache_ttl: float = 86_400.0
+    cache_ttl: Seconds = 86_400.0
     """Seconds for which a result is cached. With 0, results are not cached. If the value is
     lowered, the new value also applies to results that are already cached."""
-    stale_while_revalidate: float = 0.0
+    stale_while_revalidate: Seconds = 0.0
     """Seconds for which the gateway still serves a stale result while it computes a new one. A
     result is stale if it has expired or is from the previous revision."""
-    stale_if_error: float = 0.0
+    stale_if_error: Seconds = 0.0
     """Seconds for which the gateway serves a stale result if no backend responds. With 0, it never
     does."""
     enabled: bool = True
@@ -83,7 +107,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     `toxic: harassment`. `GET /v1/models` shows the labels. Labels without a category are ignored.
     If a backend serves the model, and the model does not have one of the labels, the document is
     refused."""
-    moderation_threshold: float = 0.5
+    moderation_threshold: Annotated[float, unit("score, 0 to 1"), Meta(ge=0)] = 0.5
     """The lowest score at which a category applies to a text."""
     token_ids: bool = False
     """Whether `POST /v1/embeddings` and TEI's `/embed` accept token ids instead of texts. Leave it
@@ -94,9 +118,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class DeadlineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long a request may take, in seconds."""
 
-    default: float = 10.0
+    default: PositiveSeconds = 10.0
     """Seconds that a request may take, unless the caller asks for another time."""
-    maximum: float = 60.0
+    maximum: PositiveSeconds = 60.0
     """The most seconds that `X-Request-Timeout` may ask for. A line of a batch job that is tried
     again may take longer."""
 
@@ -104,26 +128,26 @@ class DeadlineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The result cache."""
 
-    memory_bytes: int = 64 * 1024 * 1024
+    memory_bytes: Annotated[Bytes, _GRADUALLY] = 64 * 1024 * 1024
     """The size of the cache in the memory of each worker."""
-    memory_enabled: bool = True
+    memory_enabled: Annotated[bool, _GRADUALLY] = True
     """Whether workers cache results in memory."""
-    redis_enabled: bool = True
+    redis_enabled: Annotated[bool, _IMMEDIATELY] = True
     """Whether workers cache results in Redis."""
-    redis_timeout: float = 0.015
+    redis_timeout: Annotated[PositiveSeconds, _IMMEDIATELY] = 0.015
     """Seconds that a look-up in Redis may take. A slower look-up counts as a miss. After five slow
     look-ups in a row, the worker stops using Redis. It then probes Redis once a second until Redis
     responds in time."""
-    ttl_jitter: float = 0.1
+    ttl_jitter: Annotated[Share, _IMMEDIATELY] = 0.1
     """Lifetimes of results are shortened at random, by at most this fraction."""
-    lease: float = 0.25
+    lease: Annotated[Seconds, _IMMEDIATELY] = 0.25
     """Seconds that a worker's claim on an item lasts. The worker renews the claim while it computes
     the item. Other workers that need the item wait for the result, for at most half of the time
     that is left to their request. With 0, there are no claims."""
-    refusal_ttl: float = 60.0
+    refusal_ttl: Seconds = 60.0
     """Seconds for which the gateway caches the refusal of an item, if equal items would be refused
     again. It never caches `algorithm_too_slow`."""
-    refreshes: int = 64
+    refreshes: Count = 64
     """The largest number of stale items that a worker refreshes at a time. It refreshes further
     stale items later."""
 
@@ -131,25 +155,25 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class RequestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits on the size of a request."""
 
-    max_body_bytes: int = 8 * 1024 * 1024
+    max_body_bytes: PositiveBytes = 8 * 1024 * 1024
     """The size of the largest body. A larger body gets 413. All bodies above 256 KiB in a worker
     may together take 16 times this size, divided fairly among API keys. If there is no room for a
     body, it gets 503 `overloaded`."""
-    max_items: int = 2048
+    max_items: PositiveCount = 2048
     """The most items of a request. A request with more items gets 413."""
-    max_values: int = 65_536
+    max_values: PositiveCount = 65_536
     """The most JSON values in a body. Lists and objects count, too. A body with more values gets
     413."""
-    max_template_bytes: int = 4096
+    max_template_bytes: PositiveBytes = 4096
     """The largest length of the `hypothesis_template` of `zero-shot`, in bytes. A longer one gets
     422 `expansion_too_large`."""
-    max_label_bytes: int = 4096
+    max_label_bytes: PositiveBytes = 4096
     """The largest length of a label of `zero-shot`, in bytes. A longer one gets 422
     `expansion_too_large`."""
-    max_expanded_bytes: int = 64 * 1024 * 1024
+    max_expanded_bytes: PositiveBytes = 64 * 1024 * 1024
     """The most bytes of text that models may read for a request. A request with more text gets 422
     `expansion_too_large`. In `zero-shot`, the text of each pair of an input and a label counts."""
-    max_answer_bytes: int = 96 * 1024 * 1024
+    max_answer_bytes: PositiveBytes = 96 * 1024 * 1024
     """The largest size of a response. A request whose response could be larger gets 422
     `expansion_too_large`. All large requests in a worker may together take twice the sum of this
     size and `max_expanded_bytes`. A request that gets no room before its deadline gets 503
@@ -164,19 +188,19 @@ class CorsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     origin."""
     tenants: dict[str, tuple[str, ...]] = {}
     """Additional origins for the keys of a tenant: `{acme: ["https://app.acme.example"]}`."""
-    max_age: int = 7_200
+    max_age: Annotated[int, SECONDS, Meta(ge=0)] = 7_200
     """Seconds for which browsers cache the response to a preflight request."""
 
 
 class IdempotencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits on the stored responses to requests with an `Idempotency-Key`."""
 
-    lease: float = 5.0
+    lease: Annotated[float, SECONDS, Meta(ge=0.1)] = 5.0
     """Seconds that a request's claim on its idempotency key lasts. The worker renews the claim
     while the request runs. If the worker dies, a retry runs the request again after this time."""
-    max_keys: int = 50_000
+    max_keys: PositiveCount = 50_000
     """The most idempotency keys that are stored for a tenant. The oldest are removed first."""
-    max_bytes: int = 32 * 1024 * 1024
+    max_bytes: Annotated[int, BYTES, Meta(ge=1024)] = 32 * 1024 * 1024
     """The most bytes of idempotency keys and responses that are stored for a tenant. If there is no
     room for a response, a retry computes it again."""
 
@@ -192,63 +216,63 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     60,000 items a minute."""
     key: tuple[Rule, ...] = ()
     """The limits of each key that has no limits of its own."""
-    local_share: float = 0.1
+    local_share: Share = 0.1
     """The fraction of each limit that a worker admits while it cannot reach Redis. A region that
     has not reached the ledger for `share_lease` seconds also admits this fraction."""
-    share_lease: float = 30.0
+    share_lease: Annotated[float, SECONDS, Meta(ge=5), takes_effect("within a second")] = 30.0
     """Used with several gateway regions. If a region cannot reach the ledger for this many seconds,
     the other regions get its shares of the limits. The region itself then admits the fraction
-    `limits.local_share` of each limit. The value is at least 5."""
+    `limits.local_share` of each limit."""
 
 
 class RoutingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How backends are selected, ejected, retried and probed. Durations are in seconds."""
 
-    attempts: int = 3
+    attempts: PositiveCount = 3
     """The most attempts for an item."""
-    attempt_timeout: float = 5.0
+    attempt_timeout: PositiveSeconds = 5.0
     """The gateway gives up an attempt after this many seconds without progress, or at the request's
     deadline if that is earlier. Work on earlier items counts as the backend's progress."""
-    connect_timeout: float = 0.5
+    connect_timeout: PositiveSeconds = 0.5
     """Seconds that connecting to a backend may take. If the backend's name has several addresses,
     the gateway tries all of them in the first half of this time."""
-    probe_interval: float = 0.5
+    probe_interval: PositiveSeconds = 0.5
     """Seconds between two probes of a backend. They vary at random by up to a fifth. A worker sends
     at most 400 probes a second on average, so with many backends the interval is longer: 5 s with
     2,000 backends."""
-    probe_timeout: float = 1.0
+    probe_timeout: Annotated[PositiveSeconds, _NEXT_PROBE] = 1.0
     """Seconds that a probe may take."""
-    dns_interval: float = 5.0
+    dns_interval: PositiveSeconds = 5.0
     """Approximate seconds between two look-ups of a DNS name."""
-    dns_timeout: float = 2.0
+    dns_timeout: Annotated[PositiveSeconds, _NEXT_PROBE] = 2.0
     """Seconds that a DNS look-up may take."""
-    eject_after: int = 5
+    eject_after: PositiveCount = 5
     """Failures in a row after which a backend is ejected."""
-    eject_for: float = 5.0
+    eject_for: Annotated[PositiveSeconds, takes_effect("with the next ejection")] = 5.0
     """Seconds that the first ejection of a backend lasts. Further ejections in a row last
     longer."""
-    eject_share: float = 0.2
+    eject_share: Share = 0.2
     """A backend is also ejected if this fraction of its calls has failed, even without
     `eject_after` failures in a row. The fraction is computed over the calls of about the last 5 s,
     from the first failure on. The rule applies from ten calls on."""
-    max_ejected: float = 0.5
+    max_ejected: Share = 0.5
     """The largest fraction of all backends that may be ejected at the same time. The number is
     rounded up."""
-    panic_threshold: float = 0.5
+    panic_threshold: Share = 0.5
     """If less than this fraction of a model's backends is available, the gateway also uses ejected
     backends. Drained backends do not count."""
-    hedge_share: float = 0.0
+    hedge_share: Share = 0.0
     """The fraction of items that may be sent to a second backend, too. An item is sent to a second
     backend when it has waited longer than 95 % of similar items."""
-    slow_start: float = 5.0
+    slow_start: PositiveSeconds = 5.0
     """Seconds in which the traffic of a backend that has recovered rises to its full share."""
-    spill_after: float = 0.05
+    spill_after: PositiveSeconds = 0.05
     """If an item is predicted to wait longer than this many seconds in the preferred region, it
     goes to another region that would finish it sooner."""
-    overflow_after: float = 0.2
+    overflow_after: PositiveSeconds = 0.2
     """If every region is predicted to need more than this many seconds for an item, the item goes
     to an overflow pool."""
-    max_calls_per_backend: int = 256
+    max_calls_per_backend: PositiveCount = 256
     """The most calls that a worker has in flight to one backend."""
     client: Literal["native", "httpx"] = "native"
     """The HTTP client for calls and probes. `native` is the gateway's own client. `httpx` uses the
@@ -265,17 +289,17 @@ class PriceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The day (UTC) from which the price applies."""
     currency: str = "EUR"
     """The currency of the price."""
-    hit: int = 0
+    hit: Price = 0
     """The price of an item whose result was cached, or that was coalesced with an equal item."""
-    computed: int = 0
+    computed: Price = 0
     """The price of an item that was computed."""
-    row: int = 0
+    row: Price = 0
     """The price of each row computed for the item."""
-    token: int = 0
+    token: Price = 0
     """The price of each token computed for the item."""
-    batch_percent: int = 100
-    """The prices for batch jobs, in percent of the other prices, from 0 to 1000. A price is rounded
-    to 10^-9 of the currency. Invoices list items of batch jobs as `model@since+batch`. Invoices
+    batch_percent: Annotated[int, unit("percent"), Meta(ge=0, le=1000)] = 100
+    """The prices for batch jobs, in percent of the other prices. A price is rounded to 10^-9 of the
+    currency. Invoices list items of batch jobs as `model@since+batch`. Invoices
     list calls of `tokenize` and `detokenize`, which are free, as `model@since+tokens`."""
 
 
@@ -293,4 +317,9 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     idempotency: IdempotencyConfig = IdempotencyConfig()
     limits: LimitsConfig = LimitsConfig()
     routing: RoutingConfig = RoutingConfig()
-    prices: tuple[PriceConfig, ...] = (PriceConfig(),)
+    prices: Annotated[
+        tuple[PriceConfig, ...],
+        takes_effect(
+            "from the date of each price. A document that changes the cost of past usage is refused"
+        ),
+    ] = (PriceConfig(),)

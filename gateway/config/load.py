@@ -14,6 +14,7 @@ from gateway.config.shape import SchemaViolation, shape
 from gateway.config.sources import DocumentSource, Sources, read_folder, read_source
 from gateway.config.tree import Tree, parse
 from gateway.errors import ConfigurationError
+from wire.settings import default_of
 
 T = TypeVar("T")
 WORKER_BASE_BYTES = 256 * 1024 * 1024
@@ -147,17 +148,12 @@ def without_defaults(value: Any) -> Any:  # Any: a value of any field
     if isinstance(value, msgspec.Struct):
         fields = msgspec.structs.fields(value)
         pairs = ((field, getattr(value, field.name)) for field in fields)
-        return {field.name: without_defaults(v) for field, v in pairs if v != _default_of(field)}
+        return {field.name: without_defaults(v) for field, v in pairs if v != default_of(field)}
     if isinstance(value, dict):
         return {name: without_defaults(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [without_defaults(part) for part in value]
     return value
-
-
-def _default_of(field: msgspec.structs.FieldInfo) -> Any:
-    factory = field.default_factory
-    return field.default if factory is msgspec.NODEFAULT else factory()
 
 
 def explain(error: ConfigurationError) -> str:

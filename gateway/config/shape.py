@@ -1,7 +1,8 @@
 """Converts values parsed from YAML to the structs of the configuration. Errors name the field."""
 
+import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -9,6 +10,7 @@ from gateway.config.spelling import closest
 from gateway.config.tree import Path
 
 T = TypeVar("T")
+LARGEST_NUMBER = 2**63 - 1
 
 
 class SchemaViolation(Exception):
@@ -48,13 +50,14 @@ def _inspect(value: object, kind: Any, path: Path) -> None:
     origin = get_origin(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         _inspect_struct(value, kind, path)
+    elif origin is Annotated:
+        _inspect(value, get_args(kind)[0], path)
+        _inspect_range(value, get_args(kind)[1:], path)
     elif origin is dict:
         for key, entry in _mapping(value, path).items():
             _inspect(entry, get_args(kind)[1], (*path, key))
     elif origin is tuple:
-        if not isinstance(value, list):
-            _mismatch(path, "expected a list", value)
-        for index, entry in enumerate(value):
+        for index, entry in enumerate(_list(value, path)):
             _inspect(entry, get_args(kind)[0], (*path, index))
     else:
         try:
@@ -76,9 +79,38 @@ def _inspect_struct(value: object, kind: type[msgspec.Struct], path: Path) -> No
             raise SchemaViolation(path, f"the field `{name}` is missing")
 
 
+def _inspect_range(value: Any, marks: tuple[msgspec.Meta, ...], path: Path) -> None:
+    """Raise an error if a number is out of the range that the `marks` of its type declare."""
+    bounds = {
+        name: bound
+        for mark in marks
+        for name in ("ge", "gt", "le")
+        if (bound := getattr(mark, name)) is not None
+    }
+    low, above, high = bounds.get("ge"), bounds.get("gt"), bounds.get("le")
+    if isinstance(value, int) and value > LARGEST_NUMBER:
+        raise SchemaViolation(path, f"must be at most {high or LARGEST_NUMBER}")
+    if high is not None:
+        is_valid, rule = low <= value <= high, f"from {low} to {high}"
+    elif above is not None:
+        is_valid, rule = value > above, f"more than {above}"
+    elif low is not None:
+        is_valid, rule = value >= low, f"at least {low}"
+    else:
+        return
+    if not (is_valid and math.isfinite(value)):
+        raise SchemaViolation(path, f"must be {rule}, got {value:g}")
+
+
 def _mapping(value: object, path: Path) -> Mapping[str, object]:
     if not isinstance(value, dict):
         _mismatch(path, "expected a mapping", value)
+    return value
+
+
+def _list(value: object, path: Path) -> list[object]:
+    if not isinstance(value, list):
+        _mismatch(path, "expected a list", value)
     return value
 
 

@@ -1,7 +1,7 @@
 """Encodes errors as RFC 9457 problem documents. A dialect may write errors in another format."""
 
 import math
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -16,6 +16,7 @@ from gateway.errors import (
     UnsupportedContentCoding,
 )
 from wire.http.messages import header_lines
+from wire.settings import stated
 
 MEDIA_TYPE: Final = b"application/problem+json"
 Headers = list[tuple[bytes, bytes]]
@@ -28,7 +29,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A URN that ends in the code."""
     title: str
     """The code in words."""
-    status: int
+    status: Annotated[int, stated(minimum=400, maximum=599)]
     """The status of the answer."""
     code: str
     """What programs should look at; it is stable."""

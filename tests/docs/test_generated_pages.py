@@ -4,8 +4,6 @@ import functools
 import re
 from typing import Any
 
-import pytest
-
 from gateway.admin.operators import Role
 from gateway.errors import GatewayError
 from tests.docs.tables import ROOT, page
@@ -19,7 +17,6 @@ from tools.reference.configuration_page import (
 )
 from tools.reference.errors_page import ADVICE
 from tools.reference.pages import pages
-from tools.reference.units import unit
 
 WRITTEN = sorted(
     path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/reference/**/*.md")
@@ -72,11 +69,6 @@ def test_every_field_and_variable_has_a_docstring() -> None:
     sections = (*document_entries().values(), gateway_entries(), backend_entries())
 
     assert [entry.name for section in sections for entry in section if not entry.meaning] == []
-
-
-def test_a_number_of_no_known_unit_is_an_error_that_says_where_to_add_it() -> None:
-    with pytest.raises(LookupError, match=r"`cache\.strength`.*units\.py"):
-        unit("cache.strength")
 
 
 def sections(text: str) -> dict[str, str]:

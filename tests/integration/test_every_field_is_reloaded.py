@@ -6,7 +6,7 @@ the schema without a case fails here.
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 import pytest
@@ -30,7 +30,9 @@ CASES = reload_cases.CASES | reload_store_cases.CASES | reload_routing_cases.CAS
 
 def leaves(kind: Any, path: str) -> Iterator[str]:
     """Yield the fields below `kind` that hold values, as docs/configuration.md writes them."""
-    if get_origin(kind) is tuple:
+    if get_origin(kind) is Annotated:
+        yield from leaves(get_args(kind)[0], path)
+    elif get_origin(kind) is tuple:
         yield from leaves(get_args(kind)[0], f"{path}[]")
     elif get_origin(kind) is dict:
         yield from leaves(get_args(kind)[1], f"{path}.*")

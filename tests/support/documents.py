@@ -1,45 +1,27 @@
 """Builds the OpenAPI documents of the two applications."""
 
-import inspect
-from collections.abc import Iterable, Iterator
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
-from jsonschema import Draft202012Validator
-from litestar.di import Dependency
-from litestar.handlers import HTTPRouteHandler
+from jsonschema_rs import Draft202012Validator
 
 from gateway.admin.app import HANDLERS
 from gateway.admin.openapi import operators_document
-from gateway.api.routes import CONTROLLERS, customers_document
+from gateway.api.routes import customers_document
 from gateway.dialects.registry import DIALECTS
 
 Document = dict[str, Any]
 METHODS = {"get", "put", "post", "delete"}
 
 
-def _dependencies(handlers: Iterable[Any]) -> Iterator[str]:
-    """Yield the names of what `handlers` are given when they are called."""
-    for part in handlers:
-        own = [part] if isinstance(part, HTTPRouteHandler) else vars(part).values()
-        for handler in own:
-            if isinstance(handler, HTTPRouteHandler):
-                for name, parameter in inspect.signature(handler.fn).parameters.items():
-                    marks = get_args(parameter.annotation)[1:]
-                    if any(isinstance(mark, Dependency) for mark in marks):
-                        yield name
-
-
 OF_DIALECTS = [handler for dialect in DIALECTS for handler in dialect.handlers]
-DEPENDENCIES = frozenset(_dependencies([*HANDLERS, *CONTROLLERS, *OF_DIALECTS]))
-"""Names of what handlers are given when they are called."""
 
 
 def documents() -> dict[str, Document]:
     """Return the document of each listener."""
     return {
-        "customers": msgspec.json.decode(customers_document("1.2.3", DEPENDENCIES, DIALECTS)),
-        "operators": msgspec.json.decode(operators_document(HANDLERS, DEPENDENCIES)),
+        "customers": msgspec.json.decode(customers_document("1.2.3", DIALECTS)),
+        "operators": msgspec.json.decode(operators_document(HANDLERS)),
     }
 
 

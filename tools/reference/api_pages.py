@@ -3,21 +3,14 @@
 The text comes from the OpenAPI documents. A test runs the example programs.
 """
 
-import inspect
-import itertools
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, get_args
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
-from litestar import Controller
-from litestar.di import Dependency
-from litestar.handlers import HTTPRouteHandler
 
 from gateway.admin.app import HANDLERS
 from gateway.admin.openapi import operators_document
-from gateway.admin.operators import Role, required_role
-from gateway.api.routes import CONTROLLERS, customers_document
+from gateway.api.routes import customers_document
 from gateway.dialects.registry import DIALECTS
 from tools.reference.errors_page import errors
 from tools.reference.markdown import NOTE, cell, fence, table
@@ -70,61 +63,27 @@ def api_pages() -> dict[str, str]:
     tags = {tag["name"]: tag["description"] for tag in document["tags"]}
     if lost := tags.keys() - {tag for page in PAGES for tag in page.tags}:
         raise LookupError(f"add the tags {sorted(lost)} to a page in `PAGES` of `{__file__}`")
-    found = {page.file: _page(page, document, tags, _COMMON, {}) for page in PAGES}
+    found = {page.file: _page(page, document, tags, _COMMON) for page in PAGES}
     operators = operators_routes()
     tags = {tag["name"]: tag["description"] for tag in operators["tags"]}
     page = ReferencePage("operators", "The operators' listener", tuple(tags))
-    found[page.file] = _page(page, operators, tags, _OPERATORS, operator_roles())
+    found[page.file] = _page(page, operators, tags, _OPERATORS)
     return {f"reference/api/{file}.md": text for file, text in found.items()}
 
 
 def customers() -> Json:
     """Return the OpenAPI document of the customers' listener."""
-    handlers = [*CONTROLLERS, *(handler for dialect in DIALECTS for handler in dialect.handlers)]
-    encoded = customers_document("reference", frozenset(_dependencies(handlers)), DIALECTS)
-    document: Json = msgspec.json.decode(encoded)
+    document: Json = msgspec.json.decode(customers_document("reference", DIALECTS))
     return document
 
 
 def operators_routes() -> Json:
     """Return the OpenAPI document of the operators' listener."""
-    encoded = operators_document(HANDLERS, frozenset(_dependencies(HANDLERS)))
-    document: Json = msgspec.json.decode(encoded)
+    document: Json = msgspec.json.decode(operators_document(HANDLERS))
     return document
 
 
-def operator_roles() -> dict[str, Role]:
-    """Return the role for each of the operators' routes, by `METHOD /path`."""
-    found = {}
-    for owner in HANDLERS:
-        prefix = owner.path if isinstance(owner, type) and issubclass(owner, Controller) else ""
-        own = [owner] if isinstance(owner, HTTPRouteHandler) else vars(owner).values()
-        for handler in own:
-            if isinstance(handler, HTTPRouteHandler) and not handler.opt.get("public"):
-                for path, method in itertools.product(handler.paths, handler.http_methods):
-                    route = re.sub(r":\w+}", "}", f"{prefix}{path}".rstrip("/"))
-                    found[f"{method} {route}"] = required_role(str(method), handler.opt)
-    return found
-
-
-def _dependencies(handlers: Iterable[Any]) -> Iterator[str]:
-    for part in handlers:
-        own = [part] if isinstance(part, HTTPRouteHandler) else vars(part).values()
-        for handler in own:
-            if isinstance(handler, HTTPRouteHandler):
-                for name, parameter in inspect.signature(handler.fn).parameters.items():
-                    marks = get_args(parameter.annotation)[1:]
-                    if any(isinstance(mark, Dependency) for mark in marks):
-                        yield name
-
-
-def _page(
-    page: ReferencePage,
-    document: Json,
-    tags: dict[str, str],
-    common: str,
-    roles: Mapping[str, Role],
-) -> str:
+def _page(page: ReferencePage, document: Json, tags: dict[str, str], common: str) -> str:
     routes = [
         (method.upper(), path, operation)
         for path, methods in document["paths"].items()
@@ -133,9 +92,7 @@ def _page(
     ]
     intro = " ".join(tags[tag] for tag in page.tags)
     parts = [f"# {page.title}\n\n{NOTE}{intro}\n{common}\n"]
-    for method, path, operation in routes:
-        role = roles.get(f"{method} {path}")
-        parts.append(_route(method, path, operation, document, role))
+    parts += [_route(method, path, operation, document) for method, path, operation in routes]
     schemas = document["components"]["schemas"]
     described = sorted({name for _, _, one in routes for name in _described(one, schemas)})
     if described:
@@ -144,12 +101,12 @@ def _page(
     return "".join(parts).rstrip() + "\n"
 
 
-def _route(method: str, path: str, operation: Json, document: Json, role: Role | None) -> str:
+def _route(method: str, path: str, operation: Json, document: Json) -> str:
     schemas = document["components"]["schemas"]
     parts = [f"## {method} {path}\n\n{_summary(operation)}\n\n"]
     if operation.get("security") == []:
         parts.append("No key is needed.\n\n")
-    if role is not None:
+    if role := operation.get("x-required-role"):
         parts.append(f"Needs the role `{role}`.\n\n")
     parts.append(_parameters(operation))
     for media, schema in _media(operation.get("requestBody", {})):

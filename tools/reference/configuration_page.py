@@ -1,13 +1,13 @@
-"""Writes the reference of the configuration from the types of its fields and variables.
+"""Writes the reference of the configuration from the fields that declare it.
 
-The meaning of a field is its docstring. docs/configuration.md says which fields do not take effect
-immediately.
+The type of a field has its unit, its bounds, and when a new value takes effect. The docstring below
+it has the meaning.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import msgspec
 import msgspec.inspect
@@ -16,13 +16,10 @@ from backends.settings import BackendSettings
 from gateway.api.field_docs import field_descriptions
 from gateway.config.document import Document
 from gateway.settings import Settings
-from tools.reference.markdown import NOTE, cell, from_below, names, rows, table
-from tools.reference.units import unit
+from tools.reference.markdown import NOTE, cell, table
+from wire.settings import default_of
 
-_SOURCE = "configuration.md"
 _HEAD = ("field", "type", "default", "unit", "meaning", "takes effect")
-# The columns of the table in docs/configuration.md that lists fields that take effect late.
-_LATE = ("field", "takes effect")
 _SCALARS = {
     msgspec.inspect.StrType: "text",
     msgspec.inspect.BoolType: "`true`, `false`",
@@ -56,42 +53,36 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a field of the configuration document, or an environment variable."""
 
     name: str
-    kind: Any
-    """The type annotation."""
-    default: str
-    """The default in backticks, or a word such as `required`."""
+    kind: msgspec.inspect.Type
+    default: Any
     meaning: str
+    takes_effect: str
 
 
 def configuration_page() -> str:
     """Return the page."""
-    late = {
-        name: row[1] for row in rows(_SOURCE) for name in names(row[0]) if len(row) == len(_LATE)
-    }
     parts = [
         "# Configuration reference\n\n",
         f"{NOTE}[Configuration](../configuration.md) explains which settings belong together.\n\n",
         _DOCUMENT_TEXT + "\n",
     ]
     for section, entries in document_entries().items():
-        effects = {entry.name: _reload(entry.name, late) for entry in entries}
-        parts.append(f"### `{section}`\n\n{_table(entries, effects)}")
+        parts.append(f"### `{section}`\n\n{_table(entries)}")
     for text, entries in ((_GATEWAY_TEXT, gateway_entries()), (_BACKEND_TEXT, backend_entries())):
-        effects = {entry.name: "restart" for entry in entries}
-        parts.append(f"{text}\n{_table(entries, effects)}")
+        parts.append(f"{text}\n{_table(entries, empty='unset')}")
     return "".join(parts).rstrip() + "\n"
 
 
 def document_entries() -> dict[str, list[Entry]]:
     """Return the fields of the configuration document, by section."""
     found: dict[str, list[Entry]] = {}
-    for field in msgspec.structs.fields(Document):
+    for section in _entries(Document, str, "reload"):
         entries = {
             _RULES.sub("limits.*[]", entry.name): entry
-            for entry in _below(field.type, field.name)
+            for entry in _below(section.kind, section.name, section.takes_effect)
             if not entry.name.startswith("models.*.limits[]")
         }
-        found[field.name] = [
+        found[section.name] = [
             msgspec.structs.replace(entry, name=name) for name, entry in entries.items()
         ]
     return found
@@ -99,71 +90,75 @@ def document_entries() -> dict[str, list[Entry]]:
 
 def gateway_entries() -> list[Entry]:
     """Return the variables of gateway processes."""
-    return list(_variables(Settings, "SLUICEGATE_"))
+    return [*_entries(Settings, lambda name: f"SLUICEGATE_{name.upper()}", "restart")]
 
 
 def backend_entries() -> list[Entry]:
     """Return the variables of backends."""
-    return list(_variables(BackendSettings, "SLUICEGATE_BACKEND_"))
+    named = _entries(BackendSettings, lambda name: f"SLUICEGATE_BACKEND_{name.upper()}", "restart")
+    return [*named]
 
 
-def _below(kind: Any, path: str) -> Iterator[Entry]:
-    if get_origin(kind) is tuple:
-        yield from _below(get_args(kind)[0], f"{path}[]")
-    elif get_origin(kind) is dict:
-        yield from _below(get_args(kind)[1], f"{path}.*")
-    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        meanings = field_descriptions(kind)
-        for field in msgspec.structs.fields(kind):
-            yield from _field(field, f"{path}.{field.name}", meanings.get(field.name, ""))
+def _below(kind: msgspec.inspect.Type, path: str, effect: str) -> Iterator[Entry]:
+    """Yield the fields inside a value of the type `kind`."""
+    if isinstance(kind, msgspec.inspect.Metadata):
+        yield from _below(kind.type, path, effect)
+    elif isinstance(kind, msgspec.inspect.VarTupleType):
+        yield from _below(kind.item_type, f"{path}[]", effect)
+    elif isinstance(kind, msgspec.inspect.DictType):
+        yield from _below(kind.value_type, f"{path}.*", effect)
+    elif isinstance(kind, msgspec.inspect.StructType):
+        for entry in _entries(kind.cls, lambda name: f"{path}.{name}", effect):
+            yield entry
+            yield from _below(entry.kind, entry.name, entry.takes_effect)
 
 
-def _field(field: msgspec.structs.FieldInfo, name: str, meaning: str) -> Iterator[Entry]:
-    if not isinstance(field.default, msgspec.Struct):
-        made = field.default_factory
-        default = field.default if made is msgspec.NODEFAULT else made()
+def _entries(
+    struct: type[msgspec.Struct], name_of: Callable[[str], str], effect: str
+) -> Iterator[Entry]:
+    meanings = field_descriptions(struct)
+    for field in msgspec.structs.fields(struct):
+        kind = msgspec.inspect.type_info(field.type)
+        when = _marks(kind).get("takes_effect")
         yield Entry(
-            name=name,
-            kind=field.type,
-            default="required" if field.required else _as_yaml(default),
-            meaning=meaning,
+            name=name_of(field.name),
+            kind=kind,
+            default=default_of(field),
+            meaning=meanings.get(field.name, ""),
+            takes_effect=f"reload, {when}" if when else effect,
         )
-    yield from _below(field.type, name)
 
 
-def _variables(kind: type[msgspec.Struct], prefix: str) -> Iterator[Entry]:
-    meanings = field_descriptions(kind)
-    for field in msgspec.structs.fields(kind):
-        default = "unset" if field.default in ("", None) else _as_yaml(field.default)
-        name = prefix + field.name.upper()
-        yield Entry(name=name, kind=field.type, default=default, meaning=meanings[field.name])
-
-
-def _table(entries: list[Entry], effects: Mapping[str, str]) -> str:
+def _table(entries: list[Entry], *, empty: str = '`""`') -> str:
     return table(
         _HEAD,
         (
             (
                 f"`{entry.name}`",
                 cell(type_name(entry.kind)),
-                entry.default,
+                empty if entry.default in ("", None) else _as_yaml(entry.default),
                 _unit(entry),
                 cell(entry.meaning),
-                from_below(effects[entry.name], _SOURCE),
+                entry.takes_effect,
             )
             for entry in entries
         ),
     )
 
 
-def _reload(name: str, late: Mapping[str, str]) -> str:
-    section = re.split(r"[.\[]", name)[0]
-    note = late.get(name) or late.get(section)
-    return f"reload, {note}" if note else "reload"
+def _marks(kind: msgspec.inspect.Type) -> dict[str, Any]:
+    """Return what the marks of a type, or of the members of a union, say."""
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return (kind.extra or {}) | _marks(kind.type)
+    if isinstance(kind, msgspec.inspect.UnionType):
+        return {name: mark for each in kind.types for name, mark in _marks(each).items()}
+    return {}
 
 
 def _as_yaml(default: object) -> str:
     """Return a default value in backticks, as it is written in the configuration document."""
+    if default is msgspec.NODEFAULT:
+        return "required"
     if isinstance(default, tuple) and default:
         return "as described"
     if isinstance(default, float) and default.is_integer():
@@ -174,22 +169,26 @@ def _as_yaml(default: object) -> str:
 
 
 def _unit(entry: Entry) -> str:
-    kind = msgspec.inspect.type_info(entry.kind)
-    members = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
-    return unit(entry.name) if any(isinstance(one, _NUMBERS) for one in members) else ""
+    """Return the unit of a number.
+
+    Raises:
+        LookupError: the type of a number has no unit.
+    """
+    unit: str = _marks(entry.kind).get("unit", "")
+    if not unit and type_name(entry.kind).startswith(tuple(_SCALARS[each] for each in _NUMBERS)):
+        raise LookupError(f"`{entry.name}` is a number without a unit; see `wire/settings.py`")
+    return unit
 
 
-def type_name(annotation: Any) -> str:
+def type_name(kind: msgspec.inspect.Type) -> str:
     """Return a description of a type, including its bounds."""
-    return _type_name(msgspec.inspect.type_info(annotation))
-
-
-def _type_name(kind: msgspec.inspect.Type) -> str:
+    if isinstance(kind, msgspec.inspect.Metadata):
+        return type_name(kind.type)
     if isinstance(kind, msgspec.inspect.LiteralType):
         return ", ".join(f"`{value}`" for value in kind.values)
     if isinstance(kind, msgspec.inspect.UnionType):
         known = [one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType)]
-        return " or ".join(map(_type_name, known))
+        return " or ".join(map(type_name, known))
     if isinstance(kind, msgspec.inspect.CustomType) and kind.cls is Path:
         return "path"
     if isinstance(kind, _NUMBERS):
@@ -199,9 +198,9 @@ def _type_name(kind: msgspec.inspect.Type) -> str:
 
 def _several(kind: msgspec.inspect.Type) -> str:
     if isinstance(kind, msgspec.inspect.VarTupleType):
-        return f"list of {_type_name(kind.item_type)}"
+        return f"list of {type_name(kind.item_type)}"
     if isinstance(kind, msgspec.inspect.DictType):
-        return f"mapping of {_type_name(kind.value_type)}"
+        return f"mapping of {type_name(kind.value_type)}"
     if isinstance(kind, msgspec.inspect.StructType):
         return kind.cls.__name__.removesuffix("Config").lower() + "s"
     return ""
@@ -212,6 +211,6 @@ def _bounds(kind: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> str:
         return f", {kind.ge:g} to {kind.le:,g}"
     if kind.ge is not None:
         return f", {kind.ge:g} or more"
-    if kind.gt is not None and kind.le is not None:
-        return f", above {kind.gt:g}, to {kind.le:g}"
+    if kind.gt is not None:
+        return f", above {kind.gt:g}" + (f", to {kind.le:g}" if kind.le is not None else "")
     return ""

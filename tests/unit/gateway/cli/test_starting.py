@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
@@ -53,12 +54,13 @@ def test_init_ends_with_commands_that_work(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_configuration_that_init_writes_names_no_model_and_keeps_the_defaults() -> None:
-    document = load_folder(STARTER_CONFIG)
+    assert load_folder(STARTER_CONFIG) == Document(prices=())
 
-    assert document.models == {}
-    assert document.prices == ()
-    assert (document.deadline, document.request) == (Document().deadline, Document().request)
-    assert document.cache == Document().cache
+
+def test_the_demonstrations_configuration_keeps_the_defaults_but_of_models_and_prices() -> None:
+    document = load_folder(Path(__file__).parents[4] / "config")
+
+    assert msgspec.structs.replace(document, models={}, prices=()) == Document(prices=())
 
 
 def test_init_overwrites_nothing(tmp_path: Path) -> None:
