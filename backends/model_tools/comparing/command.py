@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from backends.algorithms.registry import describe
+from backends.commands import MODELS_OPTION
 from backends.errors import StartProblem
 from backends.qualification.gate import Measure
 from backends.qualification.golden_texts import read_golden
@@ -17,11 +18,14 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 # The first of these tasks that a model has is used to compare it.
 _TASKS = (Task.ENTITIES, Task.EMBED, Task.RERANK, Task.CLASSIFY)
 _MEASURES: dict[Task, Measure] = {Task.ENTITIES: "tokens", Task.EMBED: "vectors"}
+_EXAMPLE = (
+    "sluicegate models compare sentiment --models ./models --folder ./checkpoint --texts texts.csv"
+)
 
 
-@click.command("compare")
+@click.command("compare", epilog=f"\b\nExample:\n  {_EXAMPLE}")
 @click.argument("name", metavar="MODEL")
-@click.option("--models", type=click.Path(path_type=Path), help="Model repository directory.")
+@MODELS_OPTION
 @click.option("--threads", type=int, help="Worker threads (0: one per core).")
 @click.option(
     "--folder", type=click.Path(path_type=Path), required=True, help="The model's checkpoint."

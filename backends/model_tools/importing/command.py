@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+from backends.commands import MODELS_OPTION
 from backends.errors import StartProblem
 from backends.executors.padded_batch import INPUTS
-from backends.model_tools.tuning.variant_options import (
+from backends.model_tools.tuning.options import (
     VariantOptions,
     needs_onnx,
     variant_options,
@@ -17,12 +18,15 @@ from backends.model_tools.tuning.variant_options import (
 from backends.settings import quiet_libraries, read_settings
 
 _OUTPUTS = ("logits", "pooled", "tokens")
-_FOLDER = click.Path(path_type=Path)
 
 
-@click.command("import")
+@click.command(
+    "import",
+    epilog="\b\nExample:\n"
+    "  sluicegate models import ./checkpoint --models ./models --name sentiment",
+)
 @click.argument("source", metavar="PATH")
-@click.option("--models", type=_FOLDER, help="Model repository directory.")
+@MODELS_OPTION
 @click.option("--name", help="Name of the model.  [default: the folder's name]")
 @click.option("--truncate", is_flag=True, help="Truncate long texts instead of refusing them.")
 @click.option(

@@ -13,16 +13,16 @@ from backends.app import open_backend
 from backends.batching.coalescing import RowCaller
 from backends.errors import BackendError, ItemRefused, StartProblem
 from backends.executors.opening import executor_opener
+from backends.model_tools.description import describe_model
 from backends.model_tools.importing.convert import TOKENIZER, convert
 from backends.model_tools.importing.finishing import is_half
 from backends.model_tools.importing.leftovers import check_leftovers, files_of
 from backends.model_tools.importing.source import CheckpointFolder, open_source
-from backends.model_tools.tuning.precision import Echo
-from backends.model_tools.tuning.variant_options import VariantOptions, make_variant
+from backends.model_tools.tuning.optimize import make_variant
+from backends.model_tools.tuning.options import Echo, VariantOptions
 from backends.pipelines.ask import AlgorithmContext
 from backends.repository.catalogue import read_catalogue
-from backends.repository.description import describe_model
-from backends.repository.manifest import NAME
+from backends.repository.names import NAME
 from backends.repository.publishing import publish_revision
 from backends.repository.staging import open_staging
 from backends.serving.core import ModelSetEntry

@@ -30,7 +30,7 @@ def write_report(result: OptimizeResult, *, price: float | None, plot: str | Non
         "",
         f"- Machine: {', '.join([*machine.devices, *machine.runtimes])}; {machine.date}.",
         f"- {result.judged:,} texts or pairs judged, {result.calibrated:,} others calibrated int8.",
-        f"- Served: `{sweep.model}` in {result.chosen}.",
+        f"- Served: `{sweep.model}`, revision {sweep.folder.name}, in {result.chosen}.",
         f"- Batches: {best.batch_size} rows, {best.threads} at a time.",
         *(f"- Written: `{folder}`." for folder in result.written),
         "",

@@ -14,7 +14,8 @@ _MILLISECONDS = 1000
 
 def describe_sweep(sweep: Sweep) -> list[str]:
     """Return the lines of the tables."""
-    lines = ["threads  rows a batch  rows/s   p95 of a batch"]
+    lines = [_name(sweep), ""]
+    lines += ["threads  rows a batch  rows/s   p95 of a batch"]
     lines += [
         f"{p.threads:7}  {p.batch_size:12}  {p.rows_per_second:6.0f}  {1000 * p.p95:11.1f} ms"
         for p in sweep.batches
@@ -30,12 +31,11 @@ def describe_sweep(sweep: Sweep) -> list[str]:
     return lines
 
 
-def draw_sweep(sweep: Sweep, path: Path) -> bool:
-    """Plot throughput and p95 against batch sizes and numbers of clients.
+def plot_sweep(sweep: Sweep, path: Path, echo: Callable[[str], None]) -> bool:
+    """Plot throughput and p95 against batch sizes and numbers of clients, and print the file.
 
-    Return `False` if matplotlib is not installed.
-
-    The suffix of `path` is the format: `.svg`, `.png` or `.pdf`.
+    Return `False` if matplotlib is not installed. The suffix of `path` is the format: `.svg`,
+    `.png` or `.pdf`.
 
     Raises:
         StartProblem: the file cannot be written, or matplotlib does not know the format.
@@ -44,13 +44,14 @@ def draw_sweep(sweep: Sweep, path: Path) -> bool:
         # Imported late, because it is optional and takes half a second.
         from matplotlib.figure import Figure  # noqa: PLC0415
     except ImportError:
+        echo(NO_PLOT)
         return False
     # A `Figure` that is not managed by pyplot needs no display.
     figure = Figure(figsize=(11, 8), layout="constrained")
     (rates, delays), (client_rates, client_delays) = figure.subplots(2, 2)
     machine, best = sweep.machine, sweep.best
     figure.suptitle(
-        f"{sweep.model}: {best.batch_size} rows a batch in {best.threads} threads\n"
+        f"{_name(sweep)}: {best.batch_size} rows a batch in {best.threads} threads\n"
         f"{', '.join([*machine.devices, *machine.runtimes])}, {machine.date}"
     )
     threads = {
@@ -70,7 +71,12 @@ def draw_sweep(sweep: Sweep, path: Path) -> bool:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StartProblem(f"cannot write `{path}`: {reason}") from None
+    echo(f"plot: {path}")
     return True
+
+
+def _name(sweep: Sweep) -> str:
+    return f"{sweep.model}, revision {sweep.folder.name}"
 
 
 def _draw(

@@ -11,7 +11,7 @@ from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.opening import executor_opener
 from backends.executors.pooling import PoolingExecutor
-from backends.model_tools.tuning.precision import ROUNDING
+from backends.model_tools.tuning.options import ROUNDING
 from backends.pipelines.head import read_head_weights
 from backends.qualification.device_graphs import find_quickest
 from backends.qualification.gate import Measure

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from backends.executors.base import ModelExecutor
-from backends.model_tools.tuning.precision import VariantPrecision
+from backends.model_tools.tuning.options import VariantPrecision
 from backends.model_tools.tuning.tuned_model import TunedModel
 from backends.qualification.certificate import certified_outputs
 from backends.qualification.gate import CHANGES, Bounds, Verdict, judge

@@ -1,31 +1,46 @@
-"""Declares the options of commands that make a variant in another precision."""
+"""Declares the precisions of variants, and the options of commands that make a variant."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from types import MappingProxyType
+from typing import Any, Literal, get_args
 
 import click
 import msgspec
 
 from backends.errors import StartProblem
-from backends.model_tools.tuning.precision import ELSEWHERE, PROVIDERS, Echo, VariantPrecision
 from backends.qualification.gate import Bounds
-from backends.qualification.golden_texts import read_golden
-from backends.repository.catalogue import read_catalogue
-from backends.settings import BackendSettings, quiet_libraries
+from wire.gpus import GPU_PROVIDERS
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
+VariantPrecision = Literal["int8", "fp16", "bf16"]
+# The precisions to which a provider's runtime can round an fp32 graph.
+ROUNDING: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"openvino": ("bf16",), "tensorrt": ("fp16", "bf16")}
+)
+Echo = Callable[[str], None]
+# The providers that gain from each precision, and why all other providers do not gain.
+PROVIDERS: Mapping[VariantPrecision, tuple[str, ...]] = MappingProxyType(
+    {"int8": ("cpu",), "fp16": GPU_PROVIDERS, "bf16": (*GPU_PROVIDERS, "openvino")}
+)
+ELSEWHERE: Mapping[VariantPrecision, str] = MappingProxyType(
+    {
+        "int8": "only ONNX Runtime on a CPU computes products in int8",
+        "fp16": "a CPU computes most of the graph in fp32, and is slower",
+        "bf16": "on a CPU, bf16 needs `SLUICEGATE_BACKEND_PROVIDER=openvino`",
+    }
+)
+FILE = click.Path(path_type=Path, dir_okay=False)
 _OPTIONS = (
     click.option(
         "--precision",
         type=click.Choice(get_args(VariantPrecision)),
         help="Precision of the variant.",
     ),
-    click.option("--calibrate", type=_FILE, help="File of texts to calibrate int8."),
+    click.option("--calibrate", type=FILE, help="File of texts to calibrate int8."),
     click.option(
-        "--judge", type=_FILE, help="File of other texts with labels, to judge the variant."
+        "--judge", type=FILE, help="File of other texts with labels, to judge the variant."
     ),
 )
 _BOUNDS = (
@@ -132,44 +147,6 @@ def _with_options(
     for option in reversed(options):
         command = option(command)
     return command
-
-
-def make_variant(
-    settings: BackendSettings, name: str, wanted: VariantOptions, *, dry_run: bool, echo: Echo
-) -> list[Path] | None:
-    """Make and judge a variant; return the written folders, or `None` if it is refused.
-
-    Raises:
-        StartProblem: the variant cannot be made.
-    """
-    judge = wanted.golden_file()
-    quiet_libraries()
-    with needs_onnx("--precision"):
-        from backends.model_tools.tuning.publish import publish  # noqa: PLC0415
-        from backends.model_tools.tuning.tuned_model import find_tuned_model  # noqa: PLC0415
-        from backends.model_tools.tuning.variant_gate import (  # noqa: PLC0415
-            VariantGate,
-            describe_report,
-        )
-        from backends.model_tools.tuning.variant_maker import VariantMaker  # noqa: PLC0415
-    if wanted.precision == "bf16" and settings.provider not in PROVIDERS["bf16"]:
-        raise StartProblem(f"`--precision bf16`: {ELSEWHERE['bf16']}")
-    subject = find_tuned_model(read_catalogue(settings.models), name, settings)
-    golden = subject.suited(read_golden(judge), judge)
-    maker = VariantMaker(subject, bounds=wanted.gate.bounds, echo=echo)
-    limits = wanted.gate
-    gate = VariantGate(subject, golden, bounds=limits.bounds, min_speedup=limits.min_speedup)
-    calibrate = None
-    if wanted.calibrate is not None:
-        calibrate = subject.suited(read_golden(wanted.calibrate), wanted.calibrate)
-    graph, report = maker.make(wanted.precision, gate, calibrate=calibrate)
-    for line in describe_report(report):
-        echo(line)
-    if report.reasons:
-        echo(f"Refused: {'; '.join(report.reasons)}")
-        return None
-    echo("Accepted")
-    return [] if dry_run else publish(settings.models, subject, graph, report)
 
 
 @contextmanager
