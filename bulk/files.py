@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Literal, cast, get_args
+from typing import IO, Any, Literal, cast
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
@@ -244,6 +244,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
-
-
-FORMATS: tuple[Format, ...] = get_args(Format)
