@@ -8,6 +8,8 @@ import click
 from backends.algorithms.registry import describe
 from backends.commands import MODELS_OPTION
 from backends.errors import StartProblem
+from backends.model_tools.comparing.answers import reference_results, served_results
+from backends.model_tools.comparing.results import compare_results, describe_difference
 from backends.qualification.gate import Measure
 from backends.qualification.golden_texts import read_golden
 from backends.repository.catalogue import read_catalogue
@@ -50,14 +52,6 @@ def compare_command(
     """
     settings = read_settings(models=models, threads=threads)
     quiet_libraries()
-    # Imported late, because the modules are heavy.
-    from backends.model_tools.comparing.reference import reference_results  # noqa: PLC0415
-    from backends.model_tools.comparing.results import (  # noqa: PLC0415
-        compare_results,
-        describe_difference,
-    )
-    from backends.model_tools.comparing.served import served_results  # noqa: PLC0415
-
     task = _find_task(settings, name)
     measure: Measure = _MEASURES.get(task, "labels")
     golden = read_golden(texts).suited_to(measure, reads_pairs=task is Task.RERANK)
