@@ -66,8 +66,6 @@ CANDIDATES = (
     _candidate("fp16", "packed", 2),
     _candidate("fp16", "ranges", 2),
     _candidate("fp16", "heads", 8),
-    _candidate("fp16", "packed-qkv"),
-    _candidate("fp16", "packed-fused"),
     _candidate("fp16", "fused"),
     _candidate("bf16", "heads"),
     _candidate("bf16", "heads", 8),

@@ -24,19 +24,19 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from backends.model_tools.graphs.attention import add_ranges, attend_rows
-from backends.model_tools.graphs.gathered import (
+from backends.model_tools.graphs.graph_builder import (
+    NOTHING_STORED,
+    TYPES,
+    GraphBuilder,
+    StoredWeights,
+)
+from backends.model_tools.graphs.grids import (
     Grid,
     attend_first,
     attend_gathered,
     count_positions,
     embed_tokens,
     open_grid,
-)
-from backends.model_tools.graphs.graph_builder import (
-    NOTHING_STORED,
-    TYPES,
-    GraphBuilder,
-    StoredWeights,
 )
 from backends.model_tools.graphs.options import GraphOptions, Precision
 from backends.model_tools.graphs.relative import add_relative_bias

@@ -25,13 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
+from backends.model_tools.graphs.attention import FusedRows
 from backends.model_tools.graphs.bert import FIRST, TOKENS
 from backends.model_tools.graphs.families import strip_prefix
-from backends.model_tools.graphs.fused_rows import FusedRows
-from backends.model_tools.graphs.gathered import open_grid
 from backends.model_tools.graphs.graph_builder import NOTHING_STORED, GraphBuilder, StoredWeights
+from backends.model_tools.graphs.grids import add_padding_scores, open_grid
 from backends.model_tools.graphs.options import Attention, GraphOptions, Output, check_options
-from backends.model_tools.graphs.padded import add_padding_scores
 from backends.model_tools.graphs.relative import add_distances, count_places, subtract_places
 from backends.model_tools.graphs.weights import Weights, WeightsError
 

@@ -13,13 +13,13 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from backends.model_tools.graphs.bert import POOLED, TOKENS
-from backends.model_tools.graphs.gathered import pad_for_sum
 from backends.model_tools.graphs.graph_builder import (
     NOTHING_STORED,
     GraphBuilder,
     StoredWeights,
     copy_model,
 )
+from backends.model_tools.graphs.grids import pad_for_sum
 from backends.model_tools.graphs.options import Output
 from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.types import Pooling

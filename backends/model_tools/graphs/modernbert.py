@@ -16,11 +16,11 @@ import msgspec
 import numpy as np
 from onnx import ModelProto, TensorProto
 
+from backends.model_tools.graphs.attention import FusedRows
 from backends.model_tools.graphs.bert import FIRST, TOKENS
 from backends.model_tools.graphs.families import strip_prefix
-from backends.model_tools.graphs.fused_rows import FusedRows
-from backends.model_tools.graphs.gathered import attend_first, attend_gathered, open_grid
 from backends.model_tools.graphs.graph_builder import NOTHING_STORED, GraphBuilder, StoredWeights
+from backends.model_tools.graphs.grids import attend_first, attend_gathered, open_grid
 from backends.model_tools.graphs.options import Attention, GraphOptions, Output, check_options
 from backends.model_tools.graphs.relative import add_distances, count_places, subtract_places
 from backends.model_tools.graphs.weights import Weights, WeightsError

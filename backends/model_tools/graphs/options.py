@@ -9,9 +9,7 @@ from backends.model_tools.graphs.weights import WeightsError
 
 Precision = Literal["fp32", "fp16", "bf16"]
 Output = Literal["pooled", "tokens", "first"]
-Attention = Literal[
-    "fused", "heads", "ranges", "gathered", "plain", "packed", "packed-qkv", "packed-fused"
-]
+Attention = Literal["fused", "heads", "ranges", "gathered", "plain", "packed"]
 
 
 class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,8 +30,6 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
     - `packed` uses `PackedMultiHeadAttention`, which gets query, key and value without
       padding, as three tensors. This kind suits the flash kernels. It needs CUDA, and cannot
       become a CUDA graph.
-    - `packed-qkv` is like `packed`, but query, key and value are interleaved in one tensor.
-    - `packed-fused` uses `PackedAttention`, which also gets rows without padding.
 
     `bf16` needs `heads` or `ranges`, because the kernels of all other kinds do not support bf16.
     Outputs are float32 in every precision.
@@ -49,7 +45,7 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def packed(self) -> bool:
         """Whether the layers leave padding out."""
-        return self.attention.startswith("packed")
+        return self.attention == "packed"
 
     def problem(self) -> str | None:
         """Return why the options are not valid; `None` if they are."""

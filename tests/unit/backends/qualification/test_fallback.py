@@ -16,7 +16,7 @@ from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import PaddedBatch
 from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.length_classes import WIDTHS
+from backends.model_tools.graphs.grids import WIDTHS
 from backends.model_tools.graphs.options import GraphOptions
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import seeded_weights

@@ -15,8 +15,8 @@ from backends.errors import ModelProblem
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.model_tools.graphs.bert import build_bert
+from backends.model_tools.graphs.grids import WIDTHS
 from backends.model_tools.graphs.heads import add_pooling
-from backends.model_tools.graphs.length_classes import WIDTHS
 from backends.model_tools.graphs.options import Attention, GraphOptions, Precision
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import Weights, WeightsError, seeded_weights
@@ -31,7 +31,6 @@ OPTIONS = [
     for precision, attention in product(get_args(Precision), get_args(Attention))
     if (options := GraphOptions(precision=precision, attention=attention)).problem() is None
 ]
-PACKED: list[Attention] = ["packed", "packed-qkv", "packed-fused"]
 TOLERANCE: dict[Precision, float] = {"fp32": 1e-5, "fp16": 2e-2}
 ON_CPU = [options for options in OPTIONS if options.precision in TOLERANCE and not options.packed]
 
@@ -248,8 +247,7 @@ def test_outputs_are_float32_and_weights_are_not(options: GraphOptions, weights:
     assert {o.type.tensor_type.elem_type for o in graph.output} == {TensorProto.FLOAT}
 
 
-@pytest.mark.parametrize("attention", PACKED)
-def test_packed_graphs_equal_the_reference(attention: Attention, weights: Weights) -> None:
+def test_packed_graphs_equal_the_reference(weights: Weights) -> None:
     """As their operators are documented: the CPU has no kernels for them."""
     batch = rows(3, 24, 1, 9)
     ids, types, mask = np.zeros((3, len(batch), 24), dtype=np.int32)
@@ -258,7 +256,7 @@ def test_packed_graphs_equal_the_reference(attention: Attention, weights: Weight
         types[place, : len(row)] = kinds
         mask[place, : len(row)] = 1
     graph = ReferenceEvaluator(
-        build_bert(SHAPE, weights, GraphOptions(attention=attention)), new_ops=OPERATORS
+        build_bert(SHAPE, weights, GraphOptions(attention="packed")), new_ops=OPERATORS
     )
 
     feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
