@@ -36,7 +36,7 @@ def build_checkpoint(
     """Return the graph of a checkpoint; the default options suit CPUs.
 
     If the checkpoint has a head, the graph has the output `logits`. Otherwise, it has the outputs
-    `pooled`, which `pooling` computes, and `tokens`. `options.outputs` is ignored. `stored`
+    `pooled`, which `pooling` computes, and `tokens`. `options.output` is ignored. `stored`
     describes weights that are already in another file. The graph refers to that file instead of
     copying these weights.
 
@@ -61,7 +61,7 @@ def _encoder(
     options: GraphOptions,
     stored: StoredWeights,
 ) -> ModelProto:
-    options = msgspec.structs.replace(options, outputs=(output,))
+    options = msgspec.structs.replace(options, output=output)
     if (build := _OTHERS.get(str(config.get("model_type")))) is not None:
         return build(config, weights, options, stored)
     shape, renamed = as_bert(config, weights)

@@ -69,16 +69,6 @@ class Grid:
         """Append a node that lays out `tokens` on the grid: `[batch, sequence, hidden]`."""
         return self._graph.plain("Gather", [tokens, self.filled], output)
 
-    def fill_for_sum(self, tokens: str, output: str) -> tuple[str, str]:
-        """Append a grid of `tokens` with three more places in each row; return it and its mask.
-
-        `pad_for_sum` explains the additional places.
-        """
-        mask = pad_for_sum(self._graph, self._mask, f"{output}.mask")
-        # "edge" repeats a token of the same row. Another row's token may be NaN.
-        filled = pad_for_sum(self._graph, self.filled, f"{output}.filled", mode="edge")
-        return self._graph.plain("Gather", [tokens, filled], output), mask
-
     def first(self, tokens: str, output: str) -> str:
         """Append a node that takes the first token of every row of `tokens`: `[batch, hidden]`."""
         rows = self._graph.plain("Gather", [self.filled, self._first], f"{output}.rows", axis=1)
@@ -327,9 +317,7 @@ class PaddedGrid:
         return graph.plain("Reshape", [f"{prefix}.rows", self._joined], f"{prefix}.joined")
 
 
-def pad_for_sum(
-    graph: GraphBuilder, values: str, output: str, *, rank: int = 2, mode: str = "constant"
-) -> str:
+def pad_for_sum(graph: GraphBuilder, values: str, output: str, *, rank: int = 2) -> str:
     """Append nodes that give each row of `values` `[batch, sequence, ...]` three more places.
 
     The caller sums over the places. The matrix kernel sums four products at a time, but sums the
@@ -339,7 +327,7 @@ def pad_for_sum(
     sizes = np.zeros(2 * rank, dtype=np.int64)
     sizes[rank + 1] = 3
     pads = graph.constant(f"{output}.pads", sizes)
-    return graph.plain("Pad", [values, pads], output, mode=mode)
+    return graph.plain("Pad", [values, pads], output)
 
 
 def open_grid(graph: GraphBuilder, *, width: int) -> Grid | PaddedGrid:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from backends.model_tools.graphs.bert import POOLED, TOKENS
+from backends.model_tools.graphs.bert import TOKENS
 from backends.model_tools.graphs.graph_builder import (
     NOTHING_STORED,
     GraphBuilder,
@@ -24,7 +24,7 @@ from backends.model_tools.graphs.options import Output
 from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.types import Pooling
 
-LOGITS = "logits"
+LOGITS, POOLED = "logits", "pooled"
 Purpose = Literal["text", "tokens", "choice"]
 
 _ARCHITECTURES: Mapping[str, Purpose] = {
@@ -43,7 +43,7 @@ class HeadShape(msgspec.Struct, frozen=True, kw_only=True):
     out: str
     dense: str | None = None
     activation: Literal["Tanh", "Relu", "Gelu"] = "Tanh"
-    reads: Output = "first"
+    reads: Output | Literal["pooled"] = "first"
     norm: str | None = None
     epsilon: float = 1e-5
     biased: bool = True
@@ -107,7 +107,9 @@ def _deberta(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
 
 def _modernbert(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
     _require(config, {"classifier_activation": "gelu"})
-    pooled: Output = "pooled" if config.get("classifier_pooling", "cls") == "mean" else "first"
+    pooled: Output | Literal["pooled"] = (
+        "pooled" if config.get("classifier_pooling", "cls") == "mean" else "first"
+    )
     return HeadShape(
         dense="head.dense",
         activation="Gelu",
@@ -188,18 +190,16 @@ def _pool(graph: GraphBuilder, pooling: Pooling, *, exact: bool) -> None:
     if pooling == "cls":
         first = graph.constant("pool.first", np.array(0, dtype=np.int64))
         graph.plain("Gather", [TOKENS, first], POOLED, axis=1)
+        return
+    rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
+    if pooling == "mean":
+        _pool_mean(graph, rows, exact=exact)
     else:
-        axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
-        rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
-        if pooling != "mean":
-            _pool_max(graph, axis, rows)
-        elif exact:
-            _pool_exact_mean(graph, rows)
-        else:
-            _pool_mean(graph, axis, rows)
+        _pool_max(graph, rows)
 
 
-def _pool_max(graph: GraphBuilder, axis: str, rows: str) -> None:
+def _pool_max(graph: GraphBuilder, rows: str) -> None:
+    axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
     least = graph.constant("pool.least", np.array(np.finfo(np.float32).min, dtype=np.float32))
     graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.BOOL)
     graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
@@ -207,27 +207,22 @@ def _pool_max(graph: GraphBuilder, axis: str, rows: str) -> None:
     graph.plain("ReduceMax", ["pool.tokens", rows], POOLED, keepdims=0)
 
 
-def _pool_mean(graph: GraphBuilder, axis: str, rows: str) -> None:
+def _pool_mean(graph: GraphBuilder, rows: str, *, exact: bool) -> None:
     # The mean of an empty row must be zero, not NaN.
     least = graph.constant("pool.least", np.array(1, dtype=np.float32))
-    graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.FLOAT)
-    graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
-    graph.plain("Mul", [TOKENS, "pool.real"], "pool.tokens")
-    graph.plain("ReduceSum", ["pool.tokens", rows], "pool.sum", keepdims=0)
-    graph.plain("ReduceSum", ["pool.mask", rows], "pool.found", keepdims=1)
-    graph.plain("Max", ["pool.found", least], "pool.count")
-    graph.plain("Div", ["pool.sum", "pool.count"], POOLED)
-
-
-def _pool_exact_mean(graph: GraphBuilder, rows: str) -> None:
-    # The mean of an empty row must be zero, not NaN.
-    least = graph.constant("pool.least", np.array(1, dtype=np.float32))
-    mask = pad_for_sum(graph, "attention_mask", "pool.places")
-    pad_for_sum(graph, TOKENS, "pool.tokens", rank=3)
-    graph.plain("Cast", [mask], "pool.mask", to=TensorProto.FLOAT)
-    graph.plain("Unsqueeze", ["pool.mask", rows], "pool.selector")
-    graph.plain("MatMul", ["pool.selector", "pool.tokens"], "pool.sums")
-    graph.plain("Squeeze", ["pool.sums", rows], "pool.sum")
+    if exact:
+        mask = pad_for_sum(graph, "attention_mask", "pool.places")
+        pad_for_sum(graph, TOKENS, "pool.tokens", rank=3)
+        graph.plain("Cast", [mask], "pool.mask", to=TensorProto.FLOAT)
+        graph.plain("Unsqueeze", ["pool.mask", rows], "pool.selector")
+        graph.plain("MatMul", ["pool.selector", "pool.tokens"], "pool.sums")
+        graph.plain("Squeeze", ["pool.sums", rows], "pool.sum")
+    else:
+        axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
+        graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.FLOAT)
+        graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
+        graph.plain("Mul", [TOKENS, "pool.real"], "pool.tokens")
+        graph.plain("ReduceSum", ["pool.tokens", rows], "pool.sum", keepdims=0)
     graph.plain("ReduceSum", ["pool.mask", rows], "pool.found", keepdims=1)
     graph.plain("Max", ["pool.found", least], "pool.count")
     graph.plain("Div", ["pool.sum", "pool.count"], POOLED)

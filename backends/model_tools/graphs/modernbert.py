@@ -75,7 +75,7 @@ def build_modernbert(
         WeightsError: a weight is missing, or the configuration has an option that is not supported.
     """
     check_options(options, attention=("gathered", "plain", *_FUSED))
-    (output,) = options.outputs
+    output = options.output
     try:
         shape = msgspec.convert(config, ModernBertShape)
     except msgspec.ValidationError as error:

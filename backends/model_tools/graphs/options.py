@@ -1,4 +1,4 @@
-"""Defines the options of an encoder's graph: precision, kind of attention, outputs."""
+"""Defines the options of an encoder's graph: precision, kind of attention, output."""
 
 from collections.abc import Collection
 from typing import Literal
@@ -8,12 +8,12 @@ import msgspec
 from backends.model_tools.graphs.weights import WeightsError
 
 Precision = Literal["fp32", "fp16", "bf16"]
-Output = Literal["pooled", "tokens", "first"]
+Output = Literal["tokens", "first"]
 Attention = Literal["fused", "heads", "ranges", "gathered", "plain", "packed"]
 
 
 class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects the precision, the kind of attention and the outputs of a graph.
+    """Selects the precision, the kind of attention and the output of a graph.
 
     `attention` says which operator computes attention:
 
@@ -32,15 +32,14 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
       become a CUDA graph.
 
     `bf16` needs `heads` or `ranges`, because the kernels of all other kinds do not support bf16.
-    Outputs are float32 in every precision.
-
-    The output `first` is the last state of each row's first token. It must be the only output. With
-    this output, the last layer of a `gathered` or `plain` graph computes first tokens only.
+    The output is float32 in every precision: the last state of every token (`tokens`), or of each
+    row's first token (`first`). With `first`, the last layer of a `gathered` or `plain` graph
+    computes first tokens only.
     """
 
     precision: Precision = "fp32"
     attention: Attention = "fused"
-    outputs: tuple[Output, ...] = ("pooled", "tokens")
+    output: Output = "tokens"
 
     @property
     def packed(self) -> bool:
@@ -49,10 +48,6 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def problem(self) -> str | None:
         """Return why the options are not valid; `None` if they are."""
-        if not self.outputs:
-            return "a graph needs an output"
-        if "first" in self.outputs and len(self.outputs) > 1:
-            return "the output `first` must be the only output"
         if self.attention == "gathered" and self.precision != "fp32":
             return "`gathered` attention is only for fp32"
         if self.attention == "plain" and self.precision != "fp32":
