@@ -4,7 +4,7 @@ A head reads either the vector of each row's first token, or the vector of each 
 dense layer with an activation. Its last layer has one logit for each label.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -58,51 +58,55 @@ def find_head(config: Mapping[str, Any]) -> HeadShape | None:
     name = str((config.get("architectures") or [""])[0])
     purpose = next((p for end, p in _ARCHITECTURES.items() if name.endswith(end)), None)
     if purpose is not None:
-        return _HEADS.get(str(config.get("model_type")), _bert)(config, purpose)
+        return _head(config, purpose)
     if name and not name.endswith(("Model", "ForMaskedLM", "ForPreTraining")):
         raise WeightsError(f"`architectures` is `{name}`, whose head is not supported")
     return None
 
 
-def _bert(_: Mapping[str, Any], purpose: Purpose) -> HeadShape:
+_TOKENS = HeadShape(out="classifier", reads="tokens")
+_POOLED = HeadShape(dense="pooler.dense", out="classifier")
+_DENSE = HeadShape(dense="classifier.dense", out="classifier.out_proj")
+# The heads of texts and, unless `_CHOICES` has another one, of choices, by model type.
+_TEXTS: Mapping[str, HeadShape] = MappingProxyType(
+    {
+        "distilbert": HeadShape(dense="pre_classifier", activation="Relu", out="classifier"),
+        "roberta": _DENSE,
+        "xlm-roberta": _DENSE,
+        "mpnet": _DENSE,
+        "electra": msgspec.structs.replace(_DENSE, activation="Gelu"),
+        "albert": HeadShape(dense="pooler", out="classifier"),
+        "deberta-v2": msgspec.structs.replace(_POOLED, activation="Gelu"),
+    }
+)
+_SUMMARY = HeadShape(dense="sequence_summary.summary", activation="Gelu", out="classifier")
+_CHOICES: Mapping[str, HeadShape] = MappingProxyType(
+    {"roberta": _POOLED, "xlm-roberta": _POOLED, "mpnet": _POOLED, "electra": _SUMMARY}
+)
+# Fields of `config.json` that must have these values, if the head reads them.
+_REQUIRED: Mapping[HeadShape, Mapping[str, object]] = MappingProxyType(
+    {
+        _SUMMARY: {
+            "summary_type": "first",
+            "summary_use_proj": True,
+            "summary_activation": "gelu",
+        },
+        _TEXTS["deberta-v2"]: {"pooler_hidden_act": "gelu"},
+    }
+)
+
+
+def _head(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
+    kind = str(config.get("model_type"))
+    if kind == "modernbert":
+        return _modernbert(config, purpose)
     if purpose == "tokens":
-        return HeadShape(out="classifier", reads="tokens")
-    return HeadShape(dense="pooler.dense", out="classifier")
-
-
-def _distilbert(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
-    if purpose == "tokens":
-        return _bert(config, purpose)
-    return HeadShape(dense="pre_classifier", activation="Relu", out="classifier")
-
-
-def _roberta(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
-    if purpose != "text":
-        return _bert(config, purpose)
-    return HeadShape(dense="classifier.dense", out="classifier.out_proj")
-
-
-def _electra(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
-    if purpose == "tokens":
-        return _bert(config, purpose)
-    if purpose == "text":
-        return HeadShape(dense="classifier.dense", activation="Gelu", out="classifier.out_proj")
-    defaults = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
-    _require(config, defaults)
-    return HeadShape(dense="sequence_summary.summary", activation="Gelu", out="classifier")
-
-
-def _albert(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
-    if purpose == "tokens":
-        return _bert(config, purpose)
-    return HeadShape(dense="pooler", out="classifier")
-
-
-def _deberta(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
-    if purpose == "tokens":
-        return _bert(config, purpose)
-    _require(config, {"pooler_hidden_act": "gelu"})
-    return HeadShape(dense="pooler.dense", activation="Gelu", out="classifier")
+        return _TOKENS
+    head = _TEXTS.get(kind, _POOLED)
+    if purpose == "choice":
+        head = _CHOICES.get(kind, head)
+    _require(config, _REQUIRED.get(head, {}))
+    return head
 
 
 def _modernbert(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
@@ -125,20 +129,6 @@ def _require(config: Mapping[str, Any], values: Mapping[str, object]) -> None:
     for field, wanted in values.items():
         if config.get(field, wanted) != wanted:
             raise WeightsError(f"`{field}` must be `{wanted}`")
-
-
-_HEADS: Mapping[str, Callable[[Mapping[str, Any], Purpose], HeadShape]] = MappingProxyType(
-    {
-        "distilbert": _distilbert,
-        "roberta": _roberta,
-        "xlm-roberta": _roberta,
-        "mpnet": _roberta,
-        "electra": _electra,
-        "albert": _albert,
-        "deberta-v2": _deberta,
-        "modernbert": _modernbert,
-    }
-)
 
 
 def add_head(

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from backends.errors import BackendError, ItemRefused, StartProblem
 from backends.model_tools.description import describe_model
 from backends.model_tools.importing.convert import TOKENIZER, convert
-from backends.model_tools.importing.finishing import is_half
+from backends.model_tools.importing.finishing import is_half_file
 from backends.model_tools.importing.leftovers import check_leftovers, files_of
 from backends.model_tools.importing.source import CheckpointFolder, open_source
 from backends.model_tools.running import answer, open_model
@@ -94,7 +94,7 @@ def _with_half_precision(
     Raises:
         StartProblem: the graph is not in fp16, and there are no texts to judge a variant.
     """
-    if source.graph is None or not is_half(source.graph):
+    if source.graph is None or not is_half_file(source.graph):
         variant.golden_file()
     return {**given, "profile": variant.precision}
 
@@ -116,7 +116,7 @@ def _convert(
         own = source.graph or folder
         named = str(error).replace(str(entry / "model.onnx"), str(own))
         hint = ""
-        if source.graph is not None and "profile" not in given and is_half(source.graph):
+        if source.graph is not None and "profile" not in given and is_half_file(source.graph):
             hint = "; the graph is in fp16: `--precision fp16` allows fp16's tolerance"
         raise StartProblem(named.replace(str(entry), str(folder)) + hint) from None
 

@@ -14,13 +14,8 @@ from backends.model_tools.graphs.ranges import ProductPlan, plan_product
 from backends.model_tools.tuning.calibration import collect
 from backends.model_tools.tuning.options import Echo, VariantPrecision
 from backends.model_tools.tuning.tuned_model import TunedModel
-from backends.model_tools.tuning.variant_gate import (
-    VariantGate,
-    VariantReport,
-    judge_outputs,
-    temporary_graph,
-)
-from backends.qualification.gate import CHANGES, Bounds, Verdict
+from backends.model_tools.tuning.variant_gate import VariantGate, VariantReport, temporary_graph
+from backends.qualification.gate import CHANGES, Bounds
 from backends.qualification.golden_texts import GoldenSet
 from backends.qualification.text_runs import TextBatch
 from backends.types import FloatArray, IntArray, Text
@@ -113,7 +108,9 @@ class VariantMaker:
 
         def flips(kept: frozenset[str]) -> float:
             graph = self._build({n: plan for n, plan in plans.items() if n not in kept})
-            verdict = self._compare(reference, self._outputs(graph, whole), groups)
+            verdict = self._subject.judge(
+                reference, self._outputs(graph, whole), owners=groups, bounds=self._bounds
+            )
             self._echo(
                 f"{len(kept)} of {len(plans)} products in float: {verdict.flips:.2%} "
                 f"{CHANGES[verdict.measure]}"
@@ -126,9 +123,6 @@ class VariantMaker:
 
         bound = self._bounds.flips * _MARGIN
         return find_sensitive(sizes, flips=flips, damage=damage, bound=bound)
-
-    def _compare(self, reference: FloatArray, found: FloatArray, owners: IntArray) -> Verdict:
-        return judge_outputs(self._subject, reference, found, owners=owners, bounds=self._bounds)
 
     def _build(self, plans: dict[str, ProductPlan]) -> bytes:
         content: bytes = quantize(self._model, plans).SerializeToString()
