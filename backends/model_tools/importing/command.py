@@ -11,7 +11,7 @@ from backends.commands import MODELS_OPTION
 from backends.errors import StartProblem
 from backends.executors.padded_batch import INPUTS
 from backends.model_tools.tuning.options import (
-    VariantOptions,
+    choose_variant,
     needs_onnx,
     variant_options,
 )
@@ -64,7 +64,7 @@ def import_command(
     dry_run: bool,
     reloads: bool,
     data_dir: str | None,
-    wanted: VariantOptions | None,
+    **variant: Any,
 ) -> None:
     """Import the Hugging Face folder PATH as the next revision of a model.
 
@@ -110,7 +110,7 @@ def import_command(
         given=_fields(inputs, outputs, labels, truncate=truncate),
         files=found.files,
         ignored=ignored,
-        variant=wanted,
+        variant=choose_variant(**variant),
         dry_run=dry_run,
         echo=click.echo,
     ):

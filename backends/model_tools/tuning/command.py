@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,7 +11,7 @@ from backends.errors import StartProblem
 from backends.model_tools.tuning.options import (
     FILE,
     GateOptions,
-    VariantOptions,
+    choose_variant,
     gate_options,
     needs_onnx,
     variant_options,
@@ -49,7 +50,7 @@ def tune_command(
     seconds: float,
     plot: Path | None,
     dry_run: bool,
-    wanted: VariantOptions | None,
+    **variant: Any,
 ) -> None:
     """Find the best batch size and number of threads for MODEL on this machine.
 
@@ -57,6 +58,7 @@ def tune_command(
     variant stays within the bounds, it becomes the newest revision. Otherwise, its measurements are
     printed and the exit code is 1.
     """
+    wanted = choose_variant(**variant)
     settings = read_settings(models=models, threads=threads)
     quiet_libraries()
     if wanted is not None:
@@ -69,8 +71,8 @@ def tune_command(
             click.echo(f"Wrote {folder}")
         return
     golden = None if texts is None else read_golden(texts).texts
+    from backends.model_tools.tuning.reports import describe_sweep, plot_sweep  # noqa: PLC0415
     from backends.model_tools.tuning.speed import keep, tune_speed  # noqa: PLC0415
-    from backends.model_tools.tuning.sweep_report import describe_sweep, plot_sweep  # noqa: PLC0415
 
     sweep = tune_speed(settings, name, texts=golden, seconds=seconds)
     for line in describe_sweep(sweep):
@@ -103,8 +105,8 @@ def optimize_command(
     price: float | None,
     seconds: float,
     report: Path | None,
-    gate: GateOptions,
     dry_run: bool,
+    **limits: float,
 ) -> None:
     """Make MODEL as quick as this machine allows, and write a report.
 
@@ -116,8 +118,7 @@ def optimize_command(
     quiet_libraries()
     with needs_onnx("models optimize"):
         from backends.model_tools.tuning.optimize import optimize  # noqa: PLC0415
-        from backends.model_tools.tuning.optimize_report import write_report  # noqa: PLC0415
-        from backends.model_tools.tuning.sweep_report import plot_sweep  # noqa: PLC0415
+        from backends.model_tools.tuning.reports import plot_sweep, write_report  # noqa: PLC0415
     page = report or Path(f"optimize-{name}.md")
     if not page.parent.is_dir():
         raise StartProblem(f"`--report {page}`: there is no folder `{page.parent}`")
@@ -125,7 +126,7 @@ def optimize_command(
         settings,
         name,
         texts=texts,
-        limits=gate,
+        limits=GateOptions.of(**limits),
         seconds=seconds,
         dry_run=dry_run,
         echo=click.echo,

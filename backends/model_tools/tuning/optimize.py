@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-import msgspec
-
 from backends.errors import BackendError, StartProblem
 from backends.model_tools.tuning.memory import measure_memory
 from backends.model_tools.tuning.options import (
@@ -17,7 +15,8 @@ from backends.model_tools.tuning.options import (
     VariantPrecision,
 )
 from backends.model_tools.tuning.publish import publish
-from backends.model_tools.tuning.speed import Sweep, keep, tune_speed
+from backends.model_tools.tuning.reports import OptimizeResult, VariantEntry
+from backends.model_tools.tuning.speed import keep, tune_speed
 from backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
 from backends.model_tools.tuning.variant_gate import (
     VariantGate,
@@ -27,34 +26,9 @@ from backends.model_tools.tuning.variant_gate import (
 )
 from backends.model_tools.tuning.variant_maker import VariantMaker
 from backends.qualification.golden_texts import read_golden
-from backends.qualification.text_runs import SpeedSample, measure_speed
+from backends.qualification.text_runs import measure_speed
 from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings
-
-
-class VariantEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds one variant. If it was not judged, `report` is `None`, and `reasons` says why."""
-
-    name: str
-    speed: SpeedSample | None = None
-    report: VariantReport | None = None
-    memory_bytes: int | None = None
-    reasons: list[str] = []
-
-
-class OptimizeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the result of `models optimize`: all variants, and measurements of the served model.
-
-    `chosen` is the precision of the served model. `written` holds the folders of new revisions.
-    """
-
-    model: str
-    calibrated: int
-    judged: int
-    variants: list[VariantEntry]
-    chosen: str
-    written: list[Path]
-    sweep: Sweep
 
 
 def make_variant(

@@ -1,11 +1,10 @@
 """Declares the precisions of variants, and the options of commands that make a variant."""
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import click
 import msgspec
@@ -20,6 +19,7 @@ ROUNDING: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"openvino": ("bf16",), "tensorrt": ("fp16", "bf16")}
 )
 Echo = Callable[[str], None]
+_Command = Callable[..., Any]
 # The providers that gain from each precision, and why all other providers do not gain.
 PROVIDERS: Mapping[VariantPrecision, tuple[str, ...]] = MappingProxyType(
     {"int8": ("cpu",), "fp16": GPU_PROVIDERS, "bf16": (*GPU_PROVIDERS, "openvino")}
@@ -77,6 +77,14 @@ class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
     bounds: Bounds
     min_speedup: float
 
+    @classmethod
+    def of(
+        cls, *, max_flips: float, max_loss: float, min_cosine: float, min_speedup: float
+    ) -> Self:
+        """Return the bounds that the options give; the first two are in %."""
+        bounds = Bounds(flips=max_flips / 100, accuracy_loss=max_loss / 100, cosine=min_cosine)
+        return cls(bounds=bounds, min_speedup=min_speedup)
+
 
 class VariantOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the options of a variant: its precision, its texts and its bounds."""
@@ -98,55 +106,43 @@ class VariantOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.judge
 
 
-def gate_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for bounds to a command.
-
-    The command gets their values as the argument `gate`.
-    """
-
-    @functools.wraps(command)
-    def with_gate(
-        *, max_flips: float, max_loss: float, min_cosine: float, min_speedup: float, **others: Any
-    ) -> Any:
-        bounds = Bounds(flips=max_flips / 100, accuracy_loss=max_loss / 100, cosine=min_cosine)
-        return command(gate=GateOptions(bounds=bounds, min_speedup=min_speedup), **others)
-
-    return _with_options(with_gate, _BOUNDS)
+def gate_options(command: _Command) -> _Command:
+    """Add the options for bounds to a command, which passes their values to `GateOptions.of`."""
+    return _with_options(command, _BOUNDS)
 
 
-def variant_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for a variant to a command.
-
-    The command gets their values as the argument `wanted`.
-    """
-
-    @functools.wraps(command)
-    def with_wanted(
-        *,
-        precision: VariantPrecision | None,
-        calibrate: Path | None,
-        judge: Path | None,
-        gate: GateOptions,
-        **others: Any,
-    ) -> Any:
-        if precision is None:
-            return command(wanted=None, **others)
-        wanted = VariantOptions(precision=precision, calibrate=calibrate, judge=judge, gate=gate)
-        if precision != "fp16":
-            wanted.golden_file()
-        if precision == "int8" and calibrate is None:
-            raise StartProblem("`--precision int8` needs `--calibrate`, a file of other texts")
-        return command(wanted=wanted, **others)
-
-    return _with_options(gate_options(with_wanted), _OPTIONS)
+def variant_options(command: _Command) -> _Command:
+    """Add the options for a variant to a command, which passes their values to `choose_variant`."""
+    return _with_options(command, (*_OPTIONS, *_BOUNDS))
 
 
-def _with_options(
-    command: Callable[..., Any], options: Sequence[Callable[..., Any]]
-) -> Callable[..., Any]:
+def _with_options(command: _Command, options: Sequence[Callable[[_Command], _Command]]) -> _Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def choose_variant(
+    *,
+    precision: VariantPrecision | None,
+    calibrate: Path | None,
+    judge: Path | None,
+    **limits: float,
+) -> VariantOptions | None:
+    """Return the variant that the options name; `None` without a precision.
+
+    Raises:
+        StartProblem: a file of texts is missing.
+    """
+    if precision is None:
+        return None
+    gate = GateOptions.of(**limits)
+    wanted = VariantOptions(precision=precision, calibrate=calibrate, judge=judge, gate=gate)
+    if precision != "fp16":
+        wanted.golden_file()
+    if precision == "int8" and calibrate is None:
+        raise StartProblem("`--precision int8` needs `--calibrate`, a file of other texts")
+    return wanted
 
 
 @contextmanager

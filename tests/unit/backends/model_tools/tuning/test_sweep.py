@@ -9,6 +9,7 @@ import pytest
 
 from backends.errors import OutOfMemory, StartProblem
 from backends.executors.dummy import DummyExecutor, PacedExecutor
+from backends.model_tools.tuning.reports import describe_sweep, plot_sweep
 from backends.model_tools.tuning.speed import Sweep
 from backends.model_tools.tuning.sweep import (
     Point,
@@ -18,7 +19,6 @@ from backends.model_tools.tuning.sweep import (
     sweep_clients,
     thread_counts,
 )
-from backends.model_tools.tuning.sweep_report import describe_sweep, plot_sweep
 from backends.qualification.golden_texts import default_texts
 from backends.qualification.records import MachineInfo
 from backends.qualification.text_runs import make_batches, run_texts
