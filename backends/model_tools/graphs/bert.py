@@ -62,8 +62,7 @@ def build_bert(
     is_plain = options.attention == "plain"
     graph = GraphBuilder(weights, options.precision, plain=is_plain, stored=stored)
     _BertWriter(shape, options, graph).write()
-    rows: list[int | str | None] = ["batch", "sequence"] if options.output == TOKENS else ["batch"]
-    return graph.model("bert", INPUTS, {options.output: [*rows, shape.hidden]})
+    return graph.model("bert", INPUTS, options.output, shape.hidden)
 
 
 class _BertWriter:

@@ -180,16 +180,15 @@ def _pool(graph: GraphBuilder, pooling: Pooling, *, exact: bool) -> None:
     if pooling == "cls":
         first = graph.constant("pool.first", np.array(0, dtype=np.int64))
         graph.plain("Gather", [TOKENS, first], POOLED, axis=1)
-        return
-    rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
-    if pooling == "mean":
-        _pool_mean(graph, rows, exact=exact)
+    elif pooling == "mean":
+        _pool_mean(graph, exact=exact)
     else:
-        _pool_max(graph, rows)
+        _pool_max(graph)
 
 
-def _pool_max(graph: GraphBuilder, rows: str) -> None:
+def _pool_max(graph: GraphBuilder) -> None:
     axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
+    rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
     least = graph.constant("pool.least", np.array(np.finfo(np.float32).min, dtype=np.float32))
     graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.BOOL)
     graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
@@ -197,7 +196,9 @@ def _pool_max(graph: GraphBuilder, rows: str) -> None:
     graph.plain("ReduceMax", ["pool.tokens", rows], POOLED, keepdims=0)
 
 
-def _pool_mean(graph: GraphBuilder, rows: str, *, exact: bool) -> None:
+def _pool_mean(graph: GraphBuilder, *, exact: bool) -> None:
+    axis = "" if exact else graph.constant("pool.axis", np.array([-1], dtype=np.int64))
+    rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
     # The mean of an empty row must be zero, not NaN.
     least = graph.constant("pool.least", np.array(1, dtype=np.float32))
     if exact:
@@ -208,7 +209,6 @@ def _pool_mean(graph: GraphBuilder, rows: str, *, exact: bool) -> None:
         graph.plain("MatMul", ["pool.selector", "pool.tokens"], "pool.sums")
         graph.plain("Squeeze", ["pool.sums", rows], "pool.sum")
     else:
-        axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
         graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.FLOAT)
         graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
         graph.plain("Mul", [TOKENS, "pool.real"], "pool.tokens")

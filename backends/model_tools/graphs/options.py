@@ -1,11 +1,8 @@
 """Defines the options of an encoder's graph: precision, kind of attention, output."""
 
-from collections.abc import Collection
 from typing import Literal
 
 import msgspec
-
-from backends.model_tools.graphs.weights import WeightsError
 
 Precision = Literal["fp32", "fp16", "bf16"]
 Output = Literal["tokens", "first"]
@@ -55,18 +52,3 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.precision == "bf16" and self.attention not in {"heads", "ranges"}:
             return f"no kernel computes `{self.attention}` attention in bf16"
         return None
-
-
-def check_options(options: GraphOptions, *, attention: Collection[Attention]) -> None:
-    """Refuse bf16, and kinds of attention that are not in `attention`.
-
-    `attention` has the kinds that a model family supports.
-
-    Raises:
-        WeightsError: the options are not supported, or not valid.
-    """
-    problem = options.problem()
-    if options.attention not in attention or options.precision == "bf16":
-        problem = f"this family has no `{options.attention}` attention in {options.precision}"
-    if problem is not None:
-        raise WeightsError(problem)
