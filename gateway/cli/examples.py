@@ -58,7 +58,8 @@ def all_commands(group: click.Group, path: str = "") -> Iterator[tuple[str, clic
     Groups themselves are left out.
     """
     context = click.Context(group)
-    for name in group.list_commands(context):
+    # A group may load some commands only when they are used.
+    for name in dict.fromkeys((*group.commands, *group.list_commands(context))):
         command = group.get_command(context, name)
         if isinstance(command, click.Group):
             yield from all_commands(command, f"{path}{name} ")
