@@ -18,13 +18,12 @@ from bulk.errors import BulkStopped
 from bulk.estimate import estimate
 from bulk.files import InputFile, OutputFolder, find_inputs, is_remote
 from bulk.garbage import tuned_gc
-from bulk.items import key_prefix
+from bulk.items import key_prefix, open_runner
 from bulk.options import (
     BulkOptions,
     Manifest,
     OutputFormat,
     default_columns,
-    encoded_parameters,
     make_manifest,
     read_parameters,
     read_task,
@@ -178,15 +177,10 @@ def _run(patterns: tuple[str, ...], location: str, given: dict[str, Any]) -> Man
         secret_file=given["cache_secret_file"],
         ttl=given["cache_ttl"],
     )
-    settings = {name: given[name] for name in ("models", "threads", "provider", "device")}
+    named = {name: given[name] for name in ("models", "threads", "provider", "device")}
+    settings = {name: value for name, value in named.items() if value is not None}
     with ExitStack() as stack:
-        with BulkRunner(
-            model=options.model,
-            task=options.task,
-            parameters=options.parameters,
-            truncate=options.truncate,
-            **{name: value for name, value in settings.items() if value is not None},
-        ) as runner:
+        with open_runner(options, settings) as runner:
             prefix, shared = _open_cache(runner, options, cache, on_ray=on_ray)
             if given["dry_run"]:
                 found = estimate(runner, options, inputs, prefix, price=given["price"])
@@ -325,11 +319,8 @@ def _open_cache(
     runner: BulkRunner, options: BulkOptions, cache: CacheOptions, *, on_ray: bool
 ) -> tuple[Prefix, SharedCache]:
     """Return the prefix of the items' cache keys, and the shared result cache."""
-    parameters = encoded_parameters(runner.parameters)
-    info = runner.info
     if not cache.url:
-        own = key_prefix(info, options, parameters, secret=b"", scope="bulk", epoch="")
-        return own, NullCache()
+        return key_prefix(runner), NullCache()
     if on_ray:
         raise BulkStopped("--cache and --ray cannot be combined; leave one of them out")
     if not options.truncate:
@@ -339,7 +330,7 @@ def _open_cache(
     secret = read_secret(cache.secret_file)
     epochs = read_epochs(open_redis(cache.state_url))
     epoch = epochs.of(options.model, cache.scope)
-    prefix = key_prefix(info, options, parameters, secret=secret, scope=cache.scope, epoch=epoch)
+    prefix = key_prefix(runner, secret=secret, scope=cache.scope, epoch=epoch)
     return prefix, RedisCache(
         open_redis(cache.url), task=options.task, ttl=cache.ttl, epochs=epochs
     )

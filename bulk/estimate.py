@@ -8,7 +8,7 @@ import msgspec
 
 from backends.bulk.runner import BulkResult, BulkRunner
 from bulk.files import InputFile
-from bulk.items import ItemReader, item_keys
+from bulk.items import ItemReader, distinct_items, item_keys
 from bulk.options import BulkOptions
 from bulk.progress import shown_duration
 from bulk.reading import count_rows, read_rows
@@ -66,9 +66,7 @@ def estimate(
     reader = ItemReader(options)
     items = [reader.read(row) for row in islice(sample, _SAMPLE_ROWS)]
     keys = item_keys(prefix, items)
-    distinct = {
-        key: item for key, item in zip(keys, items, strict=True) if isinstance(key, CacheKey)
-    }
+    distinct = distinct_items(keys, items)
     # Take items evenly from the whole sample, because files are often sorted.
     step = max(1, len(distinct) // _MEASURED_ITEMS)
     measured = list(distinct.values())[::step][:_MEASURED_ITEMS]

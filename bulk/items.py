@@ -1,14 +1,15 @@
-"""Converts rows to items of a task, and computes their cache keys."""
+"""Loads the model of a job, converts rows to items of its task, and computes their cache keys."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from backends.bulk.runner import BulkRunner
 from bulk.options import BulkOptions
 from bulk.reading import BadRow, Row
 from gateway.cache.key import CacheKey, KeyMaker, Prefix
-from wire.protocol import ModelInfo, Task
+from wire.protocol import Task
 
 _TEXT_TASKS = frozenset({Task.ZERO_SHOT, Task.RERANK, Task.ENTITIES, Task.TOKENIZE})
 _PAIR = 2
@@ -59,23 +60,35 @@ def _parsed(value: Any) -> Any:
     return value
 
 
+def open_runner(options: BulkOptions, settings: Mapping[str, Any]) -> BulkRunner:
+    """Load the model of a job; `settings` override the environment of a backend.
+
+    Raises:
+        StartProblem: the model cannot run the job.
+    """
+    return BulkRunner(
+        model=options.model,
+        task=options.task,
+        parameters=options.parameters,
+        truncate=options.truncate,
+        **settings,
+    )
+
+
 def key_prefix(
-    info: ModelInfo,
-    options: BulkOptions,
-    parameters: bytes,
-    *,
-    secret: bytes,
-    scope: str,
-    epoch: str,
+    runner: BulkRunner, *, secret: bytes = b"", scope: str = "bulk", epoch: str = ""
 ) -> Prefix:
-    """Return the prefix of the cache keys of a job's items, as a gateway computes it."""
+    """Return the prefix of the cache keys of a job's items.
+
+    With a gateway's `secret`, `scope` and `epoch`, the gateway computes the same prefix.
+    """
     return KeyMaker(secret=secret).prefix(
         scope=scope,
         epoch=epoch,
-        model=options.model,
-        info=info,
-        task=options.task,
-        parameters=parameters,
+        model=runner.info.name,
+        info=runner.info,
+        task=runner.task,
+        parameters=_encode(runner.parameters),
     )
 
 
@@ -89,3 +102,9 @@ def item_keys(prefix: Prefix, items: Sequence[Any]) -> list[CacheKey | BadRow]:
             bodies.append(BadRow("the item is not a JSON value"))
     keys = iter(prefix.keys([body for body in bodies if isinstance(body, bytes)]))
     return [next(keys) if isinstance(body, bytes) else body for body in bodies]
+
+
+def distinct_items(keys: Sequence[CacheKey | BadRow], items: Sequence[Any]) -> dict[CacheKey, Any]:
+    """Return each distinct item by its key, without invalid rows."""
+    pairs = zip(keys, items, strict=True)
+    return {key: item for key, item in pairs if isinstance(key, CacheKey)}

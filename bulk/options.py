@@ -11,7 +11,7 @@ from bulk.errors import BulkStopped
 from bulk.files import InputFile
 from bulk.usage import BulkUsage
 from gateway.api.schemas import BODIES, Body
-from wire.protocol import ModelInfo, Parameters, Task
+from wire.protocol import ModelInfo, Task
 
 OutputFormat = Literal["parquet", "jsonl"]
 # Fields of requests that are not parameters of a bulk job.
@@ -175,8 +175,3 @@ def _body(task: Task, model: str, given: dict[str, Any]) -> Body:
     field, none = _INPUTS.get(task, ("input", []))
     own = {"model": model} if "model" in kind.__struct_fields__ else {}
     return msgspec.convert({**given, **own, field: none}, kind)
-
-
-def encoded_parameters(parameters: Parameters) -> bytes:
-    """Return parameters as they are encoded in cache keys."""
-    return msgspec.msgpack.encode(parameters, order="sorted")

@@ -16,12 +16,11 @@ from uuid import uuid4
 
 import msgspec
 
-from backends.bulk.runner import BulkRunner
 from bulk.errors import BulkStopped, too_many_failed
 from bulk.files import OutputFolder, is_remote
 from bulk.garbage import tune_gc
-from bulk.items import key_prefix
-from bulk.options import Manifest, encoded_parameters, make_manifest
+from bulk.items import key_prefix, open_runner
+from bulk.options import Manifest, make_manifest
 from bulk.output import WORK, OutputParts, errors_name
 from bulk.progress import ProgressReport
 from bulk.ray_import import actor_options, import_ray
@@ -63,15 +62,8 @@ class PartRunner:
         self._types = (
             head_types(options, self._manifest.inputs) if options.format == "parquet" else {}
         )
-        self._runner = BulkRunner(
-            model=options.model,
-            task=options.task,
-            parameters=options.parameters,
-            truncate=options.truncate,
-            **settings,
-        )
-        info = self._runner.info
-        mine = make_manifest(options, (), info, by_parts(self._runner.execution))
+        self._runner = open_runner(options, settings)
+        mine = make_manifest(options, (), self._runner.info, by_parts(self._runner.execution))
         for name in ("revision", "algorithm"):
             own, begun = getattr(mine, name), getattr(self._manifest, name)
             if own != begun:
@@ -80,8 +72,7 @@ class PartRunner:
                     f"a node has {name} `{own}` of `{options.model}`, but the job needs `{begun}`; "
                     "give all nodes the same model repository and settings"
                 )
-        encoded = encoded_parameters(self._runner.parameters)
-        self._prefix = key_prefix(info, options, encoded, secret=b"", scope="bulk", epoch="")
+        self._prefix = key_prefix(self._runner)
         tune_gc()
 
     def __call__(self, parts: dict[str, Any]) -> dict[str, Any]:

@@ -4,17 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from backends.bulk.runner import BulkRunner
 from bulk.columns import result_arrays, result_types
 from bulk.errors import BulkStopped
 from bulk.files import import_pyarrow
 from bulk.garbage import tune_gc
-from bulk.items import ItemReader, item_keys, key_prefix
-from bulk.options import BulkOptions, default_columns, encoded_parameters
+from bulk.items import ItemReader, distinct_items, item_keys, key_prefix, open_runner
+from bulk.options import BulkOptions, default_columns
 from bulk.ray_import import actor_options
 from bulk.reading import BadRow
 from bulk.results import StoredResult, make_result
-from gateway.cache.key import CacheKey
 from wire.protocol import Task
 
 ERROR = "error"
@@ -27,17 +25,8 @@ class StageActor:
     def __init__(self, *, options: BulkOptions, settings: dict[str, Any]) -> None:
         self._options = options
         self._items = ItemReader(options)
-        self._runner = BulkRunner(
-            model=options.model,
-            task=options.task,
-            parameters=options.parameters,
-            truncate=options.truncate,
-            **settings,
-        )
-        encoded = encoded_parameters(self._runner.parameters)
-        self._prefix = key_prefix(
-            self._runner.info, options, encoded, secret=b"", scope="bulk", epoch=""
-        )
+        self._runner = open_runner(options, settings)
+        self._prefix = key_prefix(self._runner)
         tune_gc()
 
     def __call__(self, table: Any) -> Any:
@@ -62,9 +51,7 @@ class StageActor:
 
     def _results(self, items: Sequence[Any]) -> list[StoredResult]:
         keys = item_keys(self._prefix, items)
-        distinct = {
-            key: item for key, item in zip(keys, items, strict=True) if isinstance(key, CacheKey)
-        }
+        distinct = distinct_items(keys, items)
         outcomes = self._runner.run(list(distinct.values()))
         made = [make_result(self._options.task, outcome) for outcome in outcomes]
         found = dict(zip(distinct, made, strict=True))

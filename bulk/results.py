@@ -4,10 +4,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from backends.bulk.runner import BulkFailure, Outcome
-from backends.pipelines.ask import encode_result
-from backends.types import FloatArray
+from backends.bulk.runner import BulkFailure, BulkResult, Outcome
 from wire.protocol import Task
 
 
@@ -25,7 +24,7 @@ class StoredResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, g
     """Whether it was found in the result cache of gateways."""
 
 
-def read_vector(payload: bytes) -> FloatArray:
+def read_vector(payload: bytes) -> NDArray[np.float32]:
     """Return the vector of a result of `embed`."""
     return np.frombuffer(payload, np.float32)
 
@@ -52,5 +51,5 @@ def vector_bytes(values: Any) -> bytes:
 def result_json(task: Task, result: StoredResult) -> bytes:
     """Return a result as JSON, as the gateway sends it."""
     if task is Task.EMBED:
-        return encode_result({"embedding": read_vector(result.payload)})
+        return BulkResult(value={"embedding": read_vector(result.payload)}).as_json()
     return result.payload

@@ -11,7 +11,7 @@ from backends.bulk.runner import BulkRunner, Outcome
 from backends.errors import BackendError
 from bulk.errors import BulkStopped, too_many_failed
 from bulk.files import InputFile
-from bulk.items import ItemReader, item_keys
+from bulk.items import ItemReader, distinct_items, item_keys
 from bulk.options import BulkOptions
 from bulk.output import OutputParts
 from bulk.progress import ProgressReport
@@ -164,8 +164,8 @@ class BulkRun:
         rows.keys = item_keys(self._prefix, items)
         distinct = {
             key: item
-            for key, item in zip(rows.keys, items, strict=True)
-            if isinstance(key, CacheKey) and key.address + key.tag not in self._in_flight
+            for key, item in distinct_items(rows.keys, items).items()
+            if key.address + key.tag not in self._in_flight
         }
         names = {key: key.address + key.tag for key in distinct}
         rows.known = self._store.find(names.values())

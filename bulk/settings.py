@@ -15,18 +15,11 @@ def read_secret(file: Path | None) -> bytes:
     Raises:
         BulkStopped: the secret is missing, or its file cannot be read.
     """
-    if file is None:
-        secret = os.environ.get(_SECRET, "")
-        if not secret:
-            raise BulkStopped(
-                f"--cache: set {_SECRET}, or give the file `secret` of the gateways' data"
-                " directory as --cache-secret-file"
-            )
-        return secret.encode()
-    try:
-        return file.read_text(encoding="utf-8").strip().encode()
-    except OSError as error:
-        raise BulkStopped(f"--cache-secret-file: `{file}`: {error.strerror}") from None
+    missing = (
+        f"--cache: set {_SECRET}, or give the file `secret` of the gateways' data directory as "
+        "--cache-secret-file"
+    )
+    return _read(file, _SECRET, "--cache-secret-file", missing).encode()
 
 
 def read_operator_key(file: Path | None) -> str:
@@ -35,19 +28,21 @@ def read_operator_key(file: Path | None) -> str:
     Raises:
         BulkStopped: the key is missing, or its file cannot be read.
     """
+    missing = f"--usage-key-file is missing; give a file with an operator's key, or set {_KEY}"
+    return _read(file, _KEY, "--usage-key-file", missing)
+
+
+def _read(file: Path | None, variable: str, option: str, missing: str) -> str:
     if file is None:
-        key = os.environ.get(_KEY, "")
-        if not key:
-            raise BulkStopped(
-                f"--usage-key-file is missing; give a file with an operator's key, or set {_KEY}"
-            )
-        return key
+        if not (value := os.environ.get(variable, "")):
+            raise BulkStopped(missing)
+        return value
     try:
         return file.read_text(encoding="utf-8").strip()
     except OSError as error:
-        raise BulkStopped(f"--usage-key-file: `{file}`: {error.strerror}") from None
+        raise BulkStopped(f"{option}: `{file}`: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise BulkStopped(f"--usage-key-file: `{file}` is not a text file") from None
+        raise BulkStopped(f"{option}: `{file}` is not a text file") from None
 
 
 def silence_ray() -> None:

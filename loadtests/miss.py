@@ -12,7 +12,7 @@ from backends.bulk.runner import BulkRunner
 from bulk.cli import run_job
 from bulk.files import OutputFolder, find_inputs, import_pyarrow
 from bulk.items import key_prefix
-from bulk.options import BulkOptions, encoded_parameters, make_manifest
+from bulk.options import BulkOptions, make_manifest
 from bulk.output import work_folder
 from bulk.shared_cache import NullCache
 from loadtests.backend import calls
@@ -147,12 +147,11 @@ def measure_bulk(*, rows: int, rounds: int, bare_share: float) -> None:
 
 def _bulk_job(runner: BulkRunner, source: Path, target: Path, size: int) -> Outcome:
     options = BulkOptions(model=_MODEL, task=Task.EMBED, columns=("text",))
-    parameters = encoded_parameters(runner.parameters)
-    prefix = key_prefix(runner.info, options, parameters, secret=b"", scope="bulk", epoch="")
     manifest = make_manifest(options, find_inputs([str(source)]), runner.info, runner.provider)
     started = time.perf_counter()
     folder = OutputFolder(str(target))
     with work_folder(None, folder, manifest) as work:
+        prefix = key_prefix(runner)
         run_job(runner, manifest, prefix, NullCache(), folder, work=work, max_errors=None)
     return _outcome(started, size)
 

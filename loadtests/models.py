@@ -8,6 +8,7 @@ import yaml
 
 from backends.model_tools.demo.source import find_source
 from backends.model_tools.graphs.bert import build_bert
+from backends.model_tools.graphs.heads import add_pooling
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import read_safetensors
 from testing.model_repository import write_head, write_model
@@ -30,7 +31,8 @@ def write_padded(path: Path) -> Path:
     """
     source = find_source()
     shape = BertShape.from_config(json.loads((source / "config.json").read_bytes()))
-    model = build_bert(shape, read_safetensors(source / "model.safetensors"))
+    encoder = build_bert(shape, read_safetensors(source / "model.safetensors"))
+    model = add_pooling(encoder, "mean", hidden=shape.hidden)
     path.write_bytes(model.SerializeToString())
     return path
 

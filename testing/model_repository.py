@@ -11,9 +11,8 @@ import numpy as np
 import yaml
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.shapes import BertShape
-from backends.model_tools.graphs.weights import seeded_weights
+from testing.bert import pooled_bert, seeded_weights
 
 DIMENSIONS = 8
 WORDS = ("good", "bad", "film", "money", "card", "is", "the", "about", "this", "text", "paris")
@@ -83,7 +82,7 @@ def write_encoder(root: Path, name: str = "tiny", *, real: bool = False, **chang
 def toy_graph() -> bytes:
     """Return a real BERT of toy size with seeded weights."""
     shape = BertShape(layers=1, hidden=DIMENSIONS, heads=2, intermediate=16, vocab=80, positions=64)
-    content: bytes = build_bert(shape, seeded_weights(shape, seed=1)).SerializeToString()
+    content: bytes = pooled_bert(shape, seeded_weights(shape, seed=1)).SerializeToString()
     return content
 
 

@@ -10,7 +10,6 @@ from backends.errors import ModelProblem, StartProblem
 from backends.open_inference.address import RemoteModelServer, Servers
 from backends.open_inference.client import fingerprint
 from backends.repository.manifest import (
-    NAME,
     GraphManifest,
     SplitManifest,
     as_saved,
@@ -18,6 +17,7 @@ from backends.repository.manifest import (
     is_as_saved,
 )
 from backends.repository.model import Model, read_model
+from backends.repository.names import NAME
 from backends.repository.serving import FILE, read_serving
 from backends.repository.triton import FILE as TRITON, read_triton
 from wire.plans import Serving, Shadow, is_assigned

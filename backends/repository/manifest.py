@@ -1,6 +1,5 @@
 """Defines the fields of a `model.yaml`."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,14 +10,11 @@ import yaml
 from backends.errors import ModelProblem
 from backends.open_inference.address import RemoteModelServer
 from backends.repository.manifest_defaults import infer
+from backends.repository.names import Name, Reference
 from backends.repository.sentence_modules import Files
 from backends.types import Pooling
 from wire.protocol import Function, Task
 
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-Name = Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}$")]
-# The name of a model, or of one of its revisions: `tiny@2`.
-Reference = Annotated[str, msgspec.Meta(pattern=f"^{NAME.pattern}(@[0-9]+)?$")]
 File = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 

@@ -9,6 +9,7 @@ import msgspec
 from backends.errors import ModelProblem
 from backends.open_inference.address import RemoteModelServer
 from backends.repository.manifest import Manifest, read_manifest
+from backends.repository.names import is_hidden
 from backends.repository.triton import TritonConfig
 from wire.plans import Serving, Shadow
 
@@ -118,11 +119,3 @@ def _digest_inferred(manifest: Manifest, inferred: Collection[str]) -> str:
     if not found:
         return ""
     return hashlib.blake2b(msgspec.json.encode(found, order="deterministic")).hexdigest()
-
-
-def is_hidden(path: str) -> bool:
-    """Return whether a file in a model's folder is not part of the model.
-
-    Hidden files, files in hidden folders and Python bytecode are not part of the model.
-    """
-    return any(part.startswith(".") or part == "__pycache__" for part in path.split("/"))

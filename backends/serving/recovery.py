@@ -16,7 +16,8 @@ import msgspec
 from backends.open_inference.address import Servers
 from backends.repository.catalogue import Catalogue, Revisions, base_name, read_catalogue
 from backends.repository.last_good import read_last_good, write_last_good
-from backends.repository.manifest import NAME, builds_on
+from backends.repository.manifest import builds_on
+from backends.repository.names import NAME
 from backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder
 from backends.serving.loading import LoadingTools, SharedResources, load_models
 from wire.plans import PlanTrial, Serving, is_assigned

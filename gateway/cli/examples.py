@@ -1,4 +1,4 @@
-"""Holds an example of each command for `--help`. `backends/cli.py` has its own examples."""
+"""Holds an example of each command for `--help`. Commands of `backends` have their own examples."""
 
 from collections.abc import Iterator
 from types import MappingProxyType
@@ -57,8 +57,11 @@ def all_commands(group: click.Group, path: str = "") -> Iterator[tuple[str, clic
 
     Groups themselves are left out.
     """
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    # A group may load some commands only when they are used.
+    for name in dict.fromkeys((*group.commands, *group.list_commands(context))):
+        command = group.get_command(context, name)
         if isinstance(command, click.Group):
             yield from all_commands(command, f"{path}{name} ")
-        else:
+        elif command is not None:
             yield f"{path}{name}", command

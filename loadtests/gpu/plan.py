@@ -8,7 +8,7 @@ import msgspec
 
 from backends.executors.buckets import Shape
 from backends.model_tools.graphs.options import Attention, GraphOptions, Precision
-from backends.model_tools.graphs.shapes import PRESETS, BertShape
+from backends.model_tools.graphs.shapes import BertShape
 from backends.settings import Provider
 from wire.cores import usable_cores
 
@@ -34,6 +34,12 @@ TOKENS: Mapping[str, int] = MappingProxyType({SMALL: 24, LARGE: 128})
 FULL_BATCH, BATCH_TOKENS = 256, 32_768
 MATRIX = "matrix rate, operations/s"
 IN_FLIGHT = (1, 2, 3)
+PRESETS: Mapping[str, BertShape] = MappingProxyType(
+    {
+        SMALL: BertShape(layers=6, hidden=384, heads=12, intermediate=1536),
+        LARGE: BertShape(layers=12, hidden=768, heads=12, intermediate=3072),
+    }
+)
 _TINY = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=2000, positions=64)
 # The gateway's share of the processor time of an item.
 _GATEWAY_SHARE = 3 / 8
@@ -66,8 +72,6 @@ CANDIDATES = (
     _candidate("fp16", "packed", 2),
     _candidate("fp16", "ranges", 2),
     _candidate("fp16", "heads", 8),
-    _candidate("fp16", "packed-qkv"),
-    _candidate("fp16", "packed-fused"),
     _candidate("fp16", "fused"),
     _candidate("bf16", "heads"),
     _candidate("bf16", "heads", 8),

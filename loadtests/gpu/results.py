@@ -9,10 +9,10 @@ from typing import Literal
 
 import msgspec
 
-from backends.model_tools.graphs.shapes import PRESETS
 from loadtests.gpu.plan import (
     CANDIDATES,
     MATRIX,
+    PRESETS,
     TOKENS,
     Candidate,
     Options,

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -171,6 +172,18 @@ def test_models_are_listed_and_checked(models: Path) -> None:
     assert good.exit_code == 0, good.stderr
     assert broken.exit_code == 1
     assert "model.onnx: ONNX Runtime cannot load" in broken.stderr
+
+
+def test_the_list_names_served_and_other_revisions(models: Path) -> None:
+    shutil.copytree(models / "tiny" / "1", models / "tiny" / "10")
+    shutil.copytree(models / "tiny" / "1", models / "tiny" / "2")
+
+    shown = run_models("list", "--models", str(models)).stdout
+    listed = json.loads(run_models("list", "--models", str(models), "--json").stdout)
+
+    (line,) = [line for line in shown.splitlines() if line.startswith("tiny ")]
+    assert line.endswith("(revision 10, not 1, 2)")
+    assert listed["numbers"]["tiny"] == {"served": ["10"], "all": ["1", "2", "10"]}
 
 
 @pytest.mark.parametrize("command", ["list", "check"])

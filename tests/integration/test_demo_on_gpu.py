@@ -19,7 +19,7 @@ from backends.executors.cuda import CudaExecutor, RunLimits
 from backends.executors.graph import GraphSource
 from backends.executors.padded_batch import PaddedBatch
 from backends.executors.provider import DeviceOptions
-from backends.model_tools.graphs.length_classes import WIDTHS
+from backends.model_tools.graphs.grids import WIDTHS
 from backends.qualification.device_graphs import DEVICE_GRAPH_FILES
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING

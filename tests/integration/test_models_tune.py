@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from backends.cli import main
-from backends.model_tools.tuning.sweep_report import NO_PLOT
+from backends.model_tools.tuning.reports import NO_PLOT
 from backends.qualification import tuned
 from backends.qualification.tuned import RECORD, TunedBatching, read_tuned, write_tuned
 from backends.repository.catalogue import read_catalogue

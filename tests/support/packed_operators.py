@@ -87,31 +87,16 @@ class PackedMultiHeadAttention(OpRun):
     def _run(
         self,
         query: Array,
-        key: Array | None,
-        value: Array | None,
+        key: Array,
+        value: Array,
         bias: Array,
         _order: Array,
         ends: Array,
         num_heads: int,
     ) -> tuple[Array, ...]:
-        if key is None or value is None:
-            parts = [query[:, :, part] for part in range(3)]  # [tokens, heads, 3, width]
-        else:
-            parts = [p.reshape(len(p), num_heads, -1) for p in (query, key, value)]
+        parts = [p.reshape(len(p), num_heads, -1) for p in (query, key, value)]
         biases = bias.reshape(3, num_heads, -1)
         query, key, value = (part + b for part, b in zip(parts, biases, strict=True))
-        return (_attend(query, key, value, ends),)
-
-
-class PackedAttention(OpRun):
-    op_domain = _DOMAIN
-
-    @override
-    def _run(
-        self, state: Array, weights: Array, bias: Array, _order: Array, ends: Array, num_heads: int
-    ) -> tuple[Array, ...]:
-        parts = np.split(state @ weights + bias, 3, axis=1)
-        query, key, value = (part.reshape(len(part), num_heads, -1) for part in parts)
         return (_attend(query, key, value, ends),)
 
 
@@ -140,7 +125,6 @@ OPERATORS = [
     RemovePadding,
     RestorePadding,
     PackedMultiHeadAttention,
-    PackedAttention,
     SkipLayerNormalization,
     BiasGelu,
 ]

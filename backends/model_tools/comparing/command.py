@@ -6,7 +6,10 @@ from pathlib import Path
 import click
 
 from backends.algorithms.registry import describe
+from backends.commands import MODELS_OPTION
 from backends.errors import StartProblem
+from backends.model_tools.comparing.answers import reference_results, served_results
+from backends.model_tools.comparing.results import compare_results, describe_difference
 from backends.qualification.gate import Measure
 from backends.qualification.golden_texts import read_golden
 from backends.repository.catalogue import read_catalogue
@@ -17,11 +20,14 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 # The first of these tasks that a model has is used to compare it.
 _TASKS = (Task.ENTITIES, Task.EMBED, Task.RERANK, Task.CLASSIFY)
 _MEASURES: dict[Task, Measure] = {Task.ENTITIES: "tokens", Task.EMBED: "vectors"}
+_EXAMPLE = (
+    "sluicegate models compare sentiment --models ./models --folder ./checkpoint --texts texts.csv"
+)
 
 
-@click.command("compare")
+@click.command("compare", epilog=f"\b\nExample:\n  {_EXAMPLE}")
 @click.argument("name", metavar="MODEL")
-@click.option("--models", type=click.Path(path_type=Path), help="Model repository directory.")
+@MODELS_OPTION
 @click.option("--threads", type=int, help="Worker threads (0: one per core).")
 @click.option(
     "--folder", type=click.Path(path_type=Path), required=True, help="The model's checkpoint."
@@ -46,14 +52,6 @@ def compare_command(
     """
     settings = read_settings(models=models, threads=threads)
     quiet_libraries()
-    # Imported late, because the modules are heavy.
-    from backends.model_tools.comparing.reference import reference_results  # noqa: PLC0415
-    from backends.model_tools.comparing.results import (  # noqa: PLC0415
-        compare_results,
-        describe_difference,
-    )
-    from backends.model_tools.comparing.served import served_results  # noqa: PLC0415
-
     task = _find_task(settings, name)
     measure: Measure = _MEASURES.get(task, "labels")
     golden = read_golden(texts).suited_to(measure, reads_pairs=task is Task.RERANK)

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from backends.model_tools.demo.authorship import is_own, sign
 from backends.model_tools.demo.source import FILES, DemoModelsError, check_source, find_source
 from backends.repository.staging import open_staging
 
@@ -36,6 +35,8 @@ _SOURCES = (
     (_PACKAGE.parent / "graphs", "*.py"),
     (_PACKAGE.parent / "importing", "device_graphs.py"),
 )
+# A hidden file in each revision, with the digests of the files that the build wrote.
+_MARK = ".sluicegate-demo.json"
 _STAGING = ".building-"
 _LOCK = ".lock"
 
@@ -108,14 +109,14 @@ def _stage(staging: Path, source: Path) -> None:
     for name, layers in ENCODERS.items():
         write_encoder(source, staging / name / VERSION, layers=layers)
     for name in _names():
-        sign(staging / name / VERSION)
+        _sign(staging / name / VERSION)
 
 
 def _publish(staging: Path, target: Path, name: str) -> bool:
     """Move a model into its place; return `False` if a model that is not from a build is there."""
     built, version = staging / name / VERSION, target / name / VERSION
     if version.exists():
-        if not is_own(version, built):
+        if not _is_own(version, built):
             return False
         version.rename(staging / f"replaced-{name}")
     elif any(not path.name.startswith(".") for path in version.parent.glob("*")):
@@ -168,6 +169,59 @@ def _fingerprint() -> str:
             digest.update(f"{path.relative_to(root).as_posix()}:{len(content)}:".encode())
             digest.update(content)
     return digest.hexdigest()
+
+
+def _sign(revision: Path) -> None:
+    """Write the mark into a complete revision."""
+    text = json.dumps({"files": _digests(revision)}, indent=1)
+    (revision / _MARK).write_text(text, encoding="utf-8")
+
+
+def _is_own(revision: Path, built: Path) -> bool:
+    """Return whether a build wrote a revision, even if the revision was damaged afterwards.
+
+    `built` is the same revision, built again. A file counts as written by the build if it is
+    unchanged, or if it is a truncated copy of the file in `built`. If the revision contains a file
+    of any other kind, somebody has changed the revision.
+    """
+    try:
+        signed = json.loads((revision / _MARK).read_bytes())["files"]
+        return all(
+            signed.get(name) == digest or _is_beginning(revision / name, built / name)
+            for name, digest in _digests(revision).items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return _is_equal(revision, built)
+
+
+def _is_equal(revision: Path, built: Path) -> bool:
+    """Whether a revision without a mark equals `built`.
+
+    This recognizes revisions of earlier releases, which wrote no marks.
+    """
+    try:
+        return _digests(revision) == _digests(built)
+    except OSError:
+        return False
+
+
+def _digests(revision: Path) -> dict[str, str]:
+    """Return the digest of each file, except hidden files, which backends write."""
+    found = {}
+    for path in sorted(revision.rglob("*")):
+        parts = path.relative_to(revision).parts
+        if path.is_file() and not any(part.startswith(".") for part in parts):
+            with path.open("rb") as file:
+                found["/".join(parts)] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def _is_beginning(path: Path, whole: Path) -> bool:
+    if not whole.is_file() or path.stat().st_size > whole.stat().st_size:
+        return False
+    content = path.read_bytes()
+    with whole.open("rb") as file:
+        return file.read(len(content)) == content
 
 
 @contextmanager

@@ -6,9 +6,7 @@ from pathlib import Path
 from onnx import ModelProto
 
 from backends.model_tools.demo.source import DemoModelsError
-from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.options import GraphOptions
-from backends.model_tools.graphs.shapes import BertShape
+from backends.model_tools.graphs.checkpoint import build_checkpoint
 from backends.model_tools.graphs.weights import WeightsError, read_safetensors
 from backends.model_tools.importing.device_graphs import write_device_graphs
 
@@ -25,9 +23,8 @@ def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> N
         config = json.loads((source / "config.json").read_bytes())
         if layers is not None:
             config["num_hidden_layers"] = min(layers, config["num_hidden_layers"])
-        shape = BertShape.from_config(config)
         weights = read_safetensors(source / "model.safetensors")
-        model = build_bert(shape, weights, GraphOptions(attention="gathered"))
+        model = build_checkpoint(config, weights)
     except (WeightsError, ValueError, KeyError) as error:
         raise DemoModelsError(f"`{source}` has no usable BERT model: {error}") from error
     graph = folder / "model.onnx"

@@ -3,11 +3,8 @@
 Inputs, int32 `[batch, sequence]`: `input_ids`, `attention_mask`, `token_type_ids`. Rows must be
 padded on the right, because attention reads the number of real tokens instead of the mask.
 
-Outputs, float32:
-
-- `pooled` `[batch, hidden]`: the mean over the real tokens, not normalized;
-- `tokens` `[batch, sequence, hidden]`: the last hidden state, undefined at padding;
-- `first` `[batch, hidden]`: the last hidden state of each row's first token.
+The output, float32, is `tokens` `[batch, sequence, hidden]`, the last hidden state, undefined at
+padding; or `first` `[batch, hidden]`, the last hidden state of each row's first token.
 
 The operators were chosen by measurements on a CPU:
 
@@ -24,19 +21,18 @@ import numpy as np
 from onnx import ModelProto, TensorProto
 
 from backends.model_tools.graphs.attention import add_ranges, attend_rows
-from backends.model_tools.graphs.gathered import (
-    Grid,
-    attend_first,
-    attend_gathered,
-    count_positions,
-    embed_tokens,
-    open_grid,
-)
 from backends.model_tools.graphs.graph_builder import (
     NOTHING_STORED,
     TYPES,
     GraphBuilder,
     StoredWeights,
+)
+from backends.model_tools.graphs.grids import (
+    attend_first,
+    attend_gathered,
+    count_positions,
+    embed_tokens,
+    open_grid,
 )
 from backends.model_tools.graphs.options import GraphOptions, Precision
 from backends.model_tools.graphs.relative import add_relative_bias
@@ -44,7 +40,7 @@ from backends.model_tools.graphs.shapes import ACTIVATIONS, PROJECTION, BertShap
 from backends.model_tools.graphs.weights import Weights, WeightsError, check_weights
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-POOLED, TOKENS, FIRST = "pooled", "tokens", "first"
+TOKENS, FIRST = "tokens", "first"
 
 
 def build_bert(
@@ -66,13 +62,7 @@ def build_bert(
     is_plain = options.attention == "plain"
     graph = GraphBuilder(weights, options.precision, plain=is_plain, stored=stored)
     _BertWriter(shape, options, graph).write()
-    sizes: dict[str, list[int | str | None]] = {
-        POOLED: ["batch", shape.hidden],
-        TOKENS: ["batch", "sequence", shape.hidden],
-        FIRST: ["batch", shape.hidden],
-    }
-    outputs = [name for name in sizes if name in options.outputs]
-    return graph.model("bert", INPUTS, {name: sizes[name] for name in outputs})
+    return graph.model("bert", INPUTS, options.output, shape.hidden)
 
 
 class _BertWriter:
@@ -82,22 +72,15 @@ class _BertWriter:
         self._graph = graph
 
     def write(self) -> None:
-        state, mask = TOKENS, "attention_mask"
         if self._options.attention in {"gathered", "plain"}:
-            state, mask = self._write_gathered()
-        else:
-            self._write_rows()
-            if self._options.outputs == (FIRST,):
-                first = self._graph.constant("first.index", np.array(0, dtype=np.int64))
-                self._graph.plain("Gather", [TOKENS, first], FIRST, axis=1)
-        if POOLED in self._options.outputs:
-            self._pool(state, mask)
+            self._write_gathered()
+            return
+        self._write_rows()
+        if self._options.output == FIRST:
+            first = self._graph.constant("first.index", np.array(0, dtype=np.int64))
+            self._graph.plain("Gather", [TOKENS, first], FIRST, axis=1)
 
-    def _write_gathered(self) -> tuple[str, str]:
-        """Append all layers.
-
-        Return the states to pool, `[batch, width, hidden]`, and their mask.
-        """
+    def _write_gathered(self) -> None:
         graph, shape = self._graph, self._shape
         grid = open_grid(graph, width=shape.hidden // shape.heads)
         embedded = embed_tokens(
@@ -108,7 +91,7 @@ class _BertWriter:
         for layer in range(shape.layers):
             prefix = f"encoder.layer.{layer}.attention.self"
             # With the output `first`, the last layer computes only the first token of each row.
-            only_first = layer == shape.layers - 1 and self._options.outputs == (FIRST,)
+            only_first = layer == shape.layers - 1 and self._options.output == FIRST
             read = grid.first(state, f"{prefix}.first") if only_first else state
             inputs = [
                 graph.linear(f"{prefix}.query", read),
@@ -122,11 +105,8 @@ class _BertWriter:
             state = self._feed_forward(
                 layer, context, read, FIRST if only_first else f"state.{layer}"
             )
-        if self._options.outputs != (FIRST,):
+        if self._options.output == TOKENS:
             grid.fill(state, TOKENS)
-            if isinstance(grid, Grid) and POOLED in self._options.outputs:
-                return grid.fill_for_sum(state, "pooling")
-        return TOKENS, "attention_mask"
 
     def _write_rows(self) -> None:
         state = self._project(self._embed())
@@ -217,17 +197,3 @@ class _BertWriter:
             state = graph.fused("RestorePadding", [state, "places"], restored)
         if not exact:
             graph.plain("Cast", [state], TOKENS, to=TensorProto.FLOAT)
-
-    def _pool(self, state: str, mask: str) -> None:
-        """Append the mean of `state` over each row's real tokens, which `mask` marks."""
-        graph = self._graph
-        axis = graph.constant("axis", np.array([1], dtype=np.int64))
-        # The mean of an empty row must be zero, not NaN.
-        least = graph.constant("least", np.array(1, dtype=np.float32))
-        graph.plain("Cast", [mask], "mask", to=TensorProto.FLOAT)
-        graph.plain("Unsqueeze", ["mask", axis], "selector")
-        graph.plain("MatMul", ["selector", state], "sums")
-        graph.plain("Squeeze", ["sums", axis], "sum")
-        graph.plain("ReduceSum", ["mask", axis], "real", keepdims=1)
-        graph.plain("Max", ["real", least], "count")
-        graph.plain("Div", ["sum", "count"], POOLED)

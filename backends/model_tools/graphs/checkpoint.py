@@ -8,18 +8,20 @@ import msgspec
 from onnx import ModelProto
 
 from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.deberta import build_deberta
+from backends.model_tools.graphs.deberta import write_deberta
 from backends.model_tools.graphs.families import PREFIXES, as_bert, strip_prefix
-from backends.model_tools.graphs.graph_builder import NOTHING_STORED, StoredWeights
+from backends.model_tools.graphs.graph_builder import NOTHING_STORED, GraphBuilder, StoredWeights
 from backends.model_tools.graphs.heads import add_head, add_pooling, find_head
-from backends.model_tools.graphs.modernbert import build_modernbert
+from backends.model_tools.graphs.modernbert import write_modernbert
 from backends.model_tools.graphs.options import GraphOptions, Output
-from backends.model_tools.graphs.weights import Weights
+from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.types import Pooling
 
-_Build = Callable[[Mapping[str, Any], Weights, GraphOptions, StoredWeights], ModelProto]
-_OTHERS: Mapping[str, _Build] = MappingProxyType(
-    {"deberta-v2": build_deberta, "modernbert": build_modernbert}
+# Appends an encoder to a graph, and returns its inputs and the width of its output.
+_Write = Callable[[GraphBuilder, Mapping[str, Any], GraphOptions], tuple[list[str], int]]
+# For each family that `build_bert` does not compute, the prefix of its weights' names.
+_OTHERS: Mapping[str, tuple[str, _Write]] = MappingProxyType(
+    {"deberta-v2": ("deberta.", write_deberta), "modernbert": ("model.", write_modernbert)}
 )
 FAMILIES = (*PREFIXES, *_OTHERS)
 _CPU = GraphOptions(attention="gathered")
@@ -36,7 +38,7 @@ def build_checkpoint(
     """Return the graph of a checkpoint; the default options suit CPUs.
 
     If the checkpoint has a head, the graph has the output `logits`. Otherwise, it has the outputs
-    `pooled`, which `pooling` computes, and `tokens`. `options.outputs` is ignored. `stored`
+    `pooled`, which `pooling` computes, and `tokens`. `options.output` is ignored. `stored`
     describes weights that are already in another file. The graph refers to that file instead of
     copying these weights.
 
@@ -61,11 +63,27 @@ def _encoder(
     options: GraphOptions,
     stored: StoredWeights,
 ) -> ModelProto:
-    options = msgspec.structs.replace(options, outputs=(output,))
-    if (build := _OTHERS.get(str(config.get("model_type")))) is not None:
-        return build(config, weights, options, stored)
-    shape, renamed = as_bert(config, weights)
-    return build_bert(shape, renamed, options, stored)
+    options = msgspec.structs.replace(options, output=output)
+    kind = str(config.get("model_type"))
+    if kind not in _OTHERS:
+        shape, renamed = as_bert(config, weights)
+        return build_bert(shape, renamed, options, stored)
+    problem = options.problem()
+    if options.attention == "fused" or options.precision == "bf16":
+        problem = f"`{kind}` has no `{options.attention}` attention in {options.precision}"
+    if problem is not None:
+        raise WeightsError(problem)
+    prefix, write = _OTHERS[kind]
+    is_plain = options.attention == "plain"
+    own = strip_prefix(weights, prefix)
+    graph = GraphBuilder(own, options.precision, plain=is_plain, stored=stored)
+    try:
+        inputs, hidden = write(graph, config, options)
+    except KeyError as error:
+        raise WeightsError(f"the weight {error} is missing") from None
+    except msgspec.ValidationError as error:
+        raise WeightsError(f"`config.json`: {error}") from None
+    return graph.model(kind.partition("-")[0], inputs, options.output, hidden)
 
 
 def _hidden(encoder: ModelProto) -> int:

@@ -23,19 +23,15 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto
 
+from backends.model_tools.graphs.attention import FusedRows
 from backends.model_tools.graphs.bert import FIRST, TOKENS
-from backends.model_tools.graphs.families import strip_prefix
-from backends.model_tools.graphs.fused_rows import FusedRows
-from backends.model_tools.graphs.gathered import open_grid
-from backends.model_tools.graphs.graph_builder import NOTHING_STORED, GraphBuilder, StoredWeights
-from backends.model_tools.graphs.options import Attention, GraphOptions, Output, check_options
-from backends.model_tools.graphs.padded import add_padding_scores
+from backends.model_tools.graphs.graph_builder import GraphBuilder
+from backends.model_tools.graphs.grids import add_padding_scores, open_grid
+from backends.model_tools.graphs.options import GraphOptions, Output
 from backends.model_tools.graphs.relative import add_distances, count_places, subtract_places
-from backends.model_tools.graphs.weights import Weights, WeightsError
+from backends.model_tools.graphs.weights import WeightsError
 
-_FUSED: tuple[Attention, ...] = ("heads", "ranges", "packed")
 _PROJECTIONS = ("query_proj", "key_proj", "value_proj")
 
 
@@ -83,40 +79,27 @@ class DebertaShape(msgspec.Struct, frozen=True, kw_only=True):
         return self.position_buckets if self.position_buckets > 0 else self.farthest
 
 
-def build_deberta(
-    config: Mapping[str, Any],
-    weights: Weights,
-    options: GraphOptions,
-    stored: StoredWeights = NOTHING_STORED,
-) -> ModelProto:
-    """Return the encoder of a `DebertaV2` checkpoint, with the output `tokens` or `first`.
+def write_deberta(
+    graph: GraphBuilder, config: Mapping[str, Any], options: GraphOptions
+) -> tuple[list[str], int]:
+    """Append the encoder of a `DebertaV2` checkpoint; return its inputs, and the output's width.
 
     Raises:
-        WeightsError: a weight is missing, or the configuration has an option that is not supported.
+        WeightsError: the configuration has an option that is not supported.
+        msgspec.ValidationError: the configuration has a wrong type.
+        KeyError: a weight is missing.
     """
-    check_options(options, attention=("gathered", "plain", *_FUSED))
-    (output,) = options.outputs
-    try:
-        shape = msgspec.convert(config, DebertaShape)
-    except msgspec.ValidationError as error:
-        raise WeightsError(f"`config.json`: {error}") from None
+    shape = msgspec.convert(config, DebertaShape)
     if shape.hidden_act != "gelu" or shape.conv_kernel_size > 0:
         raise WeightsError("`hidden_act` must be `gelu` and there must be no convolution")
     if shape.embedding_size not in (None, shape.hidden_size):
         raise WeightsError("`embedding_size` must be `hidden_size`")
-    weights = strip_prefix(weights, "deberta.")
-    is_plain = options.attention == "plain"
-    graph = GraphBuilder(weights, options.precision, plain=is_plain, stored=stored)
-    try:
-        if options.attention in _FUSED:
-            _FusedWriter(shape, graph, options).write(output)
-        else:
-            _GridWriter(shape, graph).write(output)
-    except KeyError as error:
-        raise WeightsError(f"the weight {error} is missing") from None
+    if options.attention in {"gathered", "plain"}:
+        _GridWriter(shape, graph).write(options.output)
+    else:
+        _FusedWriter(shape, graph, options).write(options.output)
     names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (shape.type_vocab_size > 0)
-    rows = ["batch", "sequence"] if output == TOKENS else ["batch"]
-    return graph.model("deberta", names, {output: [*rows, shape.hidden_size]})
+    return names, shape.hidden_size
 
 
 def bucket_distances(distances: NDArray[np.int64], *, buckets: int, farthest: int) -> Any:

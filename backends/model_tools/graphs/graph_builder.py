@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from backends.model_tools.graphs.options import Precision
+from backends.model_tools.graphs.options import Output, Precision
 from backends.model_tools.graphs.weights import Weights, WeightsError
 
 FUSED = "com.microsoft"
@@ -157,23 +157,16 @@ class GraphBuilder:
         summed = self.plain("Add", [biased, residual], f"{prefix}.sum")
         return self.layer_norm(f"{prefix}.LayerNorm", summed, output, epsilon=epsilon)
 
-    def model(
-        self, name: str, inputs: Sequence[str], outputs: Mapping[str, list[int | str | None]]
-    ) -> ModelProto:
-        """Return the model: `inputs` are int32 `[batch, sequence]`, `outputs` float32.
-
-        `outputs` maps each output to its shape.
-        """
-        rows = ["batch", "sequence"]
+    def model(self, name: str, inputs: Sequence[str], output: Output, hidden: int) -> ModelProto:
+        """Return the model: `inputs` are int32 `[batch, sequence]`, and the output is float32."""
+        rows: list[str | int | None] = ["batch", "sequence"]
+        size = [*(rows if output == "tokens" else rows[:1]), hidden]
         return helper.make_model(
             helper.make_graph(
                 self.nodes,
                 name,
                 [helper.make_tensor_value_info(each, TensorProto.INT32, rows) for each in inputs],
-                [
-                    helper.make_tensor_value_info(each, TensorProto.FLOAT, outputs[each])
-                    for each in outputs
-                ],
+                [helper.make_tensor_value_info(output, TensorProto.FLOAT, size)],
                 self.initializers,
             ),
             producer_name="sluicegate",

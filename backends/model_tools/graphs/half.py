@@ -55,6 +55,12 @@ def halve(model: ModelProto) -> ModelProto:
     return half
 
 
+def is_half(model: ModelProto) -> bool:
+    """Return whether the matrices of a graph are in fp16."""
+    kinds = {each.data_type for each in model.graph.initializer if len(each.dims) > 1}
+    return TensorProto.FLOAT16 in kinds and TensorProto.FLOAT not in kinds
+
+
 def infer_types(model: ModelProto) -> Iterator[ValueInfoProto]:
     """Yield the type of every value of a graph, as far as `onnx` can infer it.
 

@@ -4,7 +4,7 @@ A head reads either the vector of each row's first token, or the vector of each 
 dense layer with an activation. Its last layer has one logit for each label.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -12,19 +12,19 @@ import msgspec
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from backends.model_tools.graphs.bert import POOLED, TOKENS
-from backends.model_tools.graphs.gathered import pad_for_sum
+from backends.model_tools.graphs.bert import TOKENS
 from backends.model_tools.graphs.graph_builder import (
     NOTHING_STORED,
     GraphBuilder,
     StoredWeights,
     copy_model,
 )
+from backends.model_tools.graphs.grids import pad_for_sum
 from backends.model_tools.graphs.options import Output
 from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.types import Pooling
 
-LOGITS = "logits"
+LOGITS, POOLED = "logits", "pooled"
 Purpose = Literal["text", "tokens", "choice"]
 
 _ARCHITECTURES: Mapping[str, Purpose] = {
@@ -43,7 +43,7 @@ class HeadShape(msgspec.Struct, frozen=True, kw_only=True):
     out: str
     dense: str | None = None
     activation: Literal["Tanh", "Relu", "Gelu"] = "Tanh"
-    reads: Output = "first"
+    reads: Output | Literal["pooled"] = "first"
     norm: str | None = None
     epsilon: float = 1e-5
     biased: bool = True
@@ -58,56 +58,62 @@ def find_head(config: Mapping[str, Any]) -> HeadShape | None:
     name = str((config.get("architectures") or [""])[0])
     purpose = next((p for end, p in _ARCHITECTURES.items() if name.endswith(end)), None)
     if purpose is not None:
-        return _HEADS.get(str(config.get("model_type")), _bert)(config, purpose)
+        return _head(config, purpose)
     if name and not name.endswith(("Model", "ForMaskedLM", "ForPreTraining")):
         raise WeightsError(f"`architectures` is `{name}`, whose head is not supported")
     return None
 
 
-def _bert(_: Mapping[str, Any], purpose: Purpose) -> HeadShape:
+_TOKENS = HeadShape(out="classifier", reads="tokens")
+_POOLED = HeadShape(dense="pooler.dense", out="classifier")
+_DENSE = HeadShape(dense="classifier.dense", out="classifier.out_proj")
+# The heads of texts and, unless `_CHOICES` has another one, of choices, by model type.
+_TEXTS: Mapping[str, HeadShape] = MappingProxyType(
+    {
+        "distilbert": HeadShape(dense="pre_classifier", activation="Relu", out="classifier"),
+        "roberta": _DENSE,
+        "xlm-roberta": _DENSE,
+        "mpnet": _DENSE,
+        "electra": msgspec.structs.replace(_DENSE, activation="Gelu"),
+        "albert": HeadShape(dense="pooler", out="classifier"),
+        "deberta-v2": msgspec.structs.replace(_POOLED, activation="Gelu"),
+    }
+)
+_SUMMARY = HeadShape(dense="sequence_summary.summary", activation="Gelu", out="classifier")
+_CHOICES: Mapping[str, HeadShape] = MappingProxyType(
+    {"roberta": _POOLED, "xlm-roberta": _POOLED, "mpnet": _POOLED, "electra": _SUMMARY}
+)
+# Fields of `config.json` that must have these values, if the head reads them.
+_REQUIRED: Mapping[HeadShape, Mapping[str, object]] = MappingProxyType(
+    {
+        _SUMMARY: {
+            "summary_type": "first",
+            "summary_use_proj": True,
+            "summary_activation": "gelu",
+        },
+        _TEXTS["deberta-v2"]: {"pooler_hidden_act": "gelu"},
+    }
+)
+
+
+def _head(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
+    kind = str(config.get("model_type"))
+    if kind == "modernbert":
+        return _modernbert(config, purpose)
     if purpose == "tokens":
-        return HeadShape(out="classifier", reads="tokens")
-    return HeadShape(dense="pooler.dense", out="classifier")
-
-
-def _distilbert(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
-    if purpose == "tokens":
-        return _bert(config, purpose)
-    return HeadShape(dense="pre_classifier", activation="Relu", out="classifier")
-
-
-def _roberta(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
-    if purpose != "text":
-        return _bert(config, purpose)
-    return HeadShape(dense="classifier.dense", out="classifier.out_proj")
-
-
-def _electra(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
-    if purpose == "tokens":
-        return _bert(config, purpose)
-    if purpose == "text":
-        return HeadShape(dense="classifier.dense", activation="Gelu", out="classifier.out_proj")
-    defaults = {"summary_type": "first", "summary_use_proj": True, "summary_activation": "gelu"}
-    _require(config, defaults)
-    return HeadShape(dense="sequence_summary.summary", activation="Gelu", out="classifier")
-
-
-def _albert(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
-    if purpose == "tokens":
-        return _bert(config, purpose)
-    return HeadShape(dense="pooler", out="classifier")
-
-
-def _deberta(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
-    if purpose == "tokens":
-        return _bert(config, purpose)
-    _require(config, {"pooler_hidden_act": "gelu"})
-    return HeadShape(dense="pooler.dense", activation="Gelu", out="classifier")
+        return _TOKENS
+    head = _TEXTS.get(kind, _POOLED)
+    if purpose == "choice":
+        head = _CHOICES.get(kind, head)
+    _require(config, _REQUIRED.get(head, {}))
+    return head
 
 
 def _modernbert(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
     _require(config, {"classifier_activation": "gelu"})
-    pooled: Output = "pooled" if config.get("classifier_pooling", "cls") == "mean" else "first"
+    pooled: Output | Literal["pooled"] = (
+        "pooled" if config.get("classifier_pooling", "cls") == "mean" else "first"
+    )
     return HeadShape(
         dense="head.dense",
         activation="Gelu",
@@ -123,20 +129,6 @@ def _require(config: Mapping[str, Any], values: Mapping[str, object]) -> None:
     for field, wanted in values.items():
         if config.get(field, wanted) != wanted:
             raise WeightsError(f"`{field}` must be `{wanted}`")
-
-
-_HEADS: Mapping[str, Callable[[Mapping[str, Any], Purpose], HeadShape]] = MappingProxyType(
-    {
-        "distilbert": _distilbert,
-        "roberta": _roberta,
-        "xlm-roberta": _roberta,
-        "mpnet": _roberta,
-        "electra": _electra,
-        "albert": _albert,
-        "deberta-v2": _deberta,
-        "modernbert": _modernbert,
-    }
-)
 
 
 def add_head(
@@ -188,18 +180,15 @@ def _pool(graph: GraphBuilder, pooling: Pooling, *, exact: bool) -> None:
     if pooling == "cls":
         first = graph.constant("pool.first", np.array(0, dtype=np.int64))
         graph.plain("Gather", [TOKENS, first], POOLED, axis=1)
+    elif pooling == "mean":
+        _pool_mean(graph, exact=exact)
     else:
-        axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
-        rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
-        if pooling != "mean":
-            _pool_max(graph, axis, rows)
-        elif exact:
-            _pool_exact_mean(graph, rows)
-        else:
-            _pool_mean(graph, axis, rows)
+        _pool_max(graph)
 
 
-def _pool_max(graph: GraphBuilder, axis: str, rows: str) -> None:
+def _pool_max(graph: GraphBuilder) -> None:
+    axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
+    rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
     least = graph.constant("pool.least", np.array(np.finfo(np.float32).min, dtype=np.float32))
     graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.BOOL)
     graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
@@ -207,27 +196,23 @@ def _pool_max(graph: GraphBuilder, axis: str, rows: str) -> None:
     graph.plain("ReduceMax", ["pool.tokens", rows], POOLED, keepdims=0)
 
 
-def _pool_mean(graph: GraphBuilder, axis: str, rows: str) -> None:
+def _pool_mean(graph: GraphBuilder, *, exact: bool) -> None:
+    axis = "" if exact else graph.constant("pool.axis", np.array([-1], dtype=np.int64))
+    rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
     # The mean of an empty row must be zero, not NaN.
     least = graph.constant("pool.least", np.array(1, dtype=np.float32))
-    graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.FLOAT)
-    graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
-    graph.plain("Mul", [TOKENS, "pool.real"], "pool.tokens")
-    graph.plain("ReduceSum", ["pool.tokens", rows], "pool.sum", keepdims=0)
-    graph.plain("ReduceSum", ["pool.mask", rows], "pool.found", keepdims=1)
-    graph.plain("Max", ["pool.found", least], "pool.count")
-    graph.plain("Div", ["pool.sum", "pool.count"], POOLED)
-
-
-def _pool_exact_mean(graph: GraphBuilder, rows: str) -> None:
-    # The mean of an empty row must be zero, not NaN.
-    least = graph.constant("pool.least", np.array(1, dtype=np.float32))
-    mask = pad_for_sum(graph, "attention_mask", "pool.places")
-    pad_for_sum(graph, TOKENS, "pool.tokens", rank=3)
-    graph.plain("Cast", [mask], "pool.mask", to=TensorProto.FLOAT)
-    graph.plain("Unsqueeze", ["pool.mask", rows], "pool.selector")
-    graph.plain("MatMul", ["pool.selector", "pool.tokens"], "pool.sums")
-    graph.plain("Squeeze", ["pool.sums", rows], "pool.sum")
+    if exact:
+        mask = pad_for_sum(graph, "attention_mask", "pool.places")
+        pad_for_sum(graph, TOKENS, "pool.tokens", rank=3)
+        graph.plain("Cast", [mask], "pool.mask", to=TensorProto.FLOAT)
+        graph.plain("Unsqueeze", ["pool.mask", rows], "pool.selector")
+        graph.plain("MatMul", ["pool.selector", "pool.tokens"], "pool.sums")
+        graph.plain("Squeeze", ["pool.sums", rows], "pool.sum")
+    else:
+        graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.FLOAT)
+        graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
+        graph.plain("Mul", [TOKENS, "pool.real"], "pool.tokens")
+        graph.plain("ReduceSum", ["pool.tokens", rows], "pool.sum", keepdims=0)
     graph.plain("ReduceSum", ["pool.mask", rows], "pool.found", keepdims=1)
     graph.plain("Max", ["pool.found", least], "pool.count")
     graph.plain("Div", ["pool.sum", "pool.count"], POOLED)

@@ -14,20 +14,18 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from onnx import ModelProto, TensorProto
+from onnx import TensorProto
 
+from backends.model_tools.graphs.attention import FusedRows
 from backends.model_tools.graphs.bert import FIRST, TOKENS
-from backends.model_tools.graphs.families import strip_prefix
-from backends.model_tools.graphs.fused_rows import FusedRows
-from backends.model_tools.graphs.gathered import attend_first, attend_gathered, open_grid
-from backends.model_tools.graphs.graph_builder import NOTHING_STORED, GraphBuilder, StoredWeights
-from backends.model_tools.graphs.options import Attention, GraphOptions, Output, check_options
+from backends.model_tools.graphs.graph_builder import GraphBuilder
+from backends.model_tools.graphs.grids import attend_first, attend_gathered, open_grid
+from backends.model_tools.graphs.options import GraphOptions, Output
 from backends.model_tools.graphs.relative import add_distances, count_places, subtract_places
-from backends.model_tools.graphs.weights import Weights, WeightsError
+from backends.model_tools.graphs.weights import WeightsError
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _THETAS = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}
-_FUSED: tuple[Attention, ...] = ("heads", "ranges", "packed")
 # This is added to the scores of tokens that are too far away. Rounding then removes their weight.
 # The weight is not a denormal number, which would be slow on a CPU.
 _FAR = -80.0
@@ -63,39 +61,25 @@ class ModernBertShape(msgspec.Struct, frozen=True, kw_only=True):
         return float(found.get("rope_theta", getattr(self, field) or default))
 
 
-def build_modernbert(
-    config: Mapping[str, Any],
-    weights: Weights,
-    options: GraphOptions,
-    stored: StoredWeights = NOTHING_STORED,
-) -> ModelProto:
-    """Return the encoder of a ModernBERT checkpoint, with the output `tokens` or `first`.
+def write_modernbert(
+    graph: GraphBuilder, config: Mapping[str, Any], options: GraphOptions
+) -> tuple[list[str], int]:
+    """Append the encoder of a ModernBERT checkpoint; return its inputs, and the output's width.
 
     Raises:
-        WeightsError: a weight is missing, or the configuration has an option that is not supported.
+        WeightsError: the configuration has an option that is not supported.
+        msgspec.ValidationError: the configuration has a wrong type.
+        KeyError: a weight is missing.
     """
-    check_options(options, attention=("gathered", "plain", *_FUSED))
-    (output,) = options.outputs
-    try:
-        shape = msgspec.convert(config, ModernBertShape)
-    except msgspec.ValidationError as error:
-        raise WeightsError(f"`config.json`: {error}") from None
+    shape = msgspec.convert(config, ModernBertShape)
     for found in (shape.rope_parameters or {}).values():
         if found and found.get("rope_type", "default") != "default":
             raise WeightsError(f"`rope_type` must be `default`, not `{found['rope_type']}`")
-    weights = strip_prefix(weights, "model.")
-    is_plain = options.attention == "plain"
-    graph = GraphBuilder(weights, options.precision, plain=is_plain, stored=stored)
-    try:
-        if options.attention in _FUSED:
-            _FusedWriter(shape, graph, options).write(output)
-        else:
-            _GridWriter(shape, graph).write(output)
-    except KeyError as error:
-        raise WeightsError(f"the weight {error} is missing") from None
-    rows = ["batch", "sequence"] if output == TOKENS else ["batch"]
-    inputs = ["input_ids", "attention_mask"]
-    return graph.model("modernbert", inputs, {output: [*rows, shape.hidden_size]})
+    if options.attention in {"gathered", "plain"}:
+        _GridWriter(shape, graph).write(options.output)
+    else:
+        _FusedWriter(shape, graph, options).write(options.output)
+    return ["input_ids", "attention_mask"], shape.hidden_size
 
 
 class _ModernBertWriter:

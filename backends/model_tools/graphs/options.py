@@ -1,21 +1,16 @@
-"""Defines the options of an encoder's graph: precision, kind of attention, outputs."""
+"""Defines the options of an encoder's graph: precision, kind of attention, output."""
 
-from collections.abc import Collection
 from typing import Literal
 
 import msgspec
 
-from backends.model_tools.graphs.weights import WeightsError
-
 Precision = Literal["fp32", "fp16", "bf16"]
-Output = Literal["pooled", "tokens", "first"]
-Attention = Literal[
-    "fused", "heads", "ranges", "gathered", "plain", "packed", "packed-qkv", "packed-fused"
-]
+Output = Literal["tokens", "first"]
+Attention = Literal["fused", "heads", "ranges", "gathered", "plain", "packed"]
 
 
 class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects the precision, the kind of attention and the outputs of a graph.
+    """Selects the precision, the kind of attention and the output of a graph.
 
     `attention` says which operator computes attention:
 
@@ -32,31 +27,24 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
     - `packed` uses `PackedMultiHeadAttention`, which gets query, key and value without
       padding, as three tensors. This kind suits the flash kernels. It needs CUDA, and cannot
       become a CUDA graph.
-    - `packed-qkv` is like `packed`, but query, key and value are interleaved in one tensor.
-    - `packed-fused` uses `PackedAttention`, which also gets rows without padding.
 
     `bf16` needs `heads` or `ranges`, because the kernels of all other kinds do not support bf16.
-    Outputs are float32 in every precision.
-
-    The output `first` is the last state of each row's first token. It must be the only output. With
-    this output, the last layer of a `gathered` or `plain` graph computes first tokens only.
+    The output is float32 in every precision: the last state of every token (`tokens`), or of each
+    row's first token (`first`). With `first`, the last layer of a `gathered` or `plain` graph
+    computes first tokens only.
     """
 
     precision: Precision = "fp32"
     attention: Attention = "fused"
-    outputs: tuple[Output, ...] = ("pooled", "tokens")
+    output: Output = "tokens"
 
     @property
     def packed(self) -> bool:
         """Whether the layers leave padding out."""
-        return self.attention.startswith("packed")
+        return self.attention == "packed"
 
     def problem(self) -> str | None:
         """Return why the options are not valid; `None` if they are."""
-        if not self.outputs:
-            return "a graph needs an output"
-        if "first" in self.outputs and len(self.outputs) > 1:
-            return "the output `first` must be the only output"
         if self.attention == "gathered" and self.precision != "fp32":
             return "`gathered` attention is only for fp32"
         if self.attention == "plain" and self.precision != "fp32":
@@ -64,18 +52,3 @@ class GraphOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.precision == "bf16" and self.attention not in {"heads", "ranges"}:
             return f"no kernel computes `{self.attention}` attention in bf16"
         return None
-
-
-def check_options(options: GraphOptions, *, attention: Collection[Attention]) -> None:
-    """Refuse bf16, and kinds of attention that are not in `attention`.
-
-    `attention` has the kinds that a model family supports.
-
-    Raises:
-        WeightsError: the options are not supported, or not valid.
-    """
-    problem = options.problem()
-    if options.attention not in attention or options.precision == "bf16":
-        problem = f"this family has no `{options.attention}` attention in {options.precision}"
-    if problem is not None:
-        raise WeightsError(problem)

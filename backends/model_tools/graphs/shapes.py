@@ -68,14 +68,6 @@ class BertShape(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-PRESETS: Mapping[str, BertShape] = MappingProxyType(
-    {
-        "minilm-l6": BertShape(layers=6, hidden=384, heads=12, intermediate=1536),
-        "bert-base": BertShape(layers=12, hidden=768, heads=12, intermediate=3072),
-    }
-)
-
-
 def weight_shapes(shape: BertShape) -> dict[str, tuple[int, ...]]:
     """Return the shape of every weight; keys are the names in Hugging Face's `BertModel`."""
     hidden, wide = shape.hidden, shape.intermediate

@@ -1,7 +1,6 @@
-"""Reads the weights of an encoder from a safetensors file, or generates them from a seed."""
+"""Reads the weights of an encoder from a safetensors file."""
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,17 +67,6 @@ def _tensor(content: NDArray[np.uint8], entry: dict[str, Any]) -> NDArray[np.flo
         # bfloat16 is the upper half of a float32.
         return (tensor.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return tensor.astype(np.float32, copy=False)
-
-
-def seeded_weights(shape: BertShape, *, seed: int) -> Weights:
-    """Return random weights with the shapes of `shape`; the same seed gives the same weights."""
-    random = np.random.default_rng(seed)
-    weights: dict[str, NDArray[np.float32]] = {}
-    for name, size in weight_shapes(shape).items():
-        noise = random.standard_normal(math.prod(size), dtype=np.float32).reshape(size)
-        centre = np.float32(1.0 if name.endswith("LayerNorm.weight") else 0.0)
-        weights[name] = centre + np.float32(0.02) * noise
-    return weights
 
 
 def check_weights(shape: BertShape, weights: Weights) -> None:

@@ -7,22 +7,26 @@ from typing import Any
 
 import click
 
+from backends.commands import MODELS_OPTION
 from backends.errors import StartProblem
 from backends.executors.padded_batch import INPUTS
-from backends.model_tools.tuning.variant_options import (
-    VariantOptions,
+from backends.model_tools.tuning.options import (
+    choose_variant,
     needs_onnx,
     variant_options,
 )
 from backends.settings import quiet_libraries, read_settings
 
 _OUTPUTS = ("logits", "pooled", "tokens")
-_FOLDER = click.Path(path_type=Path)
 
 
-@click.command("import")
+@click.command(
+    "import",
+    epilog="\b\nExample:\n"
+    "  sluicegate models import ./checkpoint --models ./models --name sentiment",
+)
 @click.argument("source", metavar="PATH")
-@click.option("--models", type=_FOLDER, help="Model repository directory.")
+@MODELS_OPTION
 @click.option("--name", help="Name of the model.  [default: the folder's name]")
 @click.option("--truncate", is_flag=True, help="Truncate long texts instead of refusing them.")
 @click.option(
@@ -60,7 +64,7 @@ def import_command(
     dry_run: bool,
     reloads: bool,
     data_dir: str | None,
-    wanted: VariantOptions | None,
+    **variant: Any,
 ) -> None:
     """Import the Hugging Face folder PATH as the next revision of a model.
 
@@ -106,7 +110,7 @@ def import_command(
         given=_fields(inputs, outputs, labels, truncate=truncate),
         files=found.files,
         ignored=ignored,
-        variant=wanted,
+        variant=choose_variant(**variant),
         dry_run=dry_run,
         echo=click.echo,
     ):

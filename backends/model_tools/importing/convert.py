@@ -1,10 +1,12 @@
 """Converts a Hugging Face folder to a revision of a model repository."""
 
+import importlib
 import json
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -12,10 +14,8 @@ import yaml
 from backends.errors import StartProblem
 from backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
 from backends.model_tools.graphs.weights import Weights, WeightsError
-from backends.model_tools.importing.device_graphs import write_device_graphs
-from backends.model_tools.importing.export import export
+from backends.model_tools.importing.device_graphs import write_device_graphs, write_optimized_graphs
 from backends.model_tools.importing.finishing import copy_graph, finish_graph, finish_model
-from backends.model_tools.importing.optimized_graphs import write_optimized_graphs
 from backends.model_tools.importing.rebuild import rebuild
 from backends.model_tools.importing.source import CheckpointFolder, open_source
 from backends.repository.graph_file import read_graph_file
@@ -32,6 +32,15 @@ _KEPT = (
 _TYPES, _LOGITS = "token_type_ids", "logits"
 _TEXT_RANK = 2
 _GRAPH, TOKENIZER, _MANIFEST = "model.onnx", "tokenizer.json", "model.yaml"
+_EXPORTER = "optimum.exporters.onnx"
+# The names of optimum's tasks, by the head of the model.
+_TASKS: Mapping[str, str] = MappingProxyType(
+    {
+        "ForSequenceClassification": "text-classification",
+        "ForTokenClassification": "token-classification",
+        "ForMultipleChoice": "multiple-choice",
+    }
+)
 
 
 def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) -> str:
@@ -102,7 +111,7 @@ def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights |
         return f"{name}, rebuilt as a `{kind}`", weights
     if kind not in FAMILIES:
         with tempfile.TemporaryDirectory() as exported:
-            export(source.folder, source.config, Path(exported))
+            _export(source.folder, source.config, Path(exported))
             copy_graph(Path(exported, _GRAPH), target)
         return f"`{kind}` weights, exported by optimum", None
     weights = source.weights()
@@ -112,3 +121,36 @@ def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights |
         raise StartProblem(f"`{source.folder}`: {error}") from None
     (target / _GRAPH).write_bytes(model.SerializeToString())
     return f"`{kind}` weights", weights
+
+
+def _export(folder: Path, config: Mapping[str, Any], target: Path) -> None:
+    """Write the graph of a folder to `target`, as `optimum-cli export onnx` does.
+
+    Raises:
+        StartProblem: optimum is not installed, or cannot export the model.
+    """
+    kind = config.get("model_type")
+    try:
+        exporter = importlib.import_module(_EXPORTER)
+    except ImportError as error:
+        raise StartProblem(
+            f"`{folder}`: `{kind}` models must be exported by optimum, but the package "
+            f"`{error.name}` is missing; it needs transformers 4, so use a separate environment: "
+            f"`pip install optimum-onnx`, `optimum-cli export onnx --model {folder} --task "
+            f"{_task(config)} FOLDER`, then import FOLDER; these models need no export: "
+            f"{', '.join(FAMILIES)}"
+        ) from None
+    try:
+        exporter.main_export(str(folder), output=target, task=_task(config), do_validation=False)
+    except Exception as error:  # noqa: BLE001 - torch and the exporter raise many types of errors
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise StartProblem(
+            f"`{folder}`: optimum cannot export the model: {reason[0]}; export it with "
+            "`torch.onnx.export` and inputs `input_ids` and `attention_mask`, and import the result"
+        ) from None
+
+
+def _task(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures") or [""]
+    found = (task for end, task in _TASKS.items() if str(names[0]).endswith(end))
+    return next(found, "feature-extraction")

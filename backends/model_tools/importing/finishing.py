@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto, external_data_helper, numpy_helper
 
 from backends.errors import ModelProblem, StartProblem
 from backends.executors.padded_batch import INPUTS
+from backends.model_tools.graphs.half import is_half
 from backends.model_tools.importing.model_inputs import complete_inputs
 from backends.model_tools.importing.sentence_graph import POOLED, complete_graph
 from backends.model_tools.importing.source import CheckpointFolder, check_content
@@ -89,14 +90,12 @@ def finish_model(model: ModelProto, source: CheckpointFolder, fields: dict[str, 
     return _add_modules(model, source, fields) or changed
 
 
-def is_half(graph: Path) -> bool:
-    """Return whether the matrices of a graph are in fp16."""
+def is_half_file(graph: Path) -> bool:
+    """Return whether the matrices of a graph are in fp16; false if the file cannot be read."""
     try:
-        tensors = _load(graph).graph.initializer
+        return is_half(_load(graph))
     except StartProblem:
         return False
-    kinds = {each.data_type for each in tensors if len(each.dims) > 1}
-    return TensorProto.FLOAT16 in kinds and TensorProto.FLOAT not in kinds
 
 
 def _load(path: Path) -> ModelProto:

@@ -1,7 +1,6 @@
 """Imports a folder: converts it, runs the model, and publishes it in the repository."""
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,34 +8,24 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from backends.app import open_backend
-from backends.batching.coalescing import RowCaller
 from backends.errors import BackendError, ItemRefused, StartProblem
-from backends.executors.opening import executor_opener
+from backends.model_tools.description import describe_model
 from backends.model_tools.importing.convert import TOKENIZER, convert
-from backends.model_tools.importing.finishing import is_half
+from backends.model_tools.importing.finishing import is_half_file
 from backends.model_tools.importing.leftovers import check_leftovers, files_of
 from backends.model_tools.importing.source import CheckpointFolder, open_source
-from backends.model_tools.tuning.precision import Echo
-from backends.model_tools.tuning.variant_options import VariantOptions, make_variant
-from backends.pipelines.ask import AlgorithmContext
+from backends.model_tools.running import answer, open_model
+from backends.model_tools.tuning.optimize import make_variant
+from backends.model_tools.tuning.options import Echo, VariantOptions
 from backends.repository.catalogue import read_catalogue
-from backends.repository.description import describe_model
-from backends.repository.manifest import NAME
+from backends.repository.names import NAME
 from backends.repository.publishing import publish_revision
 from backends.repository.staging import open_staging
 from backends.serving.core import ModelSetEntry
 from backends.settings import BackendSettings
-from backends.telemetry.spans import NO_TRACING
-from wire.protocol import (
-    PARAMETERS,
-    ChooseItem,
-    ModelInfo,
-    Task,
-)
+from wire.protocol import PARAMETERS, ChooseItem, ModelInfo, Task
 
 _STAGING = ".importing-"
-_DEADLINE = 600.0
 # The largest number of special tokens to try. A tokenizer may have thousands.
 _MOST_SPECIAL = 16
 
@@ -105,7 +94,7 @@ def _with_half_precision(
     Raises:
         StartProblem: the graph is not in fp16, and there are no texts to judge a variant.
     """
-    if source.graph is None or not is_half(source.graph):
+    if source.graph is None or not is_half_file(source.graph):
         variant.golden_file()
     return {**given, "profile": variant.precision}
 
@@ -127,20 +116,14 @@ def _convert(
         own = source.graph or folder
         named = str(error).replace(str(entry / "model.onnx"), str(own))
         hint = ""
-        if source.graph is not None and "profile" not in given and is_half(source.graph):
+        if source.graph is not None and "profile" not in given and is_half_file(source.graph):
             hint = "; the graph is in fp16: `--precision fp16` allows fp16's tolerance"
         raise StartProblem(named.replace(str(entry), str(folder)) + hint) from None
 
 
 async def _try(staging: Path, name: str) -> ModelInfo:
     """Load the model and run each of its tasks, as a backend would."""
-    settings = BackendSettings(models=staging, threads=1)
-    opener = executor_opener(settings)
-    async with open_backend(settings, tracing=NO_TRACING, open_executor=opener) as repository:
-        problems = repository.core.model_set.problems
-        entry = repository.core.model_set.find(name)
-        if entry is None:
-            raise StartProblem(f"`{name}` cannot be served: {problems.get(name, 'unknown')}")
+    async with open_model(BackendSettings(models=staging, threads=1), name) as entry:
         texts = _trial_texts(staging / name / "1" / TOKENIZER)
         for task in entry.served_model.info.tasks:
             await _try_task(entry, Task(task), texts, name)
@@ -160,7 +143,6 @@ async def _try_task(entry: ModelSetEntry, task: Task, texts: Sequence[str], name
     Raises:
         StartProblem: the model fails on a text.
     """
-    algorithm = entry.served_model.algorithms.get(task)
     kind: Any = PARAMETERS[task]
     own: dict[Task, dict[str, Any]] = {
         Task.ZERO_SHOT: {"labels": ["a", "b"]},
@@ -172,13 +154,9 @@ async def _try_task(entry: ModelSetEntry, task: Task, texts: Sequence[str], name
         items = [ChooseItem(prompt=text, choices=list(texts[:2])) for text in texts]
     elif task is Task.CLASSIFY:
         items += [(text, texts[0]) for text in texts]
-    if algorithm is None:
-        return  # the task only tokenizes
     for item in items:
-        caller = RowCaller(scope="import", deadline=time.monotonic() + _DEADLINE)
-        ask = AlgorithmContext(entry.model_set.pipelines, caller)
         try:
-            await algorithm.run(item, parameters, ask)
+            await answer(entry, task, item, parameters)
         except ItemRefused:
             continue  # the text is too long for the model
         except BackendError as error:

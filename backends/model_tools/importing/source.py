@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 import msgspec
@@ -14,7 +15,6 @@ from backends.errors import StartProblem
 from backends.model_tools.graphs.checkpoint import FAMILIES
 from backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
 from backends.model_tools.importing.class_tokenizer import ClassTokenizer, build_tokenizer
-from backends.model_tools.importing.foreign_folders import not_a_model, refuse_adapter
 from backends.repository.config_defaults import complete_config
 from backends.repository.sentence_modules import FILE as MODULES, SentenceModules, read_modules
 from backends.types import Pooling
@@ -47,6 +47,37 @@ _PARTS = {
 }
 _EMBEDDINGS = ("word_embeddings.weight", "tok_embeddings.weight", "embed_tokens.weight")
 _HEAD = re.compile(r"(classifier|pre_classifier|score|qa_outputs|logits_proj)\.")
+# What a folder without `config.json` has instead.
+_ADAPTER = "adapter_config.json"
+_MERGE = (
+    "is an adapter (such as LoRA), not a model; merge it into its model with "
+    "`merge_and_unload()`, save the result and import that"
+)
+_ONNX = "if it needs only token ids, export it to ONNX and import that"
+_FOREIGN: Mapping[str, str] = MappingProxyType(
+    {
+        "gliner_config.json": "is a GLiNER model, which is not supported; run it as a custom "
+        "`algorithm`",
+        "config_setfit.json": "is a SetFit model without its encoder; copy all of its files",
+        "model_index.json": "is a diffusers pipeline, which generates images; it is not supported",
+        "open_clip_config.json": "is an OpenCLIP model, which reads images; it is not supported",
+        "params.json": "has the weights of a language model in its vendor's format, which is not "
+        "supported",
+        "meta.json": "is a spaCy pipeline, which is not supported; run it as a custom `algorithm`",
+        "flair_config.json": f"is a Flair model, which is not supported; {_ONNX}",
+        "config_sentence_transformers.json": "is a sentence transformer without `config.json`; "
+        "save it again with sentence-transformers, or copy all of its files",
+    }
+)
+_FOREIGN_PATTERNS: Mapping[str, str] = MappingProxyType(
+    {
+        "*.gguf": "has weights for llama.cpp, which are not supported; import the model's "
+        "safetensors or ONNX",
+        "*.ftz": "is a fastText model, which is not supported",
+        "*.onnx": "has a graph without a `config.json`; copy the `config.json` of the model that "
+        "was exported",
+    }
+)
 
 
 class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,9 +222,9 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
         raise StartProblem(f"`{folder}` is not a folder; name the model's folder")
     fields = {**_read_fields(folder / _MANIFEST), **(given or {})}
     tokenizer = folder / str(fields.get("tokenizer", "tokenizer.json"))
-    refuse_adapter(folder)
+    _refuse_adapter(folder)
     if not (folder / "config.json").is_file():
-        raise not_a_model(folder)
+        raise _not_a_model(folder)
     if not tokenizer.is_file():
         slow = next((f" (it has `{name}`)" for name in _SLOW if (folder / name).is_file()), "")
         raise StartProblem(
@@ -289,3 +320,29 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise StartProblem(f"`{path}` is not a JSON object")
     return document
+
+
+def _refuse_adapter(folder: Path) -> None:
+    """Refuse a folder with an adapter.
+
+    Raises:
+        StartProblem: the folder has an adapter, with or without the adapted model.
+    """
+    if (folder / _ADAPTER).is_file():
+        raise StartProblem(f"`{folder / _ADAPTER}`: the folder {_MERGE}")
+
+
+def _not_a_model(folder: Path) -> StartProblem:
+    """Return the error for a folder that has no `config.json`.
+
+    Raises:
+        ModelProblem: the folder has a sentence transformer's module that is not supported.
+    """
+    read_modules(lambda name: folder / name)
+    for name, what in _FOREIGN.items():
+        if (folder / name).is_file():
+            return StartProblem(f"`{folder}` {what} (it has `{name}` but no `config.json`)")
+    for pattern, what in _FOREIGN_PATTERNS.items():
+        if found := sorted(folder.glob(pattern)):
+            return StartProblem(f"`{folder}` {what} (it has `{found[0].name}`)")
+    return StartProblem(f"`{folder}` has no `config.json`, so it is not a Hugging Face model")

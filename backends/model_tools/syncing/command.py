@@ -20,7 +20,9 @@ _PLAIN_HTTP = click.option(
 )
 
 
-@click.command("sync")
+@click.command(
+    "sync", epilog="\b\nExample:\n  sluicegate models sync s3://bucket/models ./models --watch 30"
+)
 @click.argument("source")
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @click.option("--once", is_flag=True, help="Synchronise once (the default).")
@@ -76,7 +78,7 @@ def sync_command(
             time.sleep(watch)
 
 
-@click.command("push")
+@click.command("push", epilog="\b\nExample:\n  sluicegate models push ./models s3://bucket/models")
 @click.argument("folder", metavar="DIR", type=_FOLDER)
 @click.argument("target")
 @click.option("--model", "models", multiple=True, metavar="NAME", help="Push only this model.")

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from backends.errors import StartProblem
-from backends.repository.manifest import NAME
+from backends.repository.names import NAME
 from backends.repository.sync_record import Digest, FileDigest
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"

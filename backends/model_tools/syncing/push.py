@@ -14,7 +14,7 @@ from backends.model_tools.syncing.manifest import (
     write_manifest,
 )
 from backends.model_tools.syncing.stores import ArtifactStore
-from backends.repository.model import is_hidden
+from backends.repository.names import is_hidden
 
 
 def push(

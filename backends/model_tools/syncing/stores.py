@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from backends.model_tools.syncing.layout import FolderObjects, LayoutStore, S3Objects
 from backends.model_tools.syncing.manifest import SyncProblem
 
 _TAG = "latest"
@@ -93,17 +94,13 @@ def open_store(source: Source, *, plain_http: bool = False) -> ArtifactStore:
     Raises:
         SyncProblem: a library is missing.
     """
-    # Imported late, because each store needs another library.
     if source.scheme == "oci":
+        # Imported late, because it needs a library.
         from backends.model_tools.syncing.registry import RegistryStore  # noqa: PLC0415
 
         return RegistryStore(source.host, source.path.strip("/"), plain_http=plain_http)
-    from backends.model_tools.syncing.layout import FolderObjects, LayoutStore  # noqa: PLC0415
-
     if source.scheme == "file":
         return LayoutStore(FolderObjects(Path(source.path)))
-    from backends.model_tools.syncing.bucket import S3Objects  # noqa: PLC0415
-
     return LayoutStore(S3Objects(source.host, source.path))
 
 

@@ -24,7 +24,7 @@ from backends.model_tools.syncing.manifest import (
 )
 from backends.model_tools.syncing.stores import ArtifactStore
 from backends.repository.last_good import read_last_good
-from backends.repository.model import is_hidden
+from backends.repository.names import is_hidden
 from backends.repository.sync_record import FILE, FileDigest, SyncRecord, read_record
 
 _STAGING = ".synchronising"

@@ -1,15 +1,22 @@
 """Makes variants of a model, publishes the quickest accepted variant, and tunes its batching."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-import msgspec
-
 from backends.errors import BackendError, StartProblem
 from backends.model_tools.tuning.memory import measure_memory
-from backends.model_tools.tuning.precision import ELSEWHERE, PROVIDERS, Echo, VariantPrecision
+from backends.model_tools.tuning.options import (
+    ELSEWHERE,
+    PROVIDERS,
+    Echo,
+    GateOptions,
+    VariantOptions,
+    VariantPrecision,
+)
 from backends.model_tools.tuning.publish import publish
-from backends.model_tools.tuning.speed import Sweep, keep, tune_speed
+from backends.model_tools.tuning.reports import OptimizeResult, VariantEntry
+from backends.model_tools.tuning.speed import keep, tune_speed
 from backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
 from backends.model_tools.tuning.variant_gate import (
     VariantGate,
@@ -18,36 +25,37 @@ from backends.model_tools.tuning.variant_gate import (
     temporary_graph,
 )
 from backends.model_tools.tuning.variant_maker import VariantMaker
-from backends.model_tools.tuning.variant_options import GateOptions
 from backends.qualification.golden_texts import read_golden
-from backends.qualification.text_runs import SpeedSample, measure_speed
+from backends.qualification.text_runs import measure_speed
 from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings
 
 
-class VariantEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds one variant. If it was not judged, `report` is `None`, and `reasons` says why."""
+def make_variant(
+    settings: BackendSettings, name: str, wanted: VariantOptions, *, dry_run: bool, echo: Echo
+) -> list[Path] | None:
+    """Make and judge a variant; return the written folders, or `None` if it is refused.
 
-    name: str
-    speed: SpeedSample | None = None
-    report: VariantReport | None = None
-    memory_bytes: int | None = None
-    reasons: list[str] = []
-
-
-class OptimizeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the result of `models optimize`: all variants, and measurements of the served model.
-
-    `chosen` is the precision of the served model. `written` holds the folders of new revisions.
+    Raises:
+        StartProblem: the variant cannot be made.
     """
-
-    model: str
-    calibrated: int
-    judged: int
-    variants: list[VariantEntry]
-    chosen: str
-    written: list[Path]
-    sweep: Sweep
+    judge = wanted.golden_file()
+    if wanted.precision == "bf16" and settings.provider not in PROVIDERS["bf16"]:
+        raise StartProblem(f"`--precision bf16`: {ELSEWHERE['bf16']}")
+    subject = find_tuned_model(read_catalogue(settings.models), name, settings)
+    golden = subject.suited(read_golden(judge), judge)
+    maker = VariantMaker(subject, bounds=wanted.gate.bounds, echo=echo)
+    gate = VariantGate(
+        subject, golden, bounds=wanted.gate.bounds, min_speedup=wanted.gate.min_speedup
+    )
+    calibrate = None
+    if wanted.calibrate is not None:
+        calibrate = subject.suited(read_golden(wanted.calibrate), wanted.calibrate)
+    graph, report = maker.make(wanted.precision, gate, calibrate=calibrate)
+    _tell(report, report.reasons, echo)
+    if report.reasons:
+        return None
+    return [] if dry_run else publish(settings.models, subject, graph, report)
 
 
 def optimize(
@@ -84,14 +92,14 @@ def optimize(
                 variants.append(VariantEntry(name=precision, reasons=[str(error)]))
             else:
                 variants.append(_judged(report, _memory(settings, subject, graphs[precision])))
-        _tell(variants[-1], echo)
+        _tell(variants[-1].report, variants[-1].reasons, echo)
     best = max((v for v in variants if v.report and not v.reasons), key=_gain, default=None)
     folders: list[Path] = []
     if best is not None and best.report is not None and not dry_run:
         folders = publish(settings.models, subject, graphs[best.name], best.report)
     served = folders[-1].parent.name if folders else name
     sweep = tune_speed(settings, served, texts=judging.texts, seconds=seconds)
-    if not dry_run and not keep(settings, sweep):
+    if not dry_run and not keep(sweep):
         echo("cannot record the setting: the model's folder is read-only")
     return OptimizeResult(
         model=name,
@@ -143,8 +151,8 @@ def _fp32(gate: VariantGate, variants: list[VariantEntry], memory: int | None) -
     return VariantEntry(name="fp32", speed=speed, memory_bytes=memory)
 
 
-def _tell(entry: VariantEntry, echo: Echo) -> None:
-    for line in describe_report(entry.report) if entry.report is not None else ():
+def _tell(report: VariantReport | None, reasons: Sequence[str], echo: Echo) -> None:
+    for line in describe_report(report) if report is not None else ():
         echo(line)
-    verdict = "Refused" if entry.report is not None else "Not tried"
-    echo(f"{verdict}: {'; '.join(entry.reasons)}" if entry.reasons else "Accepted")
+    verdict = "Refused" if report is not None else "Not tried"
+    echo(f"{verdict}: {'; '.join(reasons)}" if reasons else "Accepted")

@@ -45,9 +45,14 @@ _DEADLINE = 60.0
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds all measurements of the graph of `model`, the best setting, and the machine."""
+    """Holds all measurements of the graph of `model`, the best setting, and the machine.
+
+    `folder` and `digest` identify the measured revision.
+    """
 
     model: str
+    folder: Path
+    digest: str
     provider: str
     machine: MachineInfo
     shares_batches: bool
@@ -70,14 +75,13 @@ def tune_speed(
     return asyncio.run(_tune(settings, model, texts, seconds))
 
 
-def keep(settings: BackendSettings, sweep: Sweep) -> bool:
-    """Record the best setting in the model's folder, for backends on this kind of machine.
+def keep(sweep: Sweep) -> bool:
+    """Record the best setting in the measured revision's folder, for this kind of machine.
 
     Return `False` if the folder cannot be written.
     """
-    model = find_graph_model(read_catalogue(settings.models), sweep.model)
     tuned = TunedBatching(rows=sweep.best.batch_size, threads=sweep.best.threads)
-    return write_tuned(model.folder, tuned, digest=model.digest, provider=sweep.provider)
+    return write_tuned(sweep.folder, tuned, digest=sweep.digest, provider=sweep.provider)
 
 
 class _TuningSession:
@@ -178,6 +182,8 @@ async def _tune(
             clients = await sweep_clients(send, texts, clients=CLIENTS, best=best, seconds=seconds)
     return Sweep(
         model=model.name,
+        folder=model.folder,
+        digest=model.digest,
         provider=executor.provider,
         machine=describe_machine(),
         shares_batches=session.shares_batches,

@@ -11,10 +11,10 @@ from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.opening import executor_opener
 from backends.executors.pooling import PoolingExecutor
-from backends.model_tools.tuning.precision import ROUNDING
+from backends.model_tools.tuning.options import ROUNDING
 from backends.pipelines.head import read_head_weights
 from backends.qualification.device_graphs import find_quickest
-from backends.qualification.gate import Measure
+from backends.qualification.gate import Bounds, Measure, Verdict, judge
 from backends.qualification.golden_texts import GoldenSet
 from backends.qualification.measures import kind_of, rank_scores
 from backends.qualification.text_runs import TextBatch, make_batches, run_texts
@@ -139,6 +139,26 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         if unknown is not None:
             raise StartProblem(f"`{self.model.name}` has no label `{unknown}`")
         return [columns[label] for label in golden.labels]
+
+    def judge(
+        self,
+        reference: FloatArray,
+        found: FloatArray,
+        *,
+        owners: IntArray,
+        bounds: Bounds,
+        expected: Sequence[int] | None = None,
+    ) -> Verdict:
+        """Compare outputs for the same texts, in the way that `measure` says."""
+        return judge(
+            reference,
+            found,
+            expected=expected,
+            bounds=bounds,
+            multi_label=self.multi_label,
+            measure=self.measure,
+            owners=owners,
+        )
 
     def suited(self, golden: GoldenSet, file: Path) -> GoldenSet:
         """Return the texts of a file as this model reads them, without texts that it would refuse.

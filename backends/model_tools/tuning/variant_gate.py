@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 
 from backends.executors.base import ModelExecutor
-from backends.model_tools.tuning.precision import VariantPrecision
+from backends.model_tools.tuning.options import VariantPrecision
 from backends.model_tools.tuning.tuned_model import TunedModel
 from backends.qualification.certificate import certified_outputs
-from backends.qualification.gate import CHANGES, Bounds, Verdict, judge
+from backends.qualification.gate import CHANGES, Bounds, Verdict
 from backends.qualification.golden_texts import GoldenSet
 from backends.qualification.invariance import Invariance, measure_invariance
 from backends.qualification.records import MachineInfo, describe_machine
 from backends.qualification.text_runs import SpeedSample, TextBatch, compare_speed
-from backends.types import FloatArray, IntArray, OutputKind
+from backends.types import OutputKind
 
 _SPEED_TEXTS = 1000
 _MAX_TOKENS = 48
@@ -73,8 +73,7 @@ class VariantGate:
         subject = self._subject
         candidate = subject.open(graph, precision)
         found, _ = subject.outputs(candidate, self._batches)
-        verdict = judge_outputs(
-            subject,
+        verdict = subject.judge(
             self._reference,
             found,
             owners=self._owners if self._groups is None else np.array(self._groups, np.int32),
@@ -105,27 +104,6 @@ class VariantGate:
                 *speed_reasons(speedup.ratio, speedup.at_least, self._min_speedup),
             ],
         )
-
-
-def judge_outputs(
-    subject: TunedModel,
-    reference: FloatArray,
-    found: FloatArray,
-    *,
-    owners: IntArray,
-    bounds: Bounds,
-    expected: Sequence[int] | None = None,
-) -> Verdict:
-    """Compare outputs for the same texts, in the way that the model's `measure` says."""
-    return judge(
-        reference,
-        found,
-        expected=expected,
-        bounds=bounds,
-        multi_label=subject.multi_label,
-        measure=subject.measure,
-        owners=owners,
-    )
 
 
 def speed_reasons(ratio: float, at_least: float, asked: float) -> list[str]:

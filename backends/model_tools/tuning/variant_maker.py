@@ -1,6 +1,6 @@
 """Makes variants of a model in other precisions: converts its graph, or uses a device graph."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -12,16 +12,10 @@ from backends.model_tools.graphs.half import halve
 from backends.model_tools.graphs.quantize import find_products, quantize
 from backends.model_tools.graphs.ranges import ProductPlan, plan_product
 from backends.model_tools.tuning.calibration import collect
-from backends.model_tools.tuning.precision import Echo, VariantPrecision
-from backends.model_tools.tuning.sensitivity import find_sensitive
+from backends.model_tools.tuning.options import Echo, VariantPrecision
 from backends.model_tools.tuning.tuned_model import TunedModel
-from backends.model_tools.tuning.variant_gate import (
-    VariantGate,
-    VariantReport,
-    judge_outputs,
-    temporary_graph,
-)
-from backends.qualification.gate import CHANGES, Bounds, Verdict
+from backends.model_tools.tuning.variant_gate import VariantGate, VariantReport, temporary_graph
+from backends.qualification.gate import CHANGES, Bounds
 from backends.qualification.golden_texts import GoldenSet
 from backends.qualification.text_runs import TextBatch
 from backends.types import FloatArray, IntArray, Text
@@ -35,6 +29,7 @@ _DAMAGE_TEXTS = 200
 # bound.
 _MARGIN = 0.5
 T = TypeVar("T")
+Flips = Callable[[frozenset[str]], float]
 
 
 class VariantMaker:
@@ -113,7 +108,9 @@ class VariantMaker:
 
         def flips(kept: frozenset[str]) -> float:
             graph = self._build({n: plan for n, plan in plans.items() if n not in kept})
-            verdict = self._compare(reference, self._outputs(graph, whole), groups)
+            verdict = self._subject.judge(
+                reference, self._outputs(graph, whole), owners=groups, bounds=self._bounds
+            )
             self._echo(
                 f"{len(kept)} of {len(plans)} products in float: {verdict.flips:.2%} "
                 f"{CHANGES[verdict.measure]}"
@@ -126,9 +123,6 @@ class VariantMaker:
 
         bound = self._bounds.flips * _MARGIN
         return find_sensitive(sizes, flips=flips, damage=damage, bound=bound)
-
-    def _compare(self, reference: FloatArray, found: FloatArray, owners: IntArray) -> Verdict:
-        return judge_outputs(self._subject, reference, found, owners=owners, bounds=self._bounds)
 
     def _build(self, plans: dict[str, ProductPlan]) -> bytes:
         content: bytes = quantize(self._model, plans).SerializeToString()
@@ -159,3 +153,26 @@ def _spread(values: Sequence[T], most: int) -> list[T]:
     if len(values) <= most:
         return list(values)
     return [values[place] for place in np.linspace(0, len(values) - 1, most).astype(int)]
+
+
+def find_sensitive(
+    sizes: Mapping[str, int], *, flips: Flips, damage: Callable[[str], float], bound: float
+) -> frozenset[str]:
+    """Return products to keep in float, so that `flips` of these products is at most `bound`.
+
+    `flips` gets the products that stay in float, and returns the share of labels that change.
+    `damage` returns how much logits change if only the given product is in int8. The search begins
+    with the products that do the most damage in relation to their size. `damage` is called only if
+    int8 for all products exceeds `bound`.
+    """
+    if flips(frozenset()) <= bound:
+        return frozenset()
+    order = sorted(sizes, key=lambda name: damage(name) / sizes[name], reverse=True)
+    too_few, enough = 0, len(order)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        if flips(frozenset(order[:middle])) <= bound:
+            enough = middle
+        else:
+            too_few = middle
+    return frozenset(order[:enough])

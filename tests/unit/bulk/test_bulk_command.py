@@ -22,7 +22,8 @@ from backends.executors.dummy import SimulatedExecutor
 from backends.settings import process_environment
 from bulk.cli import main
 from bulk.files import OutputFolder, find_inputs
-from bulk.options import Manifest
+from bulk.items import open_runner
+from bulk.options import BulkOptions, Manifest
 from bulk.output import ERRORS, JOB, MANIFEST, WORK
 from bulk.reading import count_rows
 from loadtests.faults.bulk_jobs import digest
@@ -44,10 +45,12 @@ def runner(light_models: Path) -> Iterator[BulkRunner]:
 def bulk(light_models: Path, runner: BulkRunner, monkeypatch: pytest.MonkeyPatch) -> Bulk:
     """The command, without loading the model anew for each."""
 
-    def open_runner(task: str, **options: object) -> AbstractContextManager[BulkRunner]:
-        if task == runner.task:
+    def opened(
+        options: BulkOptions, settings: dict[str, Any]
+    ) -> AbstractContextManager[BulkRunner]:
+        if options.task is runner.task:
             return nullcontext(runner)
-        return BulkRunner(task=task, **options)  # type: ignore[arg-type]
+        return open_runner(options, settings)
 
     def run(*arguments: object) -> Result:
         options = ["--models", light_models, "--provider", "paced", "--model", "minilm"]
@@ -55,7 +58,7 @@ def bulk(light_models: Path, runner: BulkRunner, monkeypatch: pytest.MonkeyPatch
         words = [str(each) for each in (*options, *task, *arguments)]
         return CliRunner().invoke(main, words)
 
-    monkeypatch.setattr("bulk.cli.BulkRunner", open_runner)
+    monkeypatch.setattr("bulk.cli.open_runner", opened)
     # The level of the whole process, which runs other tests, too.
     monkeypatch.setattr("bulk.cli.configure_logging", lambda: None)
     return run

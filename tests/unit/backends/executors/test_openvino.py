@@ -16,14 +16,13 @@ from backends.executors.opening import executor_opener
 from backends.executors.openvino import OpenVinoExecutor
 from backends.executors.openvino_graph import check_precision, compile_graph
 from backends.executors.padded_batch import PaddedBatch, pad
-from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.options import Attention, GraphOptions
 from backends.model_tools.graphs.shapes import BertShape
-from backends.model_tools.graphs.weights import seeded_weights
 from backends.qualification.invariance import measure_invariance
 from backends.qualification.qualify import TOLERANCES
 from backends.settings import BackendSettings
 from backends.types import IntArray, OutputKind
+from testing.bert import pooled_bert, seeded_weights
 from tests.support.openvino import need_bf16_of_the_cpu, need_openvino
 
 SHAPE = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=50, positions=24)
@@ -52,7 +51,7 @@ def rounded(graph: GraphSource) -> OpenVinoExecutor:
 
 
 def write(path: Path, attention: Attention = "gathered") -> GraphSource:
-    model = build_bert(SHAPE, seeded_weights(SHAPE, seed=3), GraphOptions(attention=attention))
+    model = pooled_bert(SHAPE, seeded_weights(SHAPE, seed=3), GraphOptions(attention=attention))
     path.write_bytes(model.SerializeToString())
     return GraphSource(path=path, outputs=OUTPUTS, dimensions=SHAPE.hidden, max_tokens=24)
 

@@ -7,10 +7,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from backends.executors.padded_batch import ones
-from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.shapes import BertShape
-from backends.model_tools.graphs.weights import seeded_weights
 from backends.types import OutputKind
+from testing.bert import pooled_bert, seeded_weights
 from tests.support.graph_runs import open_graph
 
 _MEBIBYTE = 1024**2
@@ -25,7 +24,7 @@ def resident_bytes() -> int:
 def write_graph(folder: Path) -> Path:
     shape = BertShape(layers=1, hidden=4, heads=2, intermediate=4, vocab=8, positions=512)
     path = folder / "model.onnx"
-    path.write_bytes(build_bert(shape, seeded_weights(shape, seed=1)).SerializeToString())
+    path.write_bytes(pooled_bert(shape, seeded_weights(shape, seed=1)).SerializeToString())
     return path
 
 

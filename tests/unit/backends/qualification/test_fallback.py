@@ -15,14 +15,13 @@ from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.executors.padded_batch import PaddedBatch
-from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.length_classes import WIDTHS
+from backends.model_tools.graphs.grids import WIDTHS
 from backends.model_tools.graphs.options import GraphOptions
 from backends.model_tools.graphs.shapes import BertShape
-from backends.model_tools.graphs.weights import seeded_weights
 from backends.qualification.fallback import RECORD, check_fallback, trial_batches
 from backends.qualification.graph_trials import GraphTrial, local_trials
 from backends.types import FloatArray, OutputKind
+from testing.bert import pooled_bert, seeded_weights
 from tests.support.expanded_graphs import expand
 
 SHAPE = BertShape(layers=1, hidden=32, heads=4, intermediate=64, vocab=50, positions=48)
@@ -31,7 +30,7 @@ SHAPE = BertShape(layers=1, hidden=32, heads=4, intermediate=64, vocab=50, posit
 @pytest.fixture
 def source(tmp_path: Path) -> GraphSource:
     """The graph for CPUs, alone in its folder."""
-    graph = build_bert(SHAPE, seeded_weights(SHAPE, seed=3), GraphOptions(attention="gathered"))
+    graph = pooled_bert(SHAPE, seeded_weights(SHAPE, seed=3), GraphOptions(attention="gathered"))
     path = tmp_path / "model.onnx"
     path.write_bytes(graph.SerializeToString())
     return GraphSource(
@@ -131,7 +130,7 @@ def test_a_graph_that_only_the_device_can_run_has_to_answer_numbers(
     source: GraphSource, *, fails: bool
 ) -> None:
     """As a packed one, which somebody serves as `model.onnx`."""
-    graph = build_bert(SHAPE, seeded_weights(SHAPE, seed=3), GraphOptions(attention="packed"))
+    graph = pooled_bert(SHAPE, seeded_weights(SHAPE, seed=3), GraphOptions(attention="packed"))
     source.path.write_bytes(graph.SerializeToString())
     expanded = source.path.with_name("expanded.onnx")
     expanded.write_bytes(expand(graph).SerializeToString())

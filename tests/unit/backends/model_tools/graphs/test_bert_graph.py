@@ -7,8 +7,9 @@ from backends.executors.onnx import OnnxExecutor
 from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.options import GraphOptions
 from backends.model_tools.graphs.shapes import BertShape
-from backends.model_tools.graphs.weights import Weights, WeightsError, seeded_weights
+from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.types import OutputKind
+from testing.bert import pooled_bert, seeded_weights
 from tests.support.bert_reference import reference_tokens
 from tests.support.graph_runs import Row, open_graph, run_rows
 
@@ -27,7 +28,7 @@ def graph(
 ) -> OnnxExecutor:
     path = tmp_path_factory.mktemp("bert") / "model.onnx"
     options = GraphOptions(attention=request.param)
-    path.write_bytes(build_bert(SHAPE, weights, options).SerializeToString())
+    path.write_bytes(pooled_bert(SHAPE, weights, options).SerializeToString())
     return open_graph(path, dimensions=SHAPE.hidden)
 
 

@@ -15,12 +15,12 @@ from backends.errors import ModelProblem
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
 from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.heads import add_pooling
-from backends.model_tools.graphs.length_classes import WIDTHS
+from backends.model_tools.graphs.grids import WIDTHS
 from backends.model_tools.graphs.options import Attention, GraphOptions, Precision
 from backends.model_tools.graphs.shapes import BertShape
-from backends.model_tools.graphs.weights import Weights, WeightsError, seeded_weights
+from backends.model_tools.graphs.weights import Weights, WeightsError
 from backends.types import OutputKind
+from testing.bert import pooled_bert, seeded_weights
 from tests.support.bert_reference import reference_tokens
 from tests.support.graph_runs import Row, open_graph, run_rows
 from tests.support.packed_operators import OPERATORS
@@ -31,7 +31,6 @@ OPTIONS = [
     for precision, attention in product(get_args(Precision), get_args(Attention))
     if (options := GraphOptions(precision=precision, attention=attention)).problem() is None
 ]
-PACKED: list[Attention] = ["packed", "packed-qkv", "packed-fused"]
 TOLERANCE: dict[Precision, float] = {"fp32": 1e-5, "fp16": 2e-2}
 ON_CPU = [options for options in OPTIONS if options.precision in TOLERANCE and not options.packed]
 
@@ -42,7 +41,8 @@ def weights() -> Weights:
 
 
 def write(path: Path, weights: Weights, options: GraphOptions, shape: BertShape = SHAPE) -> Path:
-    path.write_bytes(build_bert(shape, weights, options).SerializeToString())
+    build = build_bert if options.output == "first" else pooled_bert
+    path.write_bytes(build(shape, weights, options).SerializeToString())
     return path
 
 
@@ -103,7 +103,7 @@ def test_the_first_tokens_alone_equal_the_reference(
     attention: Attention, weights: Weights, tmp_path: Path
 ) -> None:
     """Whether the last layer computes the others or not."""
-    options = GraphOptions(attention=attention, outputs=("first",))
+    options = GraphOptions(attention=attention, output="first")
     graph = OnnxExecutor(
         GraphSource(
             path=write(tmp_path / "model.onnx", weights, options),
@@ -157,16 +157,11 @@ def test_gathered_rows_keep_their_bits_whatever_lengths_are_beside_them(
         assert len(answers) == 1, length
 
 
-@pytest.mark.parametrize("added", [False, True])
-def test_gathered_rows_keep_their_bits_at_any_width(tmp_path: Path, *, added: bool) -> None:
+def test_gathered_rows_keep_their_bits_at_any_width(tmp_path: Path) -> None:
     """Their tokens and their means, of one row and of several, up to 64 tokens."""
     shape = msgspec.structs.replace(SHAPE, positions=80)
-    options = GraphOptions(
-        attention="gathered", outputs=("tokens",) if added else ("pooled", "tokens")
-    )
-    model = build_bert(shape, seeded_weights(shape, seed=3), options)
-    if added:
-        model = add_pooling(model, "mean", hidden=shape.hidden, exact=True)
+    options = GraphOptions(attention="gathered")
+    model = pooled_bert(shape, seeded_weights(shape, seed=3), options)
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
     graph = open_graph(path, dimensions=shape.hidden)
@@ -248,8 +243,7 @@ def test_outputs_are_float32_and_weights_are_not(options: GraphOptions, weights:
     assert {o.type.tensor_type.elem_type for o in graph.output} == {TensorProto.FLOAT}
 
 
-@pytest.mark.parametrize("attention", PACKED)
-def test_packed_graphs_equal_the_reference(attention: Attention, weights: Weights) -> None:
+def test_packed_graphs_equal_the_reference(weights: Weights) -> None:
     """As their operators are documented: the CPU has no kernels for them."""
     batch = rows(3, 24, 1, 9)
     ids, types, mask = np.zeros((3, len(batch), 24), dtype=np.int32)
@@ -258,7 +252,7 @@ def test_packed_graphs_equal_the_reference(attention: Attention, weights: Weight
         types[place, : len(row)] = kinds
         mask[place, : len(row)] = 1
     graph = ReferenceEvaluator(
-        build_bert(SHAPE, weights, GraphOptions(attention=attention)), new_ops=OPERATORS
+        pooled_bert(SHAPE, weights, GraphOptions(attention="packed")), new_ops=OPERATORS
     )
 
     feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
@@ -269,14 +263,6 @@ def test_packed_graphs_equal_the_reference(attention: Attention, weights: Weight
         np.testing.assert_allclose(tokens[place, : len(whole[0])], expected, atol=1e-5)
         np.testing.assert_allclose(pooled[place], expected.mean(axis=0), atol=1e-5)
     assert not tokens[mask == 0].any()
-
-
-def test_an_output_nobody_asks_for_is_left_out(weights: Weights) -> None:
-    """A graph for vectors alone makes no copy of its tokens."""
-    graph = build_bert(SHAPE, weights, GraphOptions(outputs=("tokens",))).graph
-
-    assert [output.name for output in graph.output] == ["tokens"]
-    assert "Div" not in {node.op_type for node in graph.node}
 
 
 def test_weights_in_bf16_are_rounded_to_nearest(weights: Weights) -> None:
@@ -307,11 +293,9 @@ def test_a_weight_too_large_for_fp16_is_named(weights: Weights) -> None:
         GraphOptions(precision="bf16"),
         GraphOptions(precision="bf16", attention="packed"),
         GraphOptions(precision="fp16", attention="gathered"),
-        GraphOptions(outputs=()),
-        GraphOptions(outputs=("first", "tokens")),
     ],
 )
 def test_impossible_options_are_refused(options: GraphOptions, weights: Weights) -> None:
-    """There is no such kernel, or nothing to compute."""
+    """There is no such kernel."""
     with pytest.raises(WeightsError):
         build_bert(SHAPE, weights, options)

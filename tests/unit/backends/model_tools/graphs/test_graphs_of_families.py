@@ -150,7 +150,7 @@ def test_shapes_and_types_of_graphs_are_inferred_by_onnx_runtime(
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        ("deberta", GraphOptions(attention="packed-qkv")),
+        ("deberta", GraphOptions(attention="fused")),
         ("deberta", GraphOptions(attention="heads", precision="bf16")),
         ("modernbert", GraphOptions(attention="fused")),
         ("modernbert", GraphOptions(attention="plain", precision="fp16")),

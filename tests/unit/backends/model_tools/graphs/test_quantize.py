@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto
 
-from backends.model_tools.graphs.bert import build_bert
 from backends.model_tools.graphs.options import Attention, GraphOptions
 from backends.model_tools.graphs.quantize import expose, find_products, quantize
 from backends.model_tools.graphs.ranges import ProductPlan, plan_product
 from backends.model_tools.graphs.shapes import BertShape
-from backends.model_tools.graphs.weights import seeded_weights
 from backends.model_tools.tuning.calibration import collect
 from backends.qualification.text_runs import make_batches
 from backends.types import Encoding, FloatArray, OutputKind
+from testing.bert import pooled_bert, seeded_weights
 from tests.support.graph_runs import Row, open_graph, run_rows
 
 SHAPE = BertShape(layers=2, hidden=32, heads=4, intermediate=64, vocab=50, positions=24)
@@ -38,7 +37,7 @@ def attention(request: pytest.FixtureRequest) -> Attention:
 @pytest.fixture(scope="module")
 def model(attention: Attention) -> ModelProto:
     options = GraphOptions(attention=attention)
-    return build_bert(SHAPE, seeded_weights(SHAPE, seed=3), options)
+    return pooled_bert(SHAPE, seeded_weights(SHAPE, seed=3), options)
 
 
 @pytest.fixture(scope="module")

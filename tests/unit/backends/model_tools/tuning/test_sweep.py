@@ -9,6 +9,7 @@ import pytest
 
 from backends.errors import OutOfMemory, StartProblem
 from backends.executors.dummy import DummyExecutor, PacedExecutor
+from backends.model_tools.tuning.reports import describe_sweep, plot_sweep
 from backends.model_tools.tuning.speed import Sweep
 from backends.model_tools.tuning.sweep import (
     Point,
@@ -18,7 +19,6 @@ from backends.model_tools.tuning.sweep import (
     sweep_clients,
     thread_counts,
 )
-from backends.model_tools.tuning.sweep_report import describe_sweep, draw_sweep
 from backends.qualification.golden_texts import default_texts
 from backends.qualification.records import MachineInfo
 from backends.qualification.text_runs import make_batches, run_texts
@@ -142,6 +142,8 @@ def test_texts_have_the_lengths_of_sentences() -> None:
 
 SWEEP = Sweep(
     model="tiny",
+    folder=Path("models/tiny/2"),
+    digest="",
     provider="CPUExecutionProvider",
     machine=MachineInfo(devices=["A CPU, 2 cores"], runtimes=["onnxruntime 1"], date="2026-11-22"),
     shares_batches=False,
@@ -154,6 +156,7 @@ SWEEP = Sweep(
 def test_a_sweep_is_told() -> None:
     lines = describe_sweep(SWEEP)
 
+    assert lines[0] == "tiny, revision 2"
     assert "best: 8 rows a batch, 2 threads" in lines
     assert any("run alone" in line for line in lines)
 
@@ -161,14 +164,19 @@ def test_a_sweep_is_told() -> None:
 def test_a_plot_names_the_model_the_machine_and_the_chosen_point(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `tools` is not installed")
 
-    assert draw_sweep(SWEEP, tmp_path / "plot.svg")
+    assert plot_sweep(SWEEP, tmp_path / "plot.svg", print)
 
     page = (tmp_path / "plot.svg").read_text(encoding="utf-8")
     # Matplotlib draws letters as outlines, and says in a comment what they spell.
-    for words in ("tiny: 8 rows a batch in 2 threads", "A CPU, 2 cores", "chosen", "clients"):
+    for words in (
+        "tiny, revision 2: 8 rows a batch in 2 threads",
+        "A CPU, 2 cores",
+        "chosen",
+        "clients",
+    ):
         assert words in page
     with pytest.raises(StartProblem, match="cannot write"):
-        draw_sweep(SWEEP, tmp_path / "plot.doc")
+        plot_sweep(SWEEP, tmp_path / "plot.doc", print)
 
 
 def test_without_matplotlib_there_is_no_plot(
@@ -176,5 +184,5 @@ def test_without_matplotlib_there_is_no_plot(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
-    assert not draw_sweep(SWEEP, tmp_path / "plot.svg")
+    assert not plot_sweep(SWEEP, tmp_path / "plot.svg", print)
     assert list(tmp_path.iterdir()) == []

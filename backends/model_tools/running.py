@@ -1,0 +1,49 @@
+"""Answers items with one model of a repository in this process, as a backend does."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from backends.app import open_backend
+from backends.batching.coalescing import RowCaller
+from backends.errors import StartProblem
+from backends.executors.opening import executor_opener
+from backends.pipelines.ask import AlgorithmContext
+from backends.serving.core import ModelSetEntry
+from backends.settings import BackendSettings
+from backends.telemetry.spans import NO_TRACING
+from wire.protocol import Parameters, Task
+
+_DEADLINE = 600.0
+
+
+@asynccontextmanager
+async def open_model(settings: BackendSettings, name: str) -> AsyncIterator[ModelSetEntry]:
+    """Load the repository, and yield the model `name`.
+
+    Raises:
+        StartProblem: the model does not exist or is broken.
+    """
+    opener = executor_opener(settings)
+    async with open_backend(settings, tracing=NO_TRACING, open_executor=opener) as repository:
+        models = repository.core.model_set
+        entry = models.find(name)
+        if entry is None:
+            raise StartProblem(f"`{name}` cannot be served: {models.problems.get(name, 'unknown')}")
+        yield entry
+
+
+async def answer(entry: ModelSetEntry, task: Task, item: Any, parameters: Parameters) -> Any:
+    """Return the result of an item, or `None` if the model answers the task without a graph.
+
+    Raises:
+        BackendError: the model refuses the item, or fails.
+    """
+    algorithm = entry.served_model.algorithms.get(task)
+    if algorithm is None:
+        return None  # the task only tokenizes
+    caller = RowCaller(scope="model-tools", deadline=time.monotonic() + _DEADLINE)
+    return await algorithm.run(
+        item, parameters, AlgorithmContext(entry.model_set.pipelines, caller)
+    )
