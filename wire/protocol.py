@@ -34,6 +34,8 @@ MEDIA_TYPE = "application/vnd.sluicegate.v1+msgpack"
 TOKEN_HEADER = "x-sluicegate-token"  # noqa: S105 - the name of a header
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 64 * 1024 * 1024
+# The most labels or choices of an item.
+MAX_LABELS = 256
 # The errors of msgspec for invalid bytes: malformed, not UTF-8, or nested too deeply.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 

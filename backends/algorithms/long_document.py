@@ -1,12 +1,15 @@
 """Answers items with texts too long for one row, by combining scores of overlapping windows."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
+import msgspec
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm
-from backends.algorithms.classify import Classify, Label, Labeller, rank
+from backends.algorithms.base import Algorithm, Algorithms, ModelAlgorithms, Recipe
+from backends.algorithms.classify import Classify
 from backends.algorithms.embedding import Embed, shorten
+from backends.algorithms.labels import Label, Labeller, rank
 from backends.algorithms.questions import ZeroShotTask, chosen
 from backends.algorithms.windows import Combination, WindowedAlgorithm, Windows
 from backends.errors import ItemRefused
@@ -121,26 +124,46 @@ class LongChoose(Algorithm):
         return chosen(self._windows.combined(lines))
 
 
-def read_in_windows(
-    task: Task, below: Algorithm, *, combine: Combination | None, overlap: int
-) -> Algorithm | None:
-    """Return an algorithm that answers `task` for texts of any length, by calling `below`.
-
-    Return `None` if `below` cannot score a text in windows.
+class LongDocumentRecipe(Recipe, frozen=True):
+    """Builds, for each task of one model, an algorithm that reads texts of any length.
 
     `combine` defaults to `max` for `rerank`, and to `mean` for all other tasks.
     """
-    default: Combination = "max" if task is Task.RERANK else "mean"
-    windows = Windows(combine=combine or default, overlap=overlap)
-    if isinstance(below, Classify):
-        return LongClassify(below=below, windows=windows)
-    if isinstance(below, Embed):
-        return LongEmbed(below=below, windows=windows)
-    kinds: dict[Task, type[LongRerank | LongZeroShot | LongChoose]] = {
-        Task.RERANK: LongRerank,
-        Task.ZERO_SHOT: LongZeroShot,
-        Task.CHOOSE: LongChoose,
-    }
-    if isinstance(below, WindowedAlgorithm) and task in kinds:
-        return kinds[task](below=below, windows=windows)
-    return None
+
+    combine: Combination | None = None
+    overlap: Annotated[int, msgspec.Meta(ge=0)] = 32
+
+    @override
+    def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
+        if len(below) == 1:
+            if self.overlap > below[0].info.max_tokens // 2:
+                raise ValueError(
+                    "has an `overlap` of more than half the tokens that its model reads"
+                )
+            found = {
+                task: self._read_in_windows(task, algorithm)
+                for task, algorithm in below[0].algorithms.items()
+            }
+            if available := {task: long for task, long in found.items() if long is not None}:
+                return available
+        raise ValueError(
+            "needs `uses` of one model that answers `classify`, `embed`, `rerank`, `zero-shot` or "
+            "`choose` and is not itself a `long-document`"
+        )
+
+    def _read_in_windows(self, task: Task, below: Algorithm) -> Algorithm | None:
+        """Return an algorithm over `below`; `None` if `below` cannot score a text in windows."""
+        default: Combination = "max" if task is Task.RERANK else "mean"
+        windows = Windows(combine=self.combine or default, overlap=self.overlap)
+        if isinstance(below, Classify):
+            return LongClassify(below=below, windows=windows)
+        if isinstance(below, Embed):
+            return LongEmbed(below=below, windows=windows)
+        kinds: dict[Task, type[LongRerank | LongZeroShot | LongChoose]] = {
+            Task.RERANK: LongRerank,
+            Task.ZERO_SHOT: LongZeroShot,
+            Task.CHOOSE: LongChoose,
+        }
+        if isinstance(below, WindowedAlgorithm) and task in kinds:
+            return kinds[task](below=below, windows=windows)
+        return None

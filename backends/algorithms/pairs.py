@@ -11,8 +11,16 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.base import QueryAlgorithm
-from backends.algorithms.classify import Label, rank
+from backends.algorithms.base import (
+    Algorithms,
+    ModelAlgorithms,
+    QueryAlgorithm,
+    Recipe,
+    find_algorithm,
+    only_algorithm,
+)
+from backends.algorithms.classify import Classify
+from backends.algorithms.labels import Label, rank
 from backends.algorithms.questions import ZeroShotTask, check_choices, chosen, hypotheses
 from backends.algorithms.windows import WindowedAlgorithm, Windows
 from backends.errors import ItemRefused
@@ -24,6 +32,7 @@ from wire.protocol import (
     ChooseParameters,
     Function,
     RerankParameters,
+    Task,
     ZeroShotParameters,
 )
 
@@ -145,3 +154,38 @@ class CrossEncode(QueryAlgorithm, WindowedAlgorithm):
 
     def _scores(self, logits: FloatArray) -> FloatArray:
         return apply_function(logits, self._function if logits.shape[1] == 1 else "softmax")
+
+
+class EntailmentRecipe(Recipe, frozen=True):
+    """Builds zero-shot classification over a classifier of pairs with a label `entailment`."""
+
+    @override
+    def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
+        judge = _classifier(below)
+        try:
+            return {Task.ZERO_SHOT: EntailmentZeroShot(model=judge.model, labels=judge.labels)}
+        except ValueError as error:
+            raise ValueError(f"cannot use `{judge.model}`: {error}") from None
+
+
+class MultipleChoiceRecipe(Recipe, frozen=True):
+    """Builds multiple choice over a classifier of pairs."""
+
+    @override
+    def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
+        return {Task.CHOOSE: MultipleChoice(model=_classifier(below).model)}
+
+
+class CrossEncoderRecipe(Recipe, frozen=True):
+    """Builds a cross-encoder over a classifier of pairs."""
+
+    @override
+    def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
+        judge = _classifier(below)
+        # Prefer the model's own cross-encoder, which knows the `rerank_function` of the model.
+        own = find_algorithm(below, CrossEncode)
+        return {Task.RERANK: own or CrossEncode(model=judge.model)}
+
+
+def _classifier(below: Sequence[ModelAlgorithms]) -> Classify:
+    return only_algorithm(below, Classify, "a classifier with its own graph or head")

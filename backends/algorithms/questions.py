@@ -6,14 +6,13 @@ from typing import Any
 from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
-from backends.algorithms.classify import Label
+from backends.algorithms.labels import Label
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import best_first, rounded
 from backends.types import FloatArray
-from wire.protocol import ZeroShotParameters
+from wire.protocol import MAX_LABELS, ZeroShotParameters
 
-MAX_LABELS = 256
 SLOT = "{}"
 
 

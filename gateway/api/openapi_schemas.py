@@ -14,12 +14,11 @@ from typing_extensions import TypeAliasType
 
 from gateway.api.field_docs import field_descriptions
 from gateway.types import REQUEST_UNITS, WORK_UNITS
+from wire.protocol import MAX_LABELS
 
 Json = dict[str, Any]  # a JSON schema is free-form JSON
 _REF = "#/components/schemas/{name}"
 
-MAX_LABELS = 256
-"""The bound on the labels or choices of an item."""
 _LABELS: Json = {"minItems": 1, "maxItems": MAX_LABELS}
 
 BOUNDS: dict[str, dict[str, Json]] = {

@@ -7,10 +7,11 @@ import pytest
 
 from backends.algorithms import windows
 from backends.algorithms.cascade import Cascade
-from backends.algorithms.classify import Classify, Label
+from backends.algorithms.classify import Classify
 from backends.algorithms.embedding import Embed
 from backends.algorithms.ensemble import Combination, Ensemble
 from backends.algorithms.label_tree import LabelTree, read_tree
+from backends.algorithms.labels import Label
 from backends.algorithms.long_document import LongClassify, LongEmbed
 from backends.algorithms.zero_shot import ZeroShot
 from backends.errors import ItemRefused
