@@ -9,6 +9,7 @@ import msgspec
 from typing_extensions import override
 
 from backends.pipelines.ask import AlgorithmContext
+from backends.pipelines.windows import Windows
 from backends.types import FloatArray, RowInput
 from wire.protocol import ModelInfo, Task
 
@@ -65,6 +66,16 @@ class QueryAlgorithm(Algorithm):
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
         vectors = await ask(self.model, self.texts(item, parameters), self.prompts)
         return self.answer(vectors, parameters)
+
+
+class WindowedAlgorithm(Algorithm):
+    """Scores an item whose text can also be read in windows."""
+
+    @abstractmethod
+    async def window_scores(
+        self, item: Any, parameters: Any, ask: AlgorithmContext, windows: Windows
+    ) -> FloatArray:
+        """Return the same kind of scores as `run`, one row per window of the text."""
 
 
 Algorithms = dict[Task, Algorithm]

@@ -6,15 +6,21 @@ from typing import Annotated, Any
 import msgspec
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm, Algorithms, ModelAlgorithms, Recipe
+from backends.algorithms.base import (
+    Algorithm,
+    Algorithms,
+    ModelAlgorithms,
+    Recipe,
+    WindowedAlgorithm,
+)
 from backends.algorithms.classify import Classify
 from backends.algorithms.embedding import Embed, shorten
 from backends.algorithms.labels import Label, Labeller, rank
 from backends.algorithms.questions import ZeroShotTask, chosen
-from backends.algorithms.windows import Combination, WindowedAlgorithm, Windows
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import apply_function, exact
+from backends.pipelines.windows import Combination, Windows
 from backends.types import FloatArray, Text
 from wire.protocol import (
     ChooseItem,
@@ -45,10 +51,10 @@ class LongClassify(Labeller):
     ) -> FloatArray:
         model = self._below.model
         if isinstance(text, str):
-            logits = await self._windows.of_text(model, text, ask)
+            logits = await ask.windows(model, text, self._windows)
         else:
             first, second = text
-            pairs = await self._windows.of_pairs(model, second, [first], ask, text_first=False)
+            pairs = await ask.pair_windows(model, second, [first], self._windows, text_first=False)
             logits = pairs[:, 0]
         return self._windows.combined(apply_function(logits, function or self._below.function))
 
@@ -73,7 +79,7 @@ class LongEmbed(Algorithm):
         if not isinstance(item, str):
             raise ItemRefused("bad_item", "a long document is a text, not tokens; send the text")
         dimensions = self._below.check_dimensions(parameters)
-        found = await self._windows.of_text(self._below.model, item, ask)
+        found = await ask.windows(self._below.model, item, self._windows)
         vector = self._windows.combined(found)
         return {"embedding": shorten(vector[None, :], dimensions, parameters)[0]}
 

@@ -16,16 +16,17 @@ from backends.algorithms.base import (
     ModelAlgorithms,
     QueryAlgorithm,
     Recipe,
+    WindowedAlgorithm,
     find_algorithm,
     only_algorithm,
 )
 from backends.algorithms.classify import Classify
 from backends.algorithms.labels import Label, rank
 from backends.algorithms.questions import ZeroShotTask, check_choices, chosen, hypotheses
-from backends.algorithms.windows import WindowedAlgorithm, Windows
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import apply_function, exact, softmax
+from backends.pipelines.windows import Windows
 from backends.types import FloatArray, Text
 from wire.protocol import (
     ChooseItem,
@@ -76,7 +77,7 @@ class EntailmentZeroShot(ZeroShotTask, WindowedAlgorithm):
         self, item: str, parameters: ZeroShotParameters, ask: AlgorithmContext, windows: Windows
     ) -> FloatArray:
         filled = self._read(item, parameters)
-        logits = await windows.of_pairs(self._model, item, filled, ask, text_first=True)
+        logits = await ask.pair_windows(self._model, item, filled, windows, text_first=True)
         return self._scores(logits, parameters)
 
     def _read(self, text: str, parameters: ZeroShotParameters) -> list[str]:
@@ -119,7 +120,7 @@ class MultipleChoice(WindowedAlgorithm):
     ) -> FloatArray:
         check_choices(item.choices)
         prompt, choices = item.prompt, item.choices
-        logits = await windows.of_pairs(self._model, prompt, choices, ask, text_first=True)
+        logits = await ask.pair_windows(self._model, prompt, choices, windows, text_first=True)
         return softmax(logits[..., 0])
 
 
@@ -149,7 +150,7 @@ class CrossEncode(QueryAlgorithm, WindowedAlgorithm):
         self, item: str, parameters: RerankParameters, ask: AlgorithmContext, windows: Windows
     ) -> FloatArray:
         query = [parameters.query]
-        logits = await windows.of_pairs(self.model, item, query, ask, text_first=False)
+        logits = await ask.pair_windows(self.model, item, query, windows, text_first=False)
         return self._scores(logits[:, 0])
 
     def _scores(self, logits: FloatArray) -> FloatArray:

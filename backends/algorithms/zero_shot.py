@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithms, ModelAlgorithms, Recipe
+from backends.algorithms.base import Algorithms, ModelAlgorithms, Recipe, WindowedAlgorithm
 from backends.algorithms.label_cache import LabelVectorCache
 from backends.algorithms.labels import Label, rank
 from backends.algorithms.questions import (
@@ -16,9 +16,9 @@ from backends.algorithms.questions import (
     chosen,
     hypotheses,
 )
-from backends.algorithms.windows import WindowedAlgorithm, Windows
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import normalize, sigmoid, softmax
+from backends.pipelines.windows import Windows
 from backends.types import FloatArray
 from wire.protocol import ChooseItem, ChooseParameters, Task, ZeroShotParameters
 
@@ -54,7 +54,7 @@ class ZeroShot(ZeroShotTask, WindowedAlgorithm):
         self, item: str, parameters: ZeroShotParameters, ask: AlgorithmContext, windows: Windows
     ) -> FloatArray:
         directions, _ = await self._ask([], parameters, ask)
-        rows = await windows.of_text(self._model, item, ask)
+        rows = await ask.windows(self._model, item, windows)
         return _scores(rows, directions, parameters)
 
     async def _ask(
@@ -106,7 +106,7 @@ class Choose(WindowedAlgorithm):
     ) -> FloatArray:
         check_choices(item.choices)
         choices = normalize(await ask(self._model, item.choices))
-        prompts = normalize(await windows.of_text(self._model, item.prompt, ask))
+        prompts = normalize(await ask.windows(self._model, item.prompt, windows))
         return softmax((prompts @ choices.T) / TEMPERATURE)
 
 
