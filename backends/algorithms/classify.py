@@ -50,4 +50,4 @@ class Classify(Labeller, QueryAlgorithm):
         if self.function == "sigmoid":
             # Each label is decided independently. The least certain decision counts.
             return float(np.maximum(scores, 1 - scores).min())
-        return float(scores.max())
+        return super().confidence(scores)

@@ -79,10 +79,6 @@ class Ensemble(Labeller):
         np.add.at(votes, lines.argmax(axis=1), self._weights)
         return mean, votes
 
-    @override
-    def confidence(self, scores: FloatArray) -> float:
-        return float(scores.max())
-
 
 class EnsembleRecipe(Recipe, frozen=True):
     """Builds an ensemble; without `weights`, all classifiers count alike."""

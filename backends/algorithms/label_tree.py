@@ -76,10 +76,6 @@ class LabelTree(Labeller):
         reached = await self._walk(text, ask)
         return np.array([reached.get(label, 0.0) for label in self.labels], dtype=np.float32)
 
-    @override
-    def confidence(self, scores: FloatArray) -> float:
-        return float(scores.max())
-
     async def _walk(self, text: str, ask: AlgorithmContext) -> dict[str, float]:
         reached: dict[str, float] = {}
         beam: list[tuple[float, Sequence[Node]]] = [(1.0, self._tree)]

@@ -53,12 +53,12 @@ class Labeller(Algorithm):
         `function` turns logits into scores; `None` stands for the model's own function.
         """
 
-    @abstractmethod
     def confidence(self, scores: FloatArray) -> float:
-        """Return how certain the model is of its result, from 0 to 1.
+        """Return how certain the model is of its result, from 0 to 1: by default, its best score.
 
         `scores` are the scores that the model's own function gives.
         """
+        return float(scores.max())
 
     @override
     async def run(self, item: Text, parameters: ClassifyParameters, ask: AlgorithmContext) -> Any:

@@ -84,50 +84,46 @@ class LongEmbed(Algorithm):
         return {"embedding": shorten(vector[None, :], dimensions, parameters)[0]}
 
 
-class LongRerank(Algorithm):
-    """Scores a document of any length for a query; every window is paired with the query."""
+class _LongItem(Algorithm):
+    """Combines the scores that the algorithm `below` gives to the windows of an item."""
 
     def __init__(self, *, below: WindowedAlgorithm, windows: Windows) -> None:
         self._below = below
         self._windows = windows
         self.version = 1 + below.version
+
+    async def combined(self, item: Any, parameters: Any, ask: AlgorithmContext) -> FloatArray:
+        """Return the combined scores of an item."""
+        lines = await self._below.window_scores(item, parameters, ask, self._windows)
+        return self._windows.combined(lines)
+
+
+class LongRerank(_LongItem):
+    """Scores a document of any length for a query; every window is paired with the query."""
 
     @override
     async def run(self, item: str, parameters: RerankParameters, ask: AlgorithmContext) -> Any:
-        lines = await self._below.window_scores(item, parameters, ask, self._windows)
-        return {"score": exact(self._windows.combined(lines)[-1])}
+        return {"score": exact((await self.combined(item, parameters, ask))[-1])}
 
 
-class LongZeroShot(ZeroShotTask):
+class LongZeroShot(_LongItem, ZeroShotTask):
     """Scores the caller's labels for a text of any length."""
-
-    def __init__(self, *, below: WindowedAlgorithm, windows: Windows) -> None:
-        self._below = below
-        self._windows = windows
-        self.version = 1 + below.version
 
     @override
     async def rank(
         self, text: str, parameters: ZeroShotParameters, ask: AlgorithmContext
     ) -> list[Label]:
-        lines = await self._below.window_scores(text, parameters, ask, self._windows)
-        return rank(parameters.labels, self._windows.combined(lines))
+        return rank(parameters.labels, await self.combined(text, parameters, ask))
 
 
-class LongChoose(Algorithm):
+class LongChoose(_LongItem):
     """Picks the choice that fits a prompt of any length."""
-
-    def __init__(self, *, below: WindowedAlgorithm, windows: Windows) -> None:
-        self._below = below
-        self._windows = windows
-        self.version = 1 + below.version
 
     @override
     async def run(
         self, item: ChooseItem, parameters: ChooseParameters, ask: AlgorithmContext
     ) -> Any:
-        lines = await self._below.window_scores(item, parameters, ask, self._windows)
-        return chosen(self._windows.combined(lines))
+        return chosen(await self.combined(item, parameters, ask))
 
 
 class LongDocumentRecipe(Recipe, frozen=True):

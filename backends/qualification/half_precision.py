@@ -58,11 +58,7 @@ class HalfSubject(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def read_verdict(
-    subject: HalfSubject,
-    file: str,
-    provider: str,
-    *,
-    open_executor: OpenExecutor,
+    subject: HalfSubject, file: str, provider: str, *, open_executor: OpenExecutor
 ) -> HalfVerdict:
     """Return the recorded verdict on the fp16 graph `file`; judge it if no verdict is recorded.
 
@@ -87,12 +83,7 @@ def read_verdict(
     return verdict
 
 
-def _judge(
-    subject: HalfSubject,
-    file: str,
-    *,
-    open_executor: OpenExecutor,
-) -> list[str]:
+def _judge(subject: HalfSubject, file: str, *, open_executor: OpenExecutor) -> list[str]:
     """Return the reasons to refuse an fp16 graph's outputs; empty if the outputs are accepted.
 
     Raises:
