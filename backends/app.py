@@ -23,14 +23,14 @@ from backends.api.tls import ServerTls, server_tls
 from backends.device_defaults import batch_rows, batch_tokens, with_device_defaults
 from backends.errors import StartProblem
 from backends.executors.device_info import DeviceInfo, read_device
-from backends.executors.opening import executor_opener
+from backends.executors.opening import OpenExecutor, executor_opener
 from backends.qualification.graph_trials import TryGraph, graph_trials
 from backends.qualification.qualify import Qualify, qualify
 from backends.repository.catalogue import read_catalogue
 from backends.repository.manifest import GraphManifest
 from backends.serving.core import ServingCore
 from backends.serving.device_watch import DeviceWatch, watch_device, watch_while_loading
-from backends.serving.loading import LoadingTools, OpenExecutor
+from backends.serving.loading import LoadingTools
 from backends.serving.reloading import Repository
 from backends.settings import BackendSettings, process_environment, quiet_libraries
 from backends.supervision import StopSignals, wait_for_parent_end

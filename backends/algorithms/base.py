@@ -3,14 +3,17 @@
 import asyncio
 from abc import abstractmethod
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from typing_extensions import override
 
 from backends.pipelines.ask import AlgorithmContext
+from backends.pipelines.windows import Windows
 from backends.types import FloatArray, RowInput
 from wire.protocol import ModelInfo, Task
+
+Kind = TypeVar("Kind", bound="Algorithm")
 
 
 class Algorithm(Protocol):
@@ -65,6 +68,19 @@ class QueryAlgorithm(Algorithm):
         return self.answer(vectors, parameters)
 
 
+class WindowedAlgorithm(Algorithm):
+    """Scores an item whose text can also be read in windows."""
+
+    @abstractmethod
+    async def window_scores(
+        self, item: Any, parameters: Any, ask: AlgorithmContext, windows: Windows
+    ) -> FloatArray:
+        """Return the same kind of scores as `run`, one row per window of the text."""
+
+
+Algorithms = dict[Task, Algorithm]
+
+
 class ModelAlgorithms(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a served model: its `ModelInfo`, its encoder, and an algorithm for each task.
 
@@ -73,12 +89,44 @@ class ModelAlgorithms(msgspec.Struct, frozen=True, kw_only=True):
 
     info: ModelInfo
     encoder: str
-    algorithms: dict[Task, Algorithm]
-    tokens: dict[Task, Algorithm]
+    algorithms: Algorithms
+    tokens: Algorithms
 
     def find(self, task: Task) -> Algorithm | None:
         """Return the algorithm for a task, or `None`."""
         return self.algorithms.get(task) or self.tokens.get(task)
+
+
+class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Builds an algorithm that a `model.yaml` names; its fields are the `options` there."""
+
+    def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
+        """Return an algorithm for each task that the models `below` suffice for.
+
+        Raises:
+            ValueError: the algorithm cannot be built. The message continues a sentence that begins
+                with the algorithm's name.
+        """
+        raise NotImplementedError
+
+
+def find_algorithm(below: Sequence[ModelAlgorithms], kind: type[Kind]) -> Kind | None:
+    """Return an algorithm of type `kind` from the model below.
+
+    Return `None` if the model has no such algorithm, or if there is not exactly one model below.
+    """
+    if len(below) != 1:
+        return None
+    found = (algorithm for algorithm in below[0].algorithms.values() if isinstance(algorithm, kind))
+    return next(found, None)
+
+
+def only_algorithm(below: Sequence[ModelAlgorithms], kind: type[Kind], what: str) -> Kind:
+    """Return an algorithm as `find_algorithm` does, or raise `ValueError`; `what` describes it."""
+    found = find_algorithm(below, kind)
+    if found is None:
+        raise ValueError(f"needs `uses` of one model: {what}")
+    return found
 
 
 async def all_of(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:

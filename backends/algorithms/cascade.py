@@ -1,12 +1,16 @@
 """Classifies with a small model, and also with a large model if the small one is unsure."""
 
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
 from typing_extensions import override
 
-from backends.algorithms.classify import Labeller
-from backends.algorithms.ensemble import reorder
+from backends.algorithms.base import Algorithms, ModelAlgorithms, Recipe
+from backends.algorithms.labels import Labeller, labellers, reorder
 from backends.pipelines.ask import AlgorithmContext
 from backends.types import FloatArray, Text
-from wire.protocol import Function
+from wire.protocol import Function, Task
 
 
 class Cascade(Labeller):
@@ -39,3 +43,17 @@ class Cascade(Labeller):
     @override
     def confidence(self, scores: FloatArray) -> float:
         return self._large.confidence(scores)
+
+
+class CascadeRecipe(Recipe, frozen=True):
+    """Builds a cascade of two classifiers."""
+
+    threshold: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+
+    @override
+    def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
+        found = labellers(below)
+        if len(found) != 2:  # noqa: PLR2004 - a small and a large one
+            raise ValueError("needs `uses` of two models: the small one, then the large one")
+        small, large = found
+        return {Task.CLASSIFY: Cascade(small=small, large=large, threshold=self.threshold)}

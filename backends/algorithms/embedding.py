@@ -5,11 +5,11 @@ from typing import Any
 
 from typing_extensions import override
 
-from backends.algorithms.base import QueryAlgorithm
-from backends.algorithms.windows import WindowedAlgorithm, Windows
+from backends.algorithms.base import QueryAlgorithm, WindowedAlgorithm
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import exact, normalize
+from backends.pipelines.windows import Windows
 from backends.types import FloatArray, RowInput, Text, TokenIds
 from wire.protocol import EmbedParameters, RerankParameters
 
@@ -73,7 +73,7 @@ class Rerank(QueryAlgorithm, WindowedAlgorithm):
         # An empty string is also a prompt, which replaces the model's own prompt.
         own = None if for_query is None else [for_query]
         queries = await ask(self.model, [parameters.query], own)
-        documents = await windows.of_text(self.model, item, ask, prompt=for_document)
+        documents = await ask.windows(self.model, item, windows, prompt=for_document)
         scores: FloatArray = normalize(documents) @ normalize(queries).T
         return scores
 

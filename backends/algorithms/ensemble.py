@@ -1,18 +1,19 @@
 """Combines the scores or votes of several models."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.base import all_of
-from backends.algorithms.classify import Label, Labeller
+from backends.algorithms.base import Algorithms, ModelAlgorithms, Recipe, all_of
+from backends.algorithms.labels import Label, Labeller, labellers, reorder
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import rounded
 from backends.types import FloatArray, Text
-from wire.protocol import Function
+from wire.protocol import Function, Task
 
 Combination = Literal["mean", "weighted", "vote"]
 
@@ -78,14 +79,23 @@ class Ensemble(Labeller):
         np.add.at(votes, lines.argmax(axis=1), self._weights)
         return mean, votes
 
+
+class EnsembleRecipe(Recipe, frozen=True):
+    """Builds an ensemble; without `weights`, all classifiers count alike."""
+
+    combine: Combination = "mean"
+    weights: tuple[Annotated[float, msgspec.Meta(gt=0.0)], ...] = ()
+
     @override
-    def confidence(self, scores: FloatArray) -> float:
-        return float(scores.max())
-
-
-def reorder(scores: FloatArray, have: Sequence[str], want: Sequence[str]) -> FloatArray:
-    """Reorder scores from the order of the labels `have` to the order of `want`."""
-    if list(have) == list(want):
-        return scores
-    place = {label: index for index, label in enumerate(have)}
-    return scores[[place[label] for label in want]]
+    def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
+        classifiers = labellers(below)
+        if self.combine == "weighted" and not self.weights:
+            raise ValueError("needs `weights`, one for each model it uses")
+        if self.combine == "mean" and self.weights:
+            raise ValueError("uses `weights` only where `combine` is `weighted` or `vote`")
+        weights = self.weights or (1.0,) * len(classifiers)
+        if len(weights) != len(classifiers):
+            count = len(classifiers)
+            raise ValueError(f"has {len(weights)} `weights` for the {count} models it uses")
+        ensemble = Ensemble(classifiers=classifiers, combine=self.combine, weights=weights)
+        return {Task.CLASSIFY: ensemble}

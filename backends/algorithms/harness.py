@@ -23,7 +23,7 @@ from backends.algorithms.custom import Custom
 from backends.algorithms.hosts import AlgorithmHosts
 from backends.batching.coalescing import RowCaller
 from backends.pipelines.ask import AlgorithmContext, Pipeline, encode_result
-from backends.pipelines.windows import MAX_WINDOWS
+from backends.pipelines.windows import Windows
 from backends.types import FloatArray, RowInput, TokenOffsets
 from wire.protocol import InferParameters, Task
 
@@ -122,13 +122,7 @@ class _FakeRows(Pipeline):
 
     @override
     async def windows(
-        self,
-        text: str,
-        caller: RowCaller,
-        *,
-        overlap: int,
-        most: int = MAX_WINDOWS,
-        prompt: str | None = None,
+        self, text: str, caller: RowCaller, windows: Windows, *, prompt: str | None = None
     ) -> FloatArray:
         return await self.vectors([text], caller)
 
@@ -138,9 +132,8 @@ class _FakeRows(Pipeline):
         text: str,
         others: Sequence[str],
         caller: RowCaller,
+        windows: Windows,
         *,
-        overlap: int,
-        most: int = MAX_WINDOWS,
         text_first: bool,
     ) -> FloatArray:
         pairs = [(text, other) if text_first else (other, text) for other in others]

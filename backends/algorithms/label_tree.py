@@ -1,19 +1,25 @@
 """Classifies into many labels by walking down a tree of labels."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.base import all_of
-from backends.algorithms.classify import Label, Labeller
+from backends.algorithms.base import (
+    Algorithms,
+    ModelAlgorithms,
+    Recipe,
+    all_of,
+    only_algorithm,
+)
+from backends.algorithms.labels import Label, Labeller
 from backends.algorithms.questions import ZeroShotTask
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.types import FloatArray, Text
-from wire.protocol import Function, ZeroShotParameters
+from wire.protocol import Function, Task, ZeroShotParameters
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,10 +75,6 @@ class LabelTree(Labeller):
             raise ItemRefused("bad_item", "a label tree reads one text, not a pair")
         reached = await self._walk(text, ask)
         return np.array([reached.get(label, 0.0) for label in self.labels], dtype=np.float32)
-
-    @override
-    def confidence(self, scores: FloatArray) -> float:
-        return float(scores.max())
 
     async def _walk(self, text: str, ask: AlgorithmContext) -> dict[str, float]:
         reached: dict[str, float] = {}
@@ -141,3 +143,21 @@ def _leaves(node: Node) -> Iterator[Node]:
         yield node
     for child in node.children:
         yield from _leaves(child)
+
+
+class LabelTreeRecipe(Recipe, frozen=True):
+    """Builds a label tree over a model that answers `zero-shot`."""
+
+    tree: Any
+    template: str = "This text is about {}."
+    beam: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+    @override
+    def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
+        if self.template.count("{}") != 1:
+            raise ValueError("needs a `template` that contains `{}` exactly once")
+        judge = only_algorithm(below, ZeroShotTask, "one that answers `zero-shot`")  # type: ignore[type-abstract]
+        tree = read_tree(self.tree)
+        return {
+            Task.CLASSIFY: LabelTree(judge=judge, tree=tree, template=self.template, beam=self.beam)
+        }

@@ -1,17 +1,26 @@
 """Answers items with texts too long for one row, by combining scores of overlapping windows."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
+import msgspec
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm
-from backends.algorithms.classify import Classify, Label, Labeller, rank
+from backends.algorithms.base import (
+    Algorithm,
+    Algorithms,
+    ModelAlgorithms,
+    Recipe,
+    WindowedAlgorithm,
+)
+from backends.algorithms.classify import Classify
 from backends.algorithms.embedding import Embed, shorten
+from backends.algorithms.labels import Label, Labeller, rank
 from backends.algorithms.questions import ZeroShotTask, chosen
-from backends.algorithms.windows import Combination, WindowedAlgorithm, Windows
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import apply_function, exact
+from backends.pipelines.windows import Combination, Windows
 from backends.types import FloatArray, Text
 from wire.protocol import (
     ChooseItem,
@@ -42,10 +51,10 @@ class LongClassify(Labeller):
     ) -> FloatArray:
         model = self._below.model
         if isinstance(text, str):
-            logits = await self._windows.of_text(model, text, ask)
+            logits = await ask.windows(model, text, self._windows)
         else:
             first, second = text
-            pairs = await self._windows.of_pairs(model, second, [first], ask, text_first=False)
+            pairs = await ask.pair_windows(model, second, [first], self._windows, text_first=False)
             logits = pairs[:, 0]
         return self._windows.combined(apply_function(logits, function or self._below.function))
 
@@ -70,77 +79,93 @@ class LongEmbed(Algorithm):
         if not isinstance(item, str):
             raise ItemRefused("bad_item", "a long document is a text, not tokens; send the text")
         dimensions = self._below.check_dimensions(parameters)
-        found = await self._windows.of_text(self._below.model, item, ask)
+        found = await ask.windows(self._below.model, item, self._windows)
         vector = self._windows.combined(found)
         return {"embedding": shorten(vector[None, :], dimensions, parameters)[0]}
 
 
-class LongRerank(Algorithm):
-    """Scores a document of any length for a query; every window is paired with the query."""
+class _LongItem(Algorithm):
+    """Combines the scores that the algorithm `below` gives to the windows of an item."""
 
     def __init__(self, *, below: WindowedAlgorithm, windows: Windows) -> None:
         self._below = below
         self._windows = windows
         self.version = 1 + below.version
+
+    async def combined(self, item: Any, parameters: Any, ask: AlgorithmContext) -> FloatArray:
+        """Return the combined scores of an item."""
+        lines = await self._below.window_scores(item, parameters, ask, self._windows)
+        return self._windows.combined(lines)
+
+
+class LongRerank(_LongItem):
+    """Scores a document of any length for a query; every window is paired with the query."""
 
     @override
     async def run(self, item: str, parameters: RerankParameters, ask: AlgorithmContext) -> Any:
-        lines = await self._below.window_scores(item, parameters, ask, self._windows)
-        return {"score": exact(self._windows.combined(lines)[-1])}
+        return {"score": exact((await self.combined(item, parameters, ask))[-1])}
 
 
-class LongZeroShot(ZeroShotTask):
+class LongZeroShot(_LongItem, ZeroShotTask):
     """Scores the caller's labels for a text of any length."""
-
-    def __init__(self, *, below: WindowedAlgorithm, windows: Windows) -> None:
-        self._below = below
-        self._windows = windows
-        self.version = 1 + below.version
 
     @override
     async def rank(
         self, text: str, parameters: ZeroShotParameters, ask: AlgorithmContext
     ) -> list[Label]:
-        lines = await self._below.window_scores(text, parameters, ask, self._windows)
-        return rank(parameters.labels, self._windows.combined(lines))
+        return rank(parameters.labels, await self.combined(text, parameters, ask))
 
 
-class LongChoose(Algorithm):
+class LongChoose(_LongItem):
     """Picks the choice that fits a prompt of any length."""
-
-    def __init__(self, *, below: WindowedAlgorithm, windows: Windows) -> None:
-        self._below = below
-        self._windows = windows
-        self.version = 1 + below.version
 
     @override
     async def run(
         self, item: ChooseItem, parameters: ChooseParameters, ask: AlgorithmContext
     ) -> Any:
-        lines = await self._below.window_scores(item, parameters, ask, self._windows)
-        return chosen(self._windows.combined(lines))
+        return chosen(await self.combined(item, parameters, ask))
 
 
-def read_in_windows(
-    task: Task, below: Algorithm, *, combine: Combination | None, overlap: int
-) -> Algorithm | None:
-    """Return an algorithm that answers `task` for texts of any length, by calling `below`.
-
-    Return `None` if `below` cannot score a text in windows.
+class LongDocumentRecipe(Recipe, frozen=True):
+    """Builds, for each task of one model, an algorithm that reads texts of any length.
 
     `combine` defaults to `max` for `rerank`, and to `mean` for all other tasks.
     """
-    default: Combination = "max" if task is Task.RERANK else "mean"
-    windows = Windows(combine=combine or default, overlap=overlap)
-    if isinstance(below, Classify):
-        return LongClassify(below=below, windows=windows)
-    if isinstance(below, Embed):
-        return LongEmbed(below=below, windows=windows)
-    kinds: dict[Task, type[LongRerank | LongZeroShot | LongChoose]] = {
-        Task.RERANK: LongRerank,
-        Task.ZERO_SHOT: LongZeroShot,
-        Task.CHOOSE: LongChoose,
-    }
-    if isinstance(below, WindowedAlgorithm) and task in kinds:
-        return kinds[task](below=below, windows=windows)
-    return None
+
+    combine: Combination | None = None
+    overlap: Annotated[int, msgspec.Meta(ge=0)] = 32
+
+    @override
+    def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
+        if len(below) == 1:
+            if self.overlap > below[0].info.max_tokens // 2:
+                raise ValueError(
+                    "has an `overlap` of more than half the tokens that its model reads"
+                )
+            found = {
+                task: self._read_in_windows(task, algorithm)
+                for task, algorithm in below[0].algorithms.items()
+            }
+            if available := {task: long for task, long in found.items() if long is not None}:
+                return available
+        raise ValueError(
+            "needs `uses` of one model that answers `classify`, `embed`, `rerank`, `zero-shot` or "
+            "`choose` and is not itself a `long-document`"
+        )
+
+    def _read_in_windows(self, task: Task, below: Algorithm) -> Algorithm | None:
+        """Return an algorithm over `below`; `None` if `below` cannot score a text in windows."""
+        default: Combination = "max" if task is Task.RERANK else "mean"
+        windows = Windows(combine=self.combine or default, overlap=self.overlap)
+        if isinstance(below, Classify):
+            return LongClassify(below=below, windows=windows)
+        if isinstance(below, Embed):
+            return LongEmbed(below=below, windows=windows)
+        kinds: dict[Task, type[LongRerank | LongZeroShot | LongChoose]] = {
+            Task.RERANK: LongRerank,
+            Task.ZERO_SHOT: LongZeroShot,
+            Task.CHOOSE: LongChoose,
+        }
+        if isinstance(below, WindowedAlgorithm) and task in kinds:
+            return kinds[task](below=below, windows=windows)
+        return None

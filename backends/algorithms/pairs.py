@@ -11,19 +11,29 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.base import QueryAlgorithm
-from backends.algorithms.classify import Label, rank
+from backends.algorithms.base import (
+    Algorithms,
+    ModelAlgorithms,
+    QueryAlgorithm,
+    Recipe,
+    WindowedAlgorithm,
+    find_algorithm,
+    only_algorithm,
+)
+from backends.algorithms.classify import Classify
+from backends.algorithms.labels import Label, rank
 from backends.algorithms.questions import ZeroShotTask, check_choices, chosen, hypotheses
-from backends.algorithms.windows import WindowedAlgorithm, Windows
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import apply_function, exact, softmax
+from backends.pipelines.windows import Windows
 from backends.types import FloatArray, Text
 from wire.protocol import (
     ChooseItem,
     ChooseParameters,
     Function,
     RerankParameters,
+    Task,
     ZeroShotParameters,
 )
 
@@ -67,7 +77,7 @@ class EntailmentZeroShot(ZeroShotTask, WindowedAlgorithm):
         self, item: str, parameters: ZeroShotParameters, ask: AlgorithmContext, windows: Windows
     ) -> FloatArray:
         filled = self._read(item, parameters)
-        logits = await windows.of_pairs(self._model, item, filled, ask, text_first=True)
+        logits = await ask.pair_windows(self._model, item, filled, windows, text_first=True)
         return self._scores(logits, parameters)
 
     def _read(self, text: str, parameters: ZeroShotParameters) -> list[str]:
@@ -110,7 +120,7 @@ class MultipleChoice(WindowedAlgorithm):
     ) -> FloatArray:
         check_choices(item.choices)
         prompt, choices = item.prompt, item.choices
-        logits = await windows.of_pairs(self._model, prompt, choices, ask, text_first=True)
+        logits = await ask.pair_windows(self._model, prompt, choices, windows, text_first=True)
         return softmax(logits[..., 0])
 
 
@@ -140,8 +150,43 @@ class CrossEncode(QueryAlgorithm, WindowedAlgorithm):
         self, item: str, parameters: RerankParameters, ask: AlgorithmContext, windows: Windows
     ) -> FloatArray:
         query = [parameters.query]
-        logits = await windows.of_pairs(self.model, item, query, ask, text_first=False)
+        logits = await ask.pair_windows(self.model, item, query, windows, text_first=False)
         return self._scores(logits[:, 0])
 
     def _scores(self, logits: FloatArray) -> FloatArray:
         return apply_function(logits, self._function if logits.shape[1] == 1 else "softmax")
+
+
+class EntailmentRecipe(Recipe, frozen=True):
+    """Builds zero-shot classification over a classifier of pairs with a label `entailment`."""
+
+    @override
+    def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
+        judge = _classifier(below)
+        try:
+            return {Task.ZERO_SHOT: EntailmentZeroShot(model=judge.model, labels=judge.labels)}
+        except ValueError as error:
+            raise ValueError(f"cannot use `{judge.model}`: {error}") from None
+
+
+class MultipleChoiceRecipe(Recipe, frozen=True):
+    """Builds multiple choice over a classifier of pairs."""
+
+    @override
+    def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
+        return {Task.CHOOSE: MultipleChoice(model=_classifier(below).model)}
+
+
+class CrossEncoderRecipe(Recipe, frozen=True):
+    """Builds a cross-encoder over a classifier of pairs."""
+
+    @override
+    def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
+        judge = _classifier(below)
+        # Prefer the model's own cross-encoder, which knows the `rerank_function` of the model.
+        own = find_algorithm(below, CrossEncode)
+        return {Task.RERANK: own or CrossEncode(model=judge.model)}
+
+
+def _classifier(below: Sequence[ModelAlgorithms]) -> Classify:
+    return only_algorithm(below, Classify, "a classifier with its own graph or head")

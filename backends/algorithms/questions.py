@@ -6,7 +6,7 @@ from typing import Any
 from typing_extensions import override
 
 from backends.algorithms.base import Algorithm
-from backends.algorithms.classify import Label
+from backends.algorithms.labels import Label
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import best_first, rounded

@@ -1,16 +1,20 @@
 """Builds the algorithms of each model in the repository from its `model.yaml`."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
-from backends.algorithms.base import Algorithm, ModelAlgorithms
-from backends.algorithms.classify import Classify, Labeller
+import msgspec
+
+from backends.algorithms.base import Algorithm, Algorithms, ModelAlgorithms
+from backends.algorithms.budget import Budget
+from backends.algorithms.classify import Classify
+from backends.algorithms.custom import Custom
 from backends.algorithms.embedding import Embed, Rerank
 from backends.algorithms.entities import Entities
 from backends.algorithms.hosts import AlgorithmHosts
+from backends.algorithms.labels import Labeller
 from backends.algorithms.long_document import LongEmbed
 from backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
-from backends.algorithms.recipes import CUSTOM, RECIPES, Algorithms, Recipe, build_custom
+from backends.algorithms.recipes import CUSTOM, RECIPES
 from backends.algorithms.split import split_tasks
 from backends.algorithms.tokens import token_algorithms
 from backends.errors import ModelProblem
@@ -203,15 +207,21 @@ def _serve_algorithm(
     below: Sequence[ModelAlgorithms],
     hosts: AlgorithmHosts,
 ) -> ModelAlgorithms:
-    recipes: dict[str, Recipe] = {**RECIPES, CUSTOM: partial(build_custom, hosts=hosts)}
-    recipe = recipes.get(manifest.algorithm)
-    if recipe is None:
+    recipe = RECIPES.get(manifest.algorithm)
+    if recipe is None and manifest.algorithm != CUSTOM:
         raise ModelProblem(
             f"{model.folder}: algorithm `{manifest.algorithm}` is unknown; use one of "
-            f"{', '.join(f'`{name}`' for name in recipes)}"
+            f"{', '.join(f'`{name}`' for name in (*RECIPES, CUSTOM))}"
         )
     try:
-        available = recipe(model, below)
+        if recipe is None:
+            available = _build_custom(model, manifest, below, hosts)
+        else:
+            available = msgspec.convert(manifest.options, recipe).build(below)
+    except msgspec.ValidationError as error:
+        raise ModelProblem(
+            f"{model.folder}: `{manifest.algorithm}` cannot read its `options`: {error}"
+        ) from None
     except ValueError as error:
         raise ModelProblem(f"{model.folder}: `{manifest.algorithm}` {error}") from None
     for task in manifest.tasks:
@@ -228,6 +238,26 @@ def _serve_algorithm(
             (a.dimensions for a in algorithms.values() if isinstance(a, LongEmbed)), None
         ),
     )
+
+
+def _build_custom(
+    model: Model,
+    manifest: AlgorithmManifest,
+    below: Sequence[ModelAlgorithms],
+    hosts: AlgorithmHosts,
+) -> Algorithms:
+    """Return a model owner's algorithm, which runs in a process of `hosts`.
+
+    Raises:
+        ValueError: the algorithm cannot be built.
+    """
+    budget = msgspec.convert(manifest.options, Budget)
+    if manifest.code is None:
+        raise ValueError("needs `code`: a file beside the `model.yaml`, or `package.module:run`")
+    key = (model.name, model.revision)
+    host = hosts.open(key, code=manifest.code, folder=model.folder, budget=budget)
+    known = {served_model.info.name: served_model.algorithms for served_model in below}
+    return {Task.INFER: Custom(host=host, below=known, rows=budget.rows)}
 
 
 def combined_version(algorithms: Mapping[Task, Algorithm]) -> int:

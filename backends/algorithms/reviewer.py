@@ -1,16 +1,17 @@
 """Finds a message's mood, its topics, and the intent of a complaint, with three models."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm, all_of
-from backends.algorithms.classify import Label, Labeller
+from backends.algorithms.base import Algorithm, Algorithms, ModelAlgorithms, Recipe, all_of
+from backends.algorithms.labels import Label, Labeller
 from backends.algorithms.questions import ZeroShotTask
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from wire.protocol import InferParameters, ZeroShotParameters
+from wire.protocol import InferParameters, Task, ZeroShotParameters
 
 DEFAULT_TOPICS = ("payments", "cards", "account", "delivery", "service", "product", "price")
 _COMPLAINT = "negative"
@@ -78,3 +79,18 @@ def _read_threshold(parameters: dict[str, Any]) -> float:
     if not (is_number and 0 <= threshold <= 1):
         raise ItemRefused("bad_parameter", "`threshold` must be a number between 0 and 1")
     return float(threshold)
+
+
+class ReviewerRecipe(Recipe, frozen=True):
+    """Builds a reviewer over three models."""
+
+    @override
+    def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
+        match [algorithm for each in below for algorithm in each.algorithms.values()]:
+            case [Labeller() as mood, ZeroShotTask() as topics, *_, Labeller() as intent]:
+                return {Task.INFER: Reviewer(mood=mood, topics=topics, intent=intent)}
+            case _:
+                raise ValueError(
+                    "needs `uses` of a model for the mood, one for topics (zero-shot) and one for "
+                    "intents, in this order"
+                )

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm, all_of
-from backends.algorithms.classify import Labeller
+from backends.algorithms.base import Algorithm, Algorithms, ModelAlgorithms, Recipe, all_of
+from backends.algorithms.labels import Labeller, labellers
 from backends.errors import ItemRefused
 from backends.pipelines.ask import AlgorithmContext
-from wire.protocol import InferParameters
+from wire.protocol import InferParameters, Task
 
 MAX_DOCUMENTS = 256
 
@@ -143,3 +143,17 @@ def _read(item: Any, parameters: InferParameters) -> tuple[_RankingRequest, int]
     if top is not None and top < 1:
         raise ItemRefused("bad_parameter", "`top_n` must be at least 1; leave it out for all")
     return request, min(len(request.documents), top or MAX_DOCUMENTS)
+
+
+class TournamentRecipe(Recipe, frozen=True):
+    """Builds a tournament; `better` is the label for a pair whose first text is better."""
+
+    better: str
+    both_ways: bool = True
+
+    @override
+    def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
+        (judge, *others) = labellers(below)
+        if others or self.better not in judge.labels:
+            raise ValueError("needs one model that has the label `better`")
+        return {Task.INFER: Tournament(judge=judge, better=self.better, both_ways=self.both_ways)}

@@ -1,12 +1,14 @@
 """Scores the caller's labels and choices by embeddings, without a trained head."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.classify import Label, rank
+from backends.algorithms.base import Algorithms, ModelAlgorithms, Recipe, WindowedAlgorithm
 from backends.algorithms.label_cache import LabelVectorCache
+from backends.algorithms.labels import Label, rank
 from backends.algorithms.questions import (
     SLOT,
     ZeroShotTask,
@@ -14,11 +16,11 @@ from backends.algorithms.questions import (
     chosen,
     hypotheses,
 )
-from backends.algorithms.windows import WindowedAlgorithm, Windows
 from backends.pipelines.ask import AlgorithmContext
 from backends.pipelines.scores import normalize, sigmoid, softmax
+from backends.pipelines.windows import Windows
 from backends.types import FloatArray
-from wire.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
+from wire.protocol import ChooseItem, ChooseParameters, Task, ZeroShotParameters
 
 # The temperature that minimizes the log loss on the data set Banking77; see the model's page.
 TEMPERATURE = np.float32(0.05)
@@ -52,7 +54,7 @@ class ZeroShot(ZeroShotTask, WindowedAlgorithm):
         self, item: str, parameters: ZeroShotParameters, ask: AlgorithmContext, windows: Windows
     ) -> FloatArray:
         directions, _ = await self._ask([], parameters, ask)
-        rows = await windows.of_text(self._model, item, ask)
+        rows = await ask.windows(self._model, item, windows)
         return _scores(rows, directions, parameters)
 
     async def _ask(
@@ -104,7 +106,7 @@ class Choose(WindowedAlgorithm):
     ) -> FloatArray:
         check_choices(item.choices)
         choices = normalize(await ask(self._model, item.choices))
-        prompts = normalize(await windows.of_text(self._model, item.prompt, ask))
+        prompts = normalize(await ask.windows(self._model, item.prompt, windows))
         return softmax((prompts @ choices.T) / TEMPERATURE)
 
 
@@ -121,3 +123,14 @@ def _without(vectors: FloatArray, null: FloatArray) -> FloatArray:
     rest = vectors - (vectors @ null)[:, None] * null
     rest[np.linalg.norm(rest, axis=-1) < 1e-6] = 0.0  # noqa: PLR2004 - only rounding errors
     return normalize(rest)
+
+
+class ZeroShotRecipe(Recipe, frozen=True):
+    """Builds the algorithms for labels and choices over an encoder."""
+
+    @override
+    def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
+        if len(below) != 1 or below[0].info.algorithm != "embedding":
+            raise ValueError("needs one `encoder`")
+        name = below[0].info.name
+        return {Task.ZERO_SHOT: ZeroShot(model=name), Task.CHOOSE: Choose(model=name)}

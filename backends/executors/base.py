@@ -11,8 +11,10 @@ from backends.types import FloatArray
 class ModelExecutor(Protocol):
     """Runs padded batches through one encoder graph; blocks the calling thread.
 
-    `run` returns a float32 array in the order of the rows. Its shape is `(rows, dimensions)` for
-    pooled output and `(rows, length, dimensions)` for token output. `run` raises:
+    A batch has the int32 arrays `ids`, `mask` and `type_ids` of shape `(rows, length)`, and the
+    `output` to compute. `run` returns a float32 array in the order of the rows. Its shape is
+    `(rows, dimensions)` for pooled output and `(rows, length, dimensions)` for token output. `run`
+    raises:
 
     - `ModelFailed` if this batch cannot be computed, and `OutOfMemory` if a smaller batch may fit;
     - `UpstreamUnavailable` or `Overloaded` if no batch can be computed at present;

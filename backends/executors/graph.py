@@ -1,4 +1,4 @@
-"""Describes a graph file, and checks that it has the inputs and outputs of an encoder."""
+"""Describes a graph, and checks that it has the inputs and outputs of an encoder."""
 
 from pathlib import Path
 from typing import Any
@@ -18,20 +18,25 @@ _INTEGERS: dict[str, np.dtype[Any]] = {
 
 
 class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a graph file and its outputs.
-
-    `max_tokens` is the length of the longest row that the graph reads. `digest` identifies the
-    model's files; if it is empty, packed weights are not cached. `precision` is the precision that
-    the model declares. With an `upstream`, another server runs the graph and there is no file.
-    """
+    """Describes the graph of a model: a local file, or (with `upstream`) one on another server."""
 
     path: Path
     outputs: dict[OutputKind, str]
     dimensions: int
     max_tokens: int | None = None
+    """The length of the longest row that the graph reads."""
     digest: str = ""
+    """Identifies the model's files. If it is empty, packed weights are not cached."""
     precision: str = "fp32"
     upstream: RemoteModelServer | None = None
+
+    @property
+    def has_one_form(self) -> bool:
+        """Whether this machine can choose neither a quicker file nor another precision.
+
+        It can choose them for a local ONNX file only.
+        """
+        return self.upstream is not None or self.path.suffix != ".onnx"
 
     @property
     def first_output(self) -> OutputKind:

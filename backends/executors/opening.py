@@ -26,9 +26,10 @@ from backends.open_inference.address import servers
 from backends.settings import BackendSettings, process_environment
 
 _log = logging.getLogger(__name__)
+OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
 
-def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelExecutor]:
+def executor_opener(settings: BackendSettings) -> OpenExecutor:
     """Return a function that opens graphs, and that captures only one CUDA graph at a time."""
     capture = threading.Lock()
     others = servers(settings)
@@ -48,9 +49,6 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
         if source.upstream is not None:
             token = others.token_for(source.upstream)
             return UpstreamExecutor(source, source.upstream, token=token)
-        # With the provider `open_inference`, this process opens a graph only to compare outputs.
-        if settings.provider in ("cpu", "openvino", "open_inference"):
-            return _open_on_cpu(source, settings)
         if settings.provider == "paced":
             return SimulatedExecutor(
                 dimensions=source.dimensions,
@@ -58,6 +56,9 @@ def executor_opener(settings: BackendSettings) -> Callable[[GraphSource], ModelE
                 base=settings.paced_base,
                 token=settings.paced_token,
             )
+        # With the provider `open_inference`, this process opens a graph only to compare outputs.
+        if settings.provider in ("cpu", "openvino", "open_inference"):
+            return _open_on_cpu(source, settings)
         return _open_on_gpu(source, settings, capture)
 
     return open_resident if settings.session_memory_bytes else open_executor

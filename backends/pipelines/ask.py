@@ -11,7 +11,7 @@ from backends.batching.coalescing import RowCaller
 from backends.batching.fair_queue import BULK
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.token_reader import TokenReader
-from backends.pipelines.windows import MAX_WINDOWS
+from backends.pipelines.windows import Windows
 from backends.types import FloatArray, RowInput, TokenOffsets
 
 
@@ -34,18 +34,11 @@ class Pipeline(Protocol):
         ...
 
     async def windows(
-        self,
-        text: str,
-        caller: RowCaller,
-        *,
-        overlap: int,
-        most: int = MAX_WINDOWS,
-        prompt: str | None = None,
+        self, text: str, caller: RowCaller, windows: Windows, *, prompt: str | None = None
     ) -> FloatArray:
         """Return one vector per window of a text, or raise `BackendError`.
 
-        Windows are parts of a long text. Neighbouring windows share `overlap` tokens. `prompt` is
-        put before each window, and replaces the model's own prompt.
+        `prompt` is put before each window, and replaces the model's own prompt.
         """
         ...
 
@@ -54,9 +47,8 @@ class Pipeline(Protocol):
         text: str,
         others: Sequence[str],
         caller: RowCaller,
+        windows: Windows,
         *,
-        overlap: int,
-        most: int = MAX_WINDOWS,
         text_first: bool,
     ) -> FloatArray:
         """Return one vector per pair: a window of `text` with one of `others`.
@@ -184,32 +176,21 @@ class AlgorithmContext:
         return await pipeline.pairs(first, seconds, self._caller, cut_first_only=cut_first_only)
 
     async def windows(
-        self,
-        model: str,
-        text: str,
-        *,
-        overlap: int,
-        most: int = MAX_WINDOWS,
-        prompt: str | None = None,
+        self, model: str, text: str, windows: Windows, *, prompt: str | None = None
     ) -> FloatArray:
-        """Return the raw outputs of `model` for each window of `text`.
+        """Return the raw outputs of `model`, one line per window of `text`.
 
-        Neighbouring windows share `overlap` tokens.
-
-        If `most` is less than `MAX_WINDOWS`, the text after the first `most` windows is left out.
         `prompt` is put before each window, and replaces the model's own prompt.
         """
-        pipeline, caller = self._pipelines[model], self._caller
-        return await pipeline.windows(text, caller, overlap=overlap, most=most, prompt=prompt)
+        return await self._pipelines[model].windows(text, self._caller, windows, prompt=prompt)
 
     async def pair_windows(
         self,
         model: str,
         text: str,
         others: Sequence[str],
+        windows: Windows,
         *,
-        overlap: int,
-        most: int = MAX_WINDOWS,
         text_first: bool,
     ) -> FloatArray:
         """Return `model`'s raw outputs for each window of `text` paired with each of `others`.
@@ -221,7 +202,7 @@ class AlgorithmContext:
             BackendError: a text is refused or a row failed.
         """
         rows = await self._pipelines[model].pair_windows(
-            text, others, self._caller, overlap=overlap, most=most, text_first=text_first
+            text, others, self._caller, windows, text_first=text_first
         )
         return rows.reshape(-1, len(others), rows.shape[-1])
 

@@ -14,6 +14,7 @@ from backends.pipelines.windows import (
     MAX_PAIRS,
     MAX_WINDOWS,
     Span,
+    Windows,
     cut_text,
     join_windows,
     window_spans,
@@ -168,19 +169,10 @@ class Encoder:
         return encodings
 
     async def windows(
-        self,
-        text: str,
-        caller: RowCaller,
-        *,
-        overlap: int,
-        most: int = MAX_WINDOWS,
-        prompt: str | None = None,
+        self, text: str, caller: RowCaller, windows: Windows, *, prompt: str | None = None
     ) -> FloatArray:
         """Return one pooled vector per window of a text.
 
-        Neighbouring windows share `overlap` tokens.
-
-        If `most` is less than `MAX_WINDOWS`, the text is truncated after the first `most` windows.
         `prompt`, by default the model's own, is put before every window.
 
         Raises:
@@ -195,7 +187,7 @@ class Encoder:
         layout, taken = self.tokenizer.layout, sum(map(len, before))
         if not len(ids):
             raise ItemRefused("empty_input", _EMPTY)
-        spans = self._spans(len(ids), self._max_tokens - layout.added - taken, overlap, most)
+        spans = self._spans(len(ids), self._max_tokens - layout.added - taken, windows)
         encodings = [
             layout.single(np.concatenate([*before, ids[start:end]])) for start, end in spans
         ]
@@ -209,17 +201,16 @@ class Encoder:
         text: str,
         others: Sequence[str],
         caller: RowCaller,
+        windows: Windows,
         *,
-        overlap: int,
-        most: int = MAX_WINDOWS,
         text_first: bool,
     ) -> FloatArray:
         """Return one pooled vector per pair of a window of the text and one of `others`.
 
         The pairs of each window follow each other. `others` are never truncated. All of them are
         paired with the same windows, which are so short that a window and the longest of `others`
-        fit into one row. `most` works as in `windows`. With `text_first`, the window is the first
-        text of a pair. The model's prompt is put before the first text of a pair.
+        fit into one row. With `text_first`, the window is the first text of a pair. The model's
+        prompt is put before the first text of a pair.
 
         Raises:
             ItemRefused: both texts of a pair are empty, one of `others` leaves no room for a
@@ -237,18 +228,18 @@ class Encoder:
             raise ItemRefused("empty_input", _EMPTY)
         layout = self.tokenizer.layout
         room = self._max_tokens - layout.added_to_pair - taken
-        if len(ids) > room - longest <= overlap:
+        if len(ids) > room - longest <= windows.overlap:
             raise ItemRefused(
                 "input_too_long",
                 f"the query, label or choice has {longest} tokens; with a window of more than "
-                f"{overlap} tokens of the text it must fit into the {self._max_tokens} tokens "
-                f"that `{self._name}` reads; shorten it",
+                f"{windows.overlap} tokens of the text it must fit into the {self._max_tokens} "
+                f"tokens that `{self._name}` reads; shorten it",
             )
-        spans = self._spans(len(ids), room - longest, overlap, most, rows=len(others))
-        windows = [np.concatenate([*found[len(wholes) :], ids[start:end]]) for start, end in spans]
+        spans = self._spans(len(ids), room - longest, windows, rows=len(others))
+        parts = [np.concatenate([*found[len(wholes) :], ids[start:end]]) for start, end in spans]
         encodings = [
             layout.pair(window, side) if text_first else layout.pair(side, window)
-            for window in windows
+            for window in parts
             for side in sides
         ]
         if spans[-1][1] < len(ids):
@@ -275,7 +266,7 @@ class Encoder:
             raise ItemRefused("empty_input", _EMPTY)
         layout = self.tokenizer.layout
         size = self._max_tokens - layout.added
-        spans = self._spans(len(segment.ids), size, size // 4)
+        spans = self._spans(len(segment.ids), size, Windows(overlap=size // 4))
         encodings = [layout.single(segment.ids[start:end]) for start, end in spans]
         rows = await self.rows.ask(encodings, kind=OutputKind.TOKENS, caller=caller)
         # Drop the special tokens before the text here. The slice below drops the special tokens
@@ -311,20 +302,15 @@ class Encoder:
                 "parts",
             )
 
-    def _spans(
-        self, tokens: int, size: int, overlap: int, most: int = MAX_WINDOWS, *, rows: int = 1
-    ) -> list[Span]:
-        """Return the windows of `size` tokens over a text.
-
-        If `most` is below `MAX_WINDOWS`, later windows are left out. `rows` is the number of rows
-        for each window.
+    def _spans(self, tokens: int, size: int, windows: Windows, *, rows: int = 1) -> list[Span]:
+        """Return windows of `size` tokens over a text. Each window needs `rows` rows.
 
         Raises:
             ItemRefused: there are too many windows, or too many rows.
         """
-        spans = window_spans(tokens, size, overlap)
-        if most < MAX_WINDOWS:
-            return spans[:most]
+        spans = window_spans(tokens, size, windows.overlap)
+        if windows.only_first:
+            return spans[:1]
         if len(spans) > MAX_WINDOWS:
             raise ItemRefused(
                 "input_too_long",

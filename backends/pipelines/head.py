@@ -11,7 +11,7 @@ from backends.errors import ModelProblem
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.scores import gelu, normalize, relu
 from backends.pipelines.token_work import run_token_work
-from backends.pipelines.windows import MAX_WINDOWS
+from backends.pipelines.windows import Windows
 from backends.repository.manifest import HeadManifest
 from backends.repository.model import Model
 from backends.types import FloatArray, RowInput, TokenOffsets
@@ -67,34 +67,25 @@ class Head:
         )
 
     async def windows(
-        self,
-        text: str,
-        caller: RowCaller,
-        *,
-        overlap: int,
-        most: int = MAX_WINDOWS,
-        prompt: str | None = None,
+        self, text: str, caller: RowCaller, windows: Windows, *, prompt: str | None = None
     ) -> FloatArray:
         """Return the logits of each window of a text."""
-        windows = self.encoder.windows
-        return self._weights.apply(
-            await windows(text, caller, overlap=overlap, most=most, prompt=prompt)
-        )
+        found = await self.encoder.windows(text, caller, windows, prompt=prompt)
+        return self._weights.apply(found)
 
     async def pair_windows(
         self,
         text: str,
         others: Sequence[str],
         caller: RowCaller,
+        windows: Windows,
         *,
-        overlap: int,
-        most: int = MAX_WINDOWS,
         text_first: bool,
     ) -> FloatArray:
         """Return the logits of each pair: a window of the text with one of `others`."""
-        windows = self.encoder.pair_windows
+        pairs = self.encoder.pair_windows
         return self._weights.apply(
-            await windows(text, others, caller, overlap=overlap, most=most, text_first=text_first)
+            await pairs(text, others, caller, windows, text_first=text_first)
         )
 
     async def token_vectors(

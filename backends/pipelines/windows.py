@@ -1,18 +1,45 @@
-"""Splits long texts into windows, merges the outputs of windows, and truncates texts."""
+"""Splits long texts into windows, combines the outputs of windows, and truncates texts."""
 
 from collections.abc import Sequence
+from typing import Literal
 
+import msgspec
 import numpy as np
 
 from backends.types import FloatArray
 
 Span = tuple[int, int]
+Combination = Literal["mean", "max", "first"]
 # The most windows of one text.
 MAX_WINDOWS = 64
 # The most rows of one item: windows of a text, times the texts that each window is paired with.
 MAX_PAIRS = 1024
 # A truncated text ends at a space, unless its last word is longer than this.
 _LONGEST_WORD = 1000
+
+
+class Windows(msgspec.Struct, frozen=True, kw_only=True):
+    """Defines by how many tokens windows overlap, and how the scores of windows are combined.
+
+    Scores are combined as in Dai and Callan 2019 (arXiv:1905.09217): mean (AvgP), maximum (MaxP) or
+    first window (FirstP).
+    """
+
+    overlap: int
+    combine: Combination = "mean"
+
+    @property
+    def only_first(self) -> bool:
+        """Whether the text after the first window is left out."""
+        return self.combine == "first"
+
+    def combined(self, lines: FloatArray) -> FloatArray:
+        """Combine the rows of all windows into one row."""
+        if self.only_first:
+            first: FloatArray = lines[0]
+            return first
+        made: FloatArray = lines.max(axis=0) if self.combine == "max" else lines.mean(axis=0)
+        return made
 
 
 def window_spans(tokens: int, size: int, overlap: int) -> list[Span]:

@@ -20,11 +20,10 @@ import msgspec
 import numpy as np
 
 from backends.errors import BackendError, ExecutorDied, ModelFailed, OutOfMemory, StartProblem
-from backends.executors.base import ModelExecutor
 from backends.executors.cost import CostModel
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
-from backends.executors.opening import executor_opener
+from backends.executors.opening import OpenExecutor, executor_opener
 from backends.executors.padded_batch import PaddedBatch
 from backends.settings import BackendSettings, Provider
 from backends.types import FloatArray, IntArray
@@ -38,7 +37,6 @@ _ENDING = 10.0
 # The kernel sends these signals if memory is short, and operators send them, too. So they do not
 # show that a graph is bad.
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
-OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
 
 class GraphTrial(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -6,19 +6,18 @@ outputs of this machine's CPU. A revision can have its own texts in `texts.txt`.
 """
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from backends.errors import BackendError, ExecutorDied, ModelProblem, StartProblem
+from backends.errors import ExecutorDied, StartProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
 from backends.executors.onnx import OnnxExecutor
+from backends.executors.opening import OpenExecutor
 from backends.executors.pooling import PoolingExecutor
-from backends.qualification.device_graphs import QuickestGraph, find_device_graphs
 from backends.qualification.gate import Bounds, judge
 from backends.qualification.golden_texts import GoldenSet, default_texts, read_golden
 from backends.qualification.measures import kind_of, rank_scores
@@ -27,7 +26,6 @@ from backends.qualification.text_runs import make_batches, run_texts
 from backends.repository.manifest import ClassifierManifest, EncoderManifest, GraphManifest
 from backends.types import Encoding, FloatArray, IntArray, OutputKind, Text
 from wire.cores import usable_cores
-from wire.gpus import GPU_PROVIDERS
 
 _log = logging.getLogger(__name__)
 RECORD = ".fp16.json"
@@ -59,101 +57,33 @@ class HalfSubject(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     trim: tuple[int, int]
 
 
-def choose_precision(
-    subject: HalfSubject,
-    *,
-    provider: str,
-    allows_fp16: bool,
-    allows_tf32: bool,
-    open_executor: Callable[[GraphSource], ModelExecutor],
-    find: Callable[[GraphSource], QuickestGraph],
-) -> str:
-    """Return the precision in which to run a graph.
-
-    For an fp32 graph on a GPU, the result is fp16, tf32 or fp32. Every other graph keeps its own
-    precision. `find` takes a graph with the wanted precision, and returns the quickest graph for
-    this precision. The verdict on fp16 is stored for each digest and kind of machine.
+def read_verdict(
+    subject: HalfSubject, file: str, provider: str, *, open_executor: OpenExecutor
+) -> HalfVerdict:
+    """Return the recorded verdict on the fp16 graph `file`; judge it if no verdict is recorded.
 
     Raises:
-        ExecutorDied: the fp16 graph broke the device. The graph is not tried again.
+        BackendError: a run failed.
+        StartProblem: a graph cannot be opened, or there is no text to judge by.
     """
-    source = subject.source
-    if provider not in GPU_PROVIDERS or source.precision != "fp32" or source.upstream is not None:
-        return source.precision
-    otherwise = "tf32" if allows_tf32 else "fp32"
-    if not allows_fp16:
-        return otherwise
-    if provider != "tensorrt" and not find_device_graphs(
-        source.path, provider=provider, precision="fp16"
-    ):
-        return otherwise
-    half, other = (
-        msgspec.structs.replace(source, precision=precision) for precision in ("fp16", otherwise)
-    )
-    try:
-        quickest = find(half)
-        if provider == "cuda" and not _is_quicker(quickest, other, find=find):
-            _log.info("fp16 is not quicker", extra={"model": str(subject.folder)})
-            return otherwise
-        verdict = _read_verdict(subject, quickest, provider, open_executor=open_executor)
-    except ExecutorDied:
-        raise
-    except (BackendError, StartProblem) as error:
-        # Memory may have been short, or a process was killed. The next start judges again.
-        _log.warning(
-            "fp16 could not be judged", extra={"model": str(subject.folder), "why": str(error)}
-        )
-        return otherwise
-    return otherwise if verdict.reasons else "fp16"
-
-
-def _is_quicker(
-    half: QuickestGraph, other: GraphSource, *, find: Callable[[GraphSource], QuickestGraph]
-) -> bool:
-    """Return whether the fp16 graph runs on this device, and is quicker than in precision `other`.
-
-    TensorRT needs no comparison, because its fp16 engine keeps layers that are quicker in fp32.
-    """
-    if half.file == other.path.name:
-        return False
-    try:
-        found = find(other)
-    except ModelProblem:
-        return True
-    return half.seconds[half.file] < found.seconds.get(found.file, math.inf)
-
-
-def _read_verdict(
-    subject: HalfSubject,
-    quickest: QuickestGraph,
-    provider: str,
-    *,
-    open_executor: Callable[[GraphSource], ModelExecutor],
-) -> HalfVerdict:
-    """Return the recorded verdict on a graph; judge the graph if no verdict is recorded."""
     path = subject.folder / RECORD
-    key = machine_key(_METHOD, subject.digest, provider, quickest.file)
+    key = machine_key(_METHOD, subject.digest, provider, file)
     verdict = read_record(path, key, HalfVerdict)
     if verdict is not None:
         return verdict
     try:
-        verdict = HalfVerdict(reasons=_judge(subject, quickest, open_executor=open_executor))
+        verdict = HalfVerdict(reasons=_judge(subject, file, open_executor=open_executor))
     except ExecutorDied:
         # The process that replaces this one must not try the graph again.
-        write_record(path, key, HalfVerdict(reasons=[f"`{quickest.file}` broke the device"]))
+        write_record(path, key, HalfVerdict(reasons=[f"`{file}` broke the device"]))
         raise
     write_record(path, key, verdict)
-    said = {"model": str(subject.folder), "graph": quickest.file, "why": verdict.reasons}
+    said = {"model": str(subject.folder), "graph": file, "why": verdict.reasons}
     _log.info("fp16 is refused" if verdict.reasons else "fp16 is accepted", extra=said)
     return verdict
 
 
-def _judge(
-    subject: HalfSubject,
-    quickest: QuickestGraph,
-    *,
-    open_executor: Callable[[GraphSource], ModelExecutor],
-) -> list[str]:
+def _judge(subject: HalfSubject, file: str, *, open_executor: OpenExecutor) -> list[str]:
     """Return the reasons to refuse an fp16 graph's outputs; empty if the outputs are accepted.
 
     Raises:
@@ -162,7 +92,7 @@ def _judge(
     """
     alone = msgspec.structs.replace(subject.source, digest="")
     half = msgspec.structs.replace(
-        subject.source, precision="fp16", path=subject.source.path.with_name(quickest.file)
+        subject.source, precision="fp16", path=subject.source.path.with_name(file)
     )
     golden, rows = _read_texts(subject)
     # Use half of the cores, because other models may be served meanwhile.

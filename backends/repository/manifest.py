@@ -45,23 +45,23 @@ class Prompts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class _GraphManifest(_Manifest, frozen=True, kw_only=True):
-    """Describes a model with a graph and a tokenizer.
-
-    `upstream` names a server that runs the model instead of a local `graph`. `truncate` cuts texts
-    that are too long. `lowercase` lower-cases texts before they are tokenized. Without
-    `token_types`, both texts of a pair get token type 0. With `split_special_tokens`, a special
-    token that occurs in a text is tokenized like ordinary text.
-    """
+    """Describes a model with a graph and a tokenizer."""
 
     graph: File = ""
     upstream: RemoteModelServer | None = None
+    """The server that runs the model, instead of a local `graph`."""
     tokenizer: File
     max_tokens: Count
     profile: Name = "fp32"
+    """The precision of the graph."""
     truncate: bool = False
+    """Whether texts that are too long are cut, instead of refused."""
     lowercase: bool = False
+    """Whether texts are lower-cased before they are tokenized."""
     token_types: bool = True
+    """Whether the second text of a pair gets token type 1, instead of 0."""
     split_special_tokens: bool = False
+    """Whether a special token that occurs in a text is tokenized like ordinary text."""
 
 
 class EncoderManifest(_GraphManifest, frozen=True, kw_only=True, tag="encoder"):
@@ -144,7 +144,8 @@ def read_manifest(
 ) -> tuple[Manifest, dict[str, str]]:
     """Read the `model.yaml` of a folder, and infer the fields that it leaves out.
 
-    A model with a graph needs no `model.yaml` if all fields can be inferred from its other files.
+    Fields are inferred only for a local graph in an `.onnx` file. Such a model needs no
+    `model.yaml` if all fields can be inferred from its other files.
     `declared` holds fields from a Triton configuration; fields of `model.yaml` take precedence over
     them.
 
@@ -163,7 +164,11 @@ def read_manifest(
             raise ModelProblem(_missing(folder, path, graph))
         document = {}
     sources: dict[str, str] = {}
-    inferable = isinstance(document, dict) and "upstream" not in document
+    inferable = (
+        isinstance(document, dict)
+        and "upstream" not in document
+        and str(document.get("graph", ".onnx")).endswith(".onnx")
+    )
     if inferable and document.get("kind") in _INFERRED:
         document, sources = infer(document, folder, files, declared)
     try:

@@ -20,14 +20,15 @@ from backends.device_defaults import batch_bounds, batch_rows, batch_tokens
 from backends.errors import BackendError, ExecutorDied, ModelProblem
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
+from backends.executors.opening import OpenExecutor
 from backends.executors.pooling import PoolingExecutor
 from backends.executors.upstream import UpstreamExecutor
 from backends.pipelines.encoder import Encoder
 from backends.pipelines.head import Head, read_head_weights
 from backends.qualification.agreement import check_agreement
-from backends.qualification.device_graphs import QuickestGraph, find_quickest
+from backends.qualification.graph_choice import QuickestGraph, choose_precision, find_quickest
 from backends.qualification.graph_trials import TryGraph
-from backends.qualification.half_precision import HalfSubject, choose_precision
+from backends.qualification.half_precision import HalfSubject
 from backends.qualification.qualify import Candidate, Qualify
 from backends.qualification.tuned import TunedBatching, read_tuned
 from backends.repository.catalogue import Catalogue, base_name
@@ -49,8 +50,6 @@ from backends.types import OutputKind
 
 # Providers that run one batch per worker thread.
 _HOST = ("cpu", "openvino", "paced")
-
-OpenExecutor = Callable[[GraphSource], ModelExecutor]
 
 
 class LoadingTools(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,12 +209,11 @@ class _Loader:
     def _open_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
         tools, settings = self._tools, self._tools.settings
         tokenizer = open_tokenizer(model, manifest, tools)
-        precision = self._choose_precision(model, manifest, tokenizer)
-        manifest = msgspec.structs.replace(manifest, profile=precision)
         source = graph_source(model, manifest)
-        quickest = self._find_quickest(source)
-        served = msgspec.structs.replace(source, path=source.path.with_name(quickest.file))
-        executor = tools.open_executor(served)
+        if not source.has_one_form:
+            source = self._choose_form(source, model, manifest, tokenizer)
+            manifest = msgspec.structs.replace(manifest, profile=source.precision)
+        executor = tools.open_executor(source)
         is_well = executor.is_well if isinstance(executor, UpstreamExecutor) else lambda: True
         if source.upstream and manifest.graph:
             # Open the local graph only to compare its output with the upstream's.
@@ -257,7 +255,7 @@ class _Loader:
         return RunningEncoder(
             name=model.name,
             digest=model.digest,
-            precision=precision,
+            precision=source.precision,
             pipeline=encoder,
             batcher=batcher,
             rows=rows,
@@ -267,16 +265,21 @@ class _Loader:
             is_well=is_well,
         )
 
-    def _choose_precision(
-        self, model: Model, manifest: GraphManifest, tokenizer: TimedTokenizer
-    ) -> str:
+    def _choose_form(
+        self,
+        source: GraphSource,
+        model: Model,
+        manifest: GraphManifest,
+        tokenizer: TimedTokenizer,
+    ) -> GraphSource:
+        """Return the graph with the precision and the file in which this machine runs it."""
         settings, layout = self._tools.settings, tokenizer.layout
-        return choose_precision(
+        precision = choose_precision(
             HalfSubject(
                 folder=model.folder,
                 digest=model.digest,
                 manifest=manifest,
-                source=graph_source(model, manifest),
+                source=source,
                 encode=tokenizer.encode_now,
                 trim=(layout.before, layout.added - layout.before),
             ),
@@ -286,6 +289,9 @@ class _Loader:
             open_executor=self._tools.open_executor,
             find=self._find_quickest,
         )
+        source = msgspec.structs.replace(source, precision=precision)
+        quickest = self._find_quickest(source)
+        return msgspec.structs.replace(source, path=source.path.with_name(quickest.file))
 
     def _find_quickest(self, source: GraphSource) -> QuickestGraph:
         """Return the quickest device graph. Each graph is measured once per precision."""

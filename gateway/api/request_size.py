@@ -15,6 +15,7 @@ from gateway.errors import ExpansionTooLarge
 from gateway.http.byte_budget import LARGE
 from gateway.types import InferenceRequest, ServedModel
 from wire.protocol import (
+    MAX_LABELS,
     ChooseItem,
     ClassifyParameters,
     EmbedParameters,
@@ -39,8 +40,6 @@ _TOKEN = 21
 _TEXT_OF_ID = 64
 # An estimate: nobody knows the answer of a model owner's algorithm. Frames bound it in the end.
 _OWN_ANSWER = 32 * 1024
-# More choices than a backend takes are refused before they are read.
-_MOST_CHOICES = 256
 
 
 class RequestSize(NamedTuple):
@@ -152,7 +151,8 @@ def _zero_shot(asked: _Asked) -> _Product:
 def _choose(asked: _Asked) -> _Product:
     expanded = answer = most = 0
     for item in map(_choose_item, asked.request.items):
-        choices = min(len(item.choices), _MOST_CHOICES)
+        # More choices than a backend takes are refused before they are read.
+        choices = min(len(item.choices), MAX_LABELS)
         expanded += choices * len(item.prompt.encode())
         answer += choices * _SCORE
         most = max(most, choices)

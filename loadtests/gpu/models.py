@@ -20,7 +20,7 @@ from backends.model_tools.graphs.options import GraphOptions
 from backends.model_tools.graphs.shapes import BertShape, weight_shapes
 from backends.model_tools.graphs.weights import Weights
 from backends.model_tools.importing.import_model import import_model
-from backends.qualification.device_graphs import RECORD
+from backends.qualification.graph_choice import RECORD
 from backends.settings import BackendSettings
 from loadtests.gpu.plan import LARGE, SMALL, Options
 from testing.model_repository import word_pieces

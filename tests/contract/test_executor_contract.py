@@ -30,14 +30,6 @@ from tests.support.openvino import need_openvino
 GPU = Path("/dev/nvidia0").exists()
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
 
-DUMMIES: dict[str, Callable[[], ModelExecutor]] = {
-    "dummy": lambda: DummyExecutor(dimensions=DIMENSIONS, worker_threads=2),
-    "paced": lambda: PacedExecutor(lambda *_: None, dimensions=DIMENSIONS, worker_threads=2),
-    "simulated": lambda: SimulatedExecutor(
-        dimensions=DIMENSIONS, worker_threads=2, base=0.0, token=0.0
-    ),
-}
-
 
 def source(path: Path, **changes: object) -> GraphSource:
     path.write_bytes(toy_graph())
@@ -64,43 +56,49 @@ def engines_executor(folder: Path) -> ModelExecutor:
     )
 
 
+def openvino_executor(folder: Path) -> ModelExecutor:
+    need_openvino()
+    return OpenVinoExecutor(source(folder / "model.onnx"), worker_threads=2)
+
+
+def cuda_executor(folder: Path) -> ModelExecutor:
+    if not GPU:
+        pytest.skip("there is no GPU")
+    return CudaExecutor(source(folder / "model.onnx"), options=DeviceOptions())
+
+
+# Of each executor: what opens it, in a folder that is its own.
+EXECUTORS: dict[str, Callable[[Path], ModelExecutor]] = {
+    "dummy": lambda _: DummyExecutor(dimensions=DIMENSIONS, worker_threads=2),
+    "paced": lambda _: PacedExecutor(lambda *_: None, dimensions=DIMENSIONS, worker_threads=2),
+    "simulated": lambda _: SimulatedExecutor(
+        dimensions=DIMENSIONS, worker_threads=2, base=0.0, token=0.0
+    ),
+    "onnx": lambda folder: OnnxExecutor(
+        source(folder / "model.onnx", digest="d"), worker_threads=2
+    ),
+    "bound": bound_executor,
+    "captured": lambda folder: bound_executor(folder, graph_rows=2),
+    "engines": engines_executor,
+    "openvino": openvino_executor,
+    "cuda": cuda_executor,
+}
+
+
 @pytest.fixture(
     params=[
-        *(
-            "dummy",
-            "paced",
-            "simulated",
-            "onnx",
-            "bound",
-            "captured",
-            "engines",
-            "upstream",
-            "upstream-json",
-            "openvino",
-        ),
-        pytest.param("cuda", marks=pytest.mark.gpu),
+        *(pytest.param(name, marks=[pytest.mark.gpu] * (name == "cuda")) for name in EXECUTORS),
+        "upstream",
+        "upstream-json",
     ]
 )
 def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelExecutor]:
-    if request.param in DUMMIES:
-        yield DUMMIES[request.param]()
-    elif request.param == "onnx":
-        yield OnnxExecutor(source(tmp_path / "model.onnx", digest="d"), worker_threads=2)
-    elif request.param == "engines":
-        yield engines_executor(tmp_path)
-    elif request.param == "openvino":
-        need_openvino()
-        yield OpenVinoExecutor(source(tmp_path / "model.onnx"), worker_threads=2)
-    elif request.param.startswith("upstream"):
-        with inference_server(toy_graph(), binary=request.param == "upstream") as server:
-            upstream = RemoteModelServer(url=server.url, model="remote", runs=2)
-            yield UpstreamExecutor(source(tmp_path / "none", upstream=upstream), upstream)
-    elif request.param == "cuda":
-        if not GPU:
-            pytest.skip("there is no GPU")
-        yield CudaExecutor(source(tmp_path / "model.onnx"), options=DeviceOptions())
-    else:
-        yield bound_executor(tmp_path, graph_rows=2 if request.param == "captured" else 0)
+    if request.param in EXECUTORS:
+        yield EXECUTORS[request.param](tmp_path)
+        return
+    with inference_server(toy_graph(), binary=request.param == "upstream") as server:
+        upstream = RemoteModelServer(url=server.url, model="remote", runs=2)
+        yield UpstreamExecutor(source(tmp_path / "none", upstream=upstream), upstream)
 
 
 def padded(*rows: list[int], output: OutputKind = OutputKind.POOLED) -> PaddedBatch:

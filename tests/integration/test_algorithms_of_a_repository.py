@@ -104,7 +104,8 @@ def test_all_of_them_are_described_with_their_labels(models: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a-cascade", "a-ensemble", "a-long-document", "a-label-tree", "tower"]
+    "name",
+    [*(f"a-{name}" for name, (_, task, _) in SERVED.items() if task == "classify"), "tower"],
 )
 async def test_labels_are_answered_best_first(backend: Backend, name: str) -> None:
     answer = await backend.answer(name, Task.CLASSIFY, "the good film about money")

@@ -26,9 +26,9 @@ from backends.model_tools.tuning.publish import publish
 from backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
 from backends.model_tools.tuning.variant_gate import VariantGate
 from backends.model_tools.tuning.variant_maker import VariantMaker
-from backends.qualification.device_graphs import RECORD, QuickestGraph, find_quickest, record_name
 from backends.qualification.gate import Bounds
 from backends.qualification.golden_texts import GoldenSet
+from backends.qualification.graph_choice import RECORD, QuickestGraph, find_quickest, record_name
 from backends.repository.catalogue import read_catalogue
 from backends.settings import BackendSettings
 from backends.types import FloatArray, OutputKind

@@ -14,10 +14,10 @@ from backends.errors import ExecutorDied, ModelFailed, ModelProblem, OutOfMemory
 from backends.executors.base import ModelExecutor
 from backends.executors.dummy import DummyExecutor
 from backends.executors.graph import GraphSource
+from backends.executors.opening import OpenExecutor
 from backends.executors.padded_batch import ones
 from backends.qualification.graph_trials import (
     ChildTrials,
-    OpenExecutor,
     graph_trials,
     local_trials,
 )

@@ -21,10 +21,10 @@ from backends.app import make_routes, open_backend
 from backends.errors import ExecutorDied, OutOfMemory
 from backends.executors.base import ModelExecutor
 from backends.executors.graph import GraphSource
+from backends.executors.opening import OpenExecutor
 from backends.executors.padded_batch import PaddedBatch
 from backends.qualification.half_precision import RECORD, HalfVerdict
 from backends.serving.device_watch import DeviceWatch
-from backends.serving.loading import OpenExecutor
 from backends.settings import BackendSettings
 from backends.telemetry.spans import NO_TRACING
 from backends.types import FloatArray

@@ -8,7 +8,7 @@ import numpy as np
 
 from backends.batching.coalescing import RowCaller
 from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.windows import MAX_WINDOWS
+from backends.pipelines.windows import Windows
 from backends.types import FloatArray, Text, TokenOffsets
 
 
@@ -36,35 +36,31 @@ class FakeModel:
         return await self.vectors([(first, second) for second in seconds], caller)
 
     async def windows(
-        self,
-        text: str,
-        caller: RowCaller,
-        *,
-        overlap: int,
-        most: int = MAX_WINDOWS,
-        prompt: str | None = None,
+        self, text: str, caller: RowCaller, windows: Windows, *, prompt: str | None = None
     ) -> FloatArray:
-        return await self.vectors(
-            [(prompt or "") + part for part in text.split("|")[:most]], caller
-        )
+        return await self.vectors([(prompt or "") + part for part in parts(text, windows)], caller)
 
     async def pair_windows(
         self,
         text: str,
         others: Sequence[str],
         caller: RowCaller,
+        windows: Windows,
         *,
-        overlap: int,
-        most: int = MAX_WINDOWS,
         text_first: bool,
     ) -> FloatArray:
-        pairs = [(part, other) for part in text.split("|")[:most] for other in others]
+        pairs = [(part, other) for part in parts(text, windows) for other in others]
         return await self.vectors([pair if text_first else pair[::-1] for pair in pairs], caller)
 
     async def token_vectors(
         self, text: str, caller: RowCaller
     ) -> tuple[list[TokenOffsets], FloatArray]:
         raise NotImplementedError
+
+
+def parts(text: str, windows: Windows) -> list[str]:
+    found = text.split("|")
+    return found[:1] if windows.only_first else found
 
 
 def asking(**models: FakeModel) -> AlgorithmContext:

@@ -9,13 +9,13 @@ import msgspec
 from backends.device_defaults import BatchBounds, batch_bounds
 from backends.errors import StartProblem
 from backends.executors.base import ModelExecutor
-from backends.executors.opening import executor_opener
+from backends.executors.opening import OpenExecutor, executor_opener
 from backends.executors.pooling import PoolingExecutor
 from backends.model_tools.tuning.options import ROUNDING
 from backends.pipelines.head import read_head_weights
-from backends.qualification.device_graphs import find_quickest
 from backends.qualification.gate import Bounds, Measure, Verdict, judge
 from backends.qualification.golden_texts import GoldenSet
+from backends.qualification.graph_choice import find_quickest
 from backends.qualification.measures import kind_of, rank_scores
 from backends.qualification.text_runs import TextBatch, make_batches, run_texts
 from backends.repository.catalogue import Catalogue
@@ -26,7 +26,7 @@ from backends.repository.manifest import (
     builds_on,
 )
 from backends.repository.model import Model
-from backends.serving.loading import OpenExecutor, graph_source
+from backends.serving.loading import graph_source
 from backends.settings import BackendSettings
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, FloatArray, IntArray, OutputKind, Text

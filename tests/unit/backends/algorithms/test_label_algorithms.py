@@ -5,15 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from backends.algorithms import windows
 from backends.algorithms.cascade import Cascade
-from backends.algorithms.classify import Classify, Label
+from backends.algorithms.classify import Classify
 from backends.algorithms.embedding import Embed
 from backends.algorithms.ensemble import Combination, Ensemble
 from backends.algorithms.label_tree import LabelTree, read_tree
+from backends.algorithms.labels import Label
 from backends.algorithms.long_document import LongClassify, LongEmbed
 from backends.algorithms.zero_shot import ZeroShot
 from backends.errors import ItemRefused
+from backends.pipelines.windows import Combination as WindowCombination, Windows
 from tests.support.fake_models import FakeModel, asking
 from wire.protocol import ClassifyParameters, EmbedParameters, Function
 
@@ -177,11 +178,9 @@ async def test_a_tree_s_scores_are_by_softmax_alone() -> None:
 @pytest.mark.parametrize(
     ("combine", "expected"), [("mean", [0.5, 0.5]), ("max", [0.8, 0.7]), ("first", [0.3, 0.7])]
 )
-async def test_windows_become_one_answer(
-    combine: windows.Combination, expected: list[float]
-) -> None:
+async def test_windows_become_one_answer(combine: WindowCombination, expected: list[float]) -> None:
     model = told(a=[0.3, 0.7], b=[0.8, 0.2], c=[0.4, 0.6])
-    long = LongClassify(below=classify("m"), windows=windows.Windows(combine=combine, overlap=0))
+    long = LongClassify(below=classify("m"), windows=Windows(combine=combine, overlap=0))
 
     found = await long.scores("a|b|c", asking(m=model))
 
@@ -191,7 +190,7 @@ async def test_windows_become_one_answer(
 
 async def test_the_vector_of_a_long_text_is_shortened_before_it_is_normalised() -> None:
     model = told(a=[3.0, 0.0, 9.0], b=[3.0, 8.0, 9.0])
-    mean = windows.Windows(combine="mean", overlap=0)
+    mean = Windows(combine="mean", overlap=0)
     long = LongEmbed(below=Embed(model="m", dimensions=3), windows=mean)
 
     found = await long.run("a|b", EmbedParameters(dimensions=2), asking(m=model))

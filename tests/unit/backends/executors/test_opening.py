@@ -1,14 +1,18 @@
-"""A graph is captured by default only where that works."""
+"""A graph is captured by default only where that works, and has other forms only as ONNX."""
 
 from collections.abc import Callable
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from backends.errors import ModelProblem, OutOfMemory
 from backends.executors.base import ModelExecutor
 from backends.executors.cuda import RunLimits
 from backends.executors.dummy import SimulatedExecutor
+from backends.executors.graph import GraphSource
 from backends.executors.opening import open_capturing
+from backends.open_inference.address import RemoteModelServer
 
 
 def opener(tried: list[int]) -> Callable[[RunLimits], ModelExecutor]:
@@ -57,3 +61,11 @@ def test_what_cannot_be_opened_at_all_is_tried_once() -> None:
     with pytest.raises(ModelProblem, match="no graph"):
         open_capturing(open_executor, RunLimits(), is_asked_for=False)
     assert tried == [0]
+
+
+def test_only_a_local_onnx_file_has_other_forms() -> None:
+    onnx = GraphSource(path=Path("model.onnx"), outputs={}, dimensions=1)
+    table = msgspec.structs.replace(onnx, path=Path("table.npz"))
+    remote = msgspec.structs.replace(onnx, upstream=RemoteModelServer(url="http://a", model="m"))
+
+    assert [source.has_one_form for source in (onnx, table, remote)] == [False, True, True]

@@ -15,6 +15,7 @@ from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from backends.errors import ItemRefused
 from backends.executors.dummy import DummyExecutor
 from backends.pipelines.encoder import Encoder
+from backends.pipelines.windows import Windows
 from backends.telemetry.spans import NO_TRACING
 from backends.tokenization.tokenizer import Tokenizer
 from backends.types import Encoding, Text
@@ -113,7 +114,7 @@ async def test_a_prompt_goes_before_each_text_unless_another_is_given(tmp_path: 
 
 async def test_a_prompt_is_in_every_window_of_a_long_text(tmp_path: Path) -> None:
     async with truncating(tmp_path, prompt="about ") as (encoder, _):
-        windows = await encoder.windows("film " * MAX_TOKENS, caller(), overlap=0)
+        windows = await encoder.windows("film " * MAX_TOKENS, caller(), Windows(overlap=0))
     room = MAX_TOKENS - len(["[CLS]", "about", "[SEP]"])
     async with truncating(tmp_path) as (plain, _):
         expected = await plain.vectors(["about " + "film " * room], caller())
@@ -125,7 +126,7 @@ async def test_a_prompt_is_in_every_window_of_a_long_text(tmp_path: Path) -> Non
 async def test_a_prompt_is_counted_where_only_the_first_window_is_read(tmp_path: Path) -> None:
     asker = caller()
     async with truncating(tmp_path, prompt="about ") as (encoder, _):
-        await encoder.windows("film " * MAX_TOKENS, asker, overlap=0, most=1)
+        await encoder.windows("film " * MAX_TOKENS, asker, Windows(overlap=0, combine="first"))
 
     assert asker.truncated_from == MAX_TOKENS + len(["[CLS]", "about", "[SEP]"])
 
@@ -133,7 +134,7 @@ async def test_a_prompt_is_counted_where_only_the_first_window_is_read(tmp_path:
 async def test_a_prompt_leaves_less_room_for_the_window_of_a_pair(tmp_path: Path) -> None:
     async with truncating(tmp_path, prompt="about ") as (encoder, _):
         pairs = await encoder.pair_windows(
-            "film " * MAX_TOKENS, ["bad"], caller(), overlap=0, text_first=True
+            "film " * MAX_TOKENS, ["bad"], caller(), Windows(overlap=0), text_first=True
         )
     room = MAX_TOKENS - len(["[CLS]", "about", "[SEP]", "bad", "[SEP]"])
     async with truncating(tmp_path) as (plain, _):

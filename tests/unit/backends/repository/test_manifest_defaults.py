@@ -163,6 +163,16 @@ def test_a_whole_model_yaml_needs_no_other_file_to_be_read(tmp_path: Path) -> No
     assert model.inferred == {}
 
 
+def test_nothing_is_inferred_from_a_graph_in_another_format(tmp_path: Path) -> None:
+    entry = write_entry(tmp_path, "text")
+    (entry / "model.onnx").rename(entry / "table.npz")
+    (entry / "model.yaml").write_text("kind: classifier\ngraph: table.npz\n")
+
+    problems = read_catalogue(tmp_path).problems
+
+    assert "missing required field `tokenizer`" in problems["m"]
+
+
 def test_a_graph_file_tells_inputs_and_outputs(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(toy_graph())
