@@ -12,7 +12,7 @@ from gateway.config.load import WORKER_BASE_BYTES
 from gateway.settings import Settings, load_settings
 from gateway.supervisor.data_directory import Credentials, DataDirectory, open_directory
 from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.machine_memory import available_memory
+from gateway.supervisor.machine import available_memory
 from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up, write_placement
 from gateway.supervisor.spec import ProcessRole, ProcessSpec
 from gateway.supervisor.topology import backend_specs, reachable
