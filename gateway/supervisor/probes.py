@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gateway.supervisor.local_http import PLAIN, Preface, ask
-from gateway.supervisor.spec import Probe, ProcessSpec
+from gateway.supervisor.spec import NO_RESPONSE, Probe, ProcessSpec
 from wire.protocol import STATE_PATH, TOKEN_HEADER, UNREADABLE, ServingState
 
 READY_PATH = "/health/ready"
@@ -21,7 +21,7 @@ async def probe_http(host: str, port: int, preface: Preface = PLAIN) -> str:
     try:
         status, body = await ask(host, port, READY_PATH, preface=preface)
     except OSError:
-        return "does not respond yet"
+        return NO_RESPONSE
     return "" if status == 200 else f"is not ready: {_brief(body)}"  # noqa: PLR2004 - OK
 
 
@@ -44,13 +44,8 @@ async def probe_valkey(path: str) -> str:
     """
     answer = await _ping(path)
     if not answer:
-        return "does not respond yet"
+        return NO_RESPONSE
     return "" if answer.startswith(b"+PONG") else f"is not ready: {_brief(answer)}"
-
-
-async def valkey_answers(path: str) -> bool:
-    """Return whether a Valkey responds, even while it loads its data."""
-    return bool(await _ping(path))
 
 
 async def broken_models(backends: Iterable[ProcessSpec], token: str) -> dict[str, str]:
