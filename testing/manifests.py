@@ -9,7 +9,7 @@ from typing import Any  # a manifest has values of every type
 import yaml
 
 FOLDER = Path(__file__).parents[1] / "deploy/kubernetes"
-OVERLAYS = ("minimal", "production/eu", "production/us")
+OVERLAYS = ("demo", "minimal", "production/eu", "production/us")
 _WORKLOADS = ("Deployment", "StatefulSet")
 
 Manifest = dict[str, Any]

@@ -15,9 +15,6 @@ from gateway.supervisor.spec import ProcessSpec
 from gateway.tasks import TaskScope
 
 _PROBE_INTERVAL = 0.05
-# How often to try to reset a process's priority, and the seconds between two attempts. The kernel
-# limits the rate of attempts.
-_ATTEMPTS, _ATTEMPT_INTERVAL = 10, 0.11
 FIRST_DELAY, LONGEST_DELAY, HEALTHY = 0.1, 5.0, 10.0
 ENDED = "ended"
 
@@ -210,18 +207,9 @@ class Child:
             os.close(writer)
 
     async def _terminate(self) -> None:
-        """Send SIGTERM.
-
-        If the process has a lowered priority, restore its normal priority, so that the process ends
-        sooner.
-        """
         self._signal(signal.SIGTERM)
-        if not self.spec.gives_way:
-            return
-        for _ in range(_ATTEMPTS):
-            if self.pid is None or end_giving_way(self.pid):
-                return
-            await asyncio.sleep(_ATTEMPT_INTERVAL)
+        if self.spec.gives_way and self.pid is not None:
+            await end_giving_way(self.pid)
 
     async def _until(self, holds: Callable[[], bool], within: float) -> bool:
         loop = asyncio.get_running_loop()

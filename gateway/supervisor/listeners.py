@@ -1,18 +1,28 @@
-"""Opens the sockets on which children listen, and keeps them open while children restart."""
+"""Opens the sockets on which children listen, and keeps them open while children restart.
+
+Workers open their own sockets for gRPC, on a port that is only reserved here.
+"""
 
 import contextlib
 import errno
+import importlib.util
 import random
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from gateway.supervisor.errors import CannotStart, ExitCode
+from wire.installing import install_command
 
 # These ports are below the ephemeral ports. Otherwise, an outgoing connection could take a
 # backend's port while the backend restarts.
 _FREE_PORTS = range(20_000, 32_000)
 _ATTEMPTS = 200
+RPC_PORT: Final = 8001
+"""Triton's port for gRPC. Triton's clients use it by default."""
+RPC_OPTION: Final = "--grpc-port"
+_LIBRARIES: Final = ("grpc", "google.protobuf")
 
 
 def check_free(host: str, port: int, *, option: str) -> None:
@@ -70,6 +80,53 @@ def reserve_port(host: str, port: int, *, option: str) -> Iterator[None]:
         if port:
             stack.enter_context(open_listeners(host, port, 1, option=option))
         yield
+
+
+@contextlib.contextmanager
+def open_rpc_port(host: str, asked: int | None, *, say: Callable[[str], None]) -> Iterator[int]:
+    """Reserve a port for gRPC while the context lasts, and yield the port.
+
+    Yield 0 if gRPC is not served. `asked` is the requested port. If it is 0, gRPC is not served. If
+    it is `None`, the port is `RPC_PORT` (8001), but gRPC is not served if it is not installed or
+    if this port is in use.
+
+    Raises:
+        CannotStart: the requested port is in use, or gRPC is not installed.
+    """
+    check_rpc(asked or 0)
+    port = RPC_PORT if asked is None and _is_installed() else asked or 0
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(reserve_port(host, port, option=RPC_OPTION))
+        except CannotStart as error:
+            if asked is not None:
+                raise
+            say(f"gRPC is off: {error}")
+            port = 0
+        yield port
+
+
+def check_rpc(port: int) -> None:
+    """Check that gRPC is installed, unless `port` is 0.
+
+    If `port` is 0, workers do not serve gRPC.
+
+    Raises:
+        CannotStart: gRPC is not installed.
+    """
+    if port and not _is_installed():
+        raise CannotStart(
+            f"gRPC is not installed; run {install_command('gateway,grpc')}, or leave out"
+            f" `{RPC_OPTION}` and `SLUICEGATE_GRPC_PORT`",
+            exit_code=ExitCode.CONFIGURATION,
+        )
+
+
+def _is_installed() -> bool:
+    try:
+        return all(importlib.util.find_spec(name) is not None for name in _LIBRARIES)
+    except ModuleNotFoundError:  # there is no package `google`
+        return False
 
 
 @contextlib.contextmanager

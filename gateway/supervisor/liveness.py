@@ -1,13 +1,14 @@
 """Measures for how long a child has sent no heartbeat although it could have sent one."""
 
+import os
 from pathlib import Path
 
 import msgspec
 
-# Units in files of /proc, and the positions of fields.
-_PAGE_BYTES = 4096
-_TICKS = 100.0
-_STATE, _USER_TIME, _SYSTEM_TIME, _STARTED = 0, 11, 12, 19
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+# The positions of fields of /proc/PID/stat after the name.
+_STATE, _USER_TIME, _SYSTEM_TIME, _STARTED, _RESIDENT_PAGES = 0, 11, 12, 19, 21
 # One check adds at most this many seconds of silence. If more time has passed since the last check,
 # the supervisor itself was suspended.
 LONGEST_STEP = 2.0
@@ -29,14 +30,13 @@ def activity_of(pid: int) -> Activity | None:
     """Read the activity of a process from /proc. Return `None` if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-        pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
-    except (OSError, IndexError):
+    except OSError:
         return None
     fields = stat.rpartition(b")")[2].split()  # the name before `)` may contain spaces
     return Activity(
         state=fields[_STATE].decode(),
         processor_time=(int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])) / _TICKS,
-        resident_bytes=pages * _PAGE_BYTES,
+        resident_bytes=int(fields[_RESIDENT_PAGES]) * _PAGE_BYTES,
         started=int(fields[_STARTED]),
     )
 

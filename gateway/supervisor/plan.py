@@ -15,8 +15,7 @@ import yaml
 from gateway.settings import Settings
 from gateway.supervisor import topology, valkey
 from gateway.supervisor.data_directory import Credentials, DataDirectory
-from gateway.supervisor.devices import Devices
-from gateway.supervisor.machine_memory import available_memory
+from gateway.supervisor.machine import Devices, available_memory
 from gateway.supervisor.spec import ProcessRole, ProcessSpec
 
 _PLACED = "# Written by `sluicegate up`; replaces `regions` of the configuration.\n"

@@ -10,6 +10,7 @@ processes on two cores, billing with niceness 19 took 102 s to start and store 2
 niceness 10, it took 0.2 s.
 """
 
+import asyncio
 import contextlib
 import os
 import time
@@ -38,17 +39,17 @@ def give_way(
         pause(_BETWEEN)
 
 
-def end_giving_way(process: int) -> bool:
-    """Restore the priority of a process that the supervisor has told to end.
+async def end_giving_way(process: int) -> None:
+    """Restore the priority of a process that the supervisor has told to end: it then ends sooner.
 
     Without privileges, the supervisor can raise the priority of an autogroup, but not of a process.
-
-    Returns:
-        False if the caller should try again after 0.1 s. True if there is nothing more to do.
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, process, os.getpriority(os.PRIO_PROCESS, 0))
-    return _weigh(Path(f"/proc/{process}/autogroup"), _NORMAL)
+    for _ in range(_ATTEMPTS):
+        if _weigh(Path(f"/proc/{process}/autogroup"), _NORMAL):
+            return
+        await asyncio.sleep(_BETWEEN)
 
 
 def _weigh(group: Path, niceness: int) -> bool:

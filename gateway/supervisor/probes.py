@@ -1,13 +1,19 @@
-"""Probes children for readiness. A probe returns why a child is not ready, or "" if it is."""
+"""Asks children for their state. A probe returns why a child is not ready, or "" if it is."""
 
 import asyncio
 import contextlib
 import socket
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+import msgspec
 
 from gateway.supervisor.local_http import PLAIN, Preface, ask
-from gateway.supervisor.spec import Probe
+from gateway.supervisor.spec import NO_RESPONSE, Probe, ProcessSpec
+from wire.protocol import STATE_PATH, TOKEN_HEADER, UNREADABLE, ServingState
 
 READY_PATH = "/health/ready"
+_STATE_TIMEOUT = 10.0
 
 
 async def probe_http(host: str, port: int, preface: Preface = PLAIN) -> str:
@@ -15,7 +21,7 @@ async def probe_http(host: str, port: int, preface: Preface = PLAIN) -> str:
     try:
         status, body = await ask(host, port, READY_PATH, preface=preface)
     except OSError:
-        return "does not respond yet"
+        return NO_RESPONSE
     return "" if status == 200 else f"is not ready: {_brief(body)}"  # noqa: PLR2004 - OK
 
 
@@ -38,13 +44,30 @@ async def probe_valkey(path: str) -> str:
     """
     answer = await _ping(path)
     if not answer:
-        return "does not respond yet"
+        return NO_RESPONSE
     return "" if answer.startswith(b"+PONG") else f"is not ready: {_brief(answer)}"
 
 
-async def valkey_answers(path: str) -> bool:
-    """Return whether a Valkey responds, even while it loads its data."""
-    return bool(await _ping(path))
+async def broken_models(backends: Iterable[ProcessSpec], token: str) -> dict[str, str]:
+    """Return why models cannot be served, by the name of the model.
+
+    Backends that do not respond are left out. Raises no errors.
+    """
+    found: dict[str, str] = {}
+    for backend in backends:
+        address = urlsplit(backend.address or "")
+        try:
+            _, body = await ask(
+                address.hostname or "",
+                address.port or 0,
+                STATE_PATH,
+                headers={TOKEN_HEADER: token} if token else {},
+                timeout=_STATE_TIMEOUT,
+            )
+            found |= msgspec.msgpack.decode(body, type=ServingState).problems
+        except (OSError, *UNREADABLE):
+            continue  # the backend's log explains why it does not respond
+    return found
 
 
 async def _ping(path: str) -> bytes:

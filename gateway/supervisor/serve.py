@@ -9,10 +9,9 @@ from socket import socket
 from gateway.settings import Settings
 from gateway.supervisor import topology
 from gateway.supervisor.data_directory import open_directory
-from gateway.supervisor.listeners import open_listeners, reserve_port
+from gateway.supervisor.listeners import check_rpc, open_listeners, reserve_port
 from gateway.supervisor.log_files import keep_small
 from gateway.supervisor.reload import refuse_reload, reload_configuration
-from gateway.supervisor.rpc_port import check_rpc
 from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.spec import ProcessRole
 from gateway.supervisor.supervisor import Supervisor, supervise

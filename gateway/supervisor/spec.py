@@ -37,6 +37,8 @@ STOP_ORDER: tuple[tuple[ProcessRole, ...], ...] = (
 # Returns why a process is not ready, or "" if it is ready. A probe takes about a second at most,
 # and raises no errors.
 Probe = Callable[[], Awaitable[str]]
+NO_RESPONSE = "does not respond yet"
+"""The result of a probe to which the process has not responded."""
 
 
 async def is_started() -> str:
@@ -79,9 +81,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     backend has loaded its models by its first response."""
     heartbeat_variable: str = ""
     """The environment variable that tells the child the descriptor for heartbeats. If it is empty,
-    the child sends no heartbeats."""
-    sign_of_life: Callable[[], Awaitable[bool]] | None = None
-    """Returns whether a child that sends no heartbeats responds to a request. Raises no errors."""
+    the child sends no heartbeats, and responses to its probe take their place."""
     silent_within: float = 0.0
     """Seconds of silence after which the child is replaced. If the value is 0, silence is
     ignored."""
@@ -89,11 +89,6 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A child with more resident memory than this is replaced. 0 means no limit."""
     gives_way: bool = False
     """Whether the child has a low priority (`gateway.supervisor.priority`) until it is stopped."""
-
-    @property
-    def is_monitored(self) -> bool:
-        """Whether the child sends heartbeats or responds to calls."""
-        return bool(self.heartbeat_variable) or self.sign_of_life is not None
 
 
 def stop_groups(specs: Iterable[ProcessSpec]) -> list[list[ProcessSpec]]:

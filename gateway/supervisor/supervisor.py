@@ -110,16 +110,11 @@ class Supervisor:
         self._record()
 
     def _record(self) -> None:
-        own = ProcessEntry(
-            role=ProcessRole.SUPERVISOR,
-            region="",
-            index=0,
-            pid=os.getpid(),
-            address=self._address,
-            started=start_of(os.getpid()),
-        )
-        running = [_entry(child) for child in self._children if child.pid is not None]
-        trouble = write_table(self._root, [own, *running])
+        role = ProcessRole.SUPERVISOR
+        own = ProcessSpec(name=role, role=role, argv=(), address=self._address)
+        running = [(child.spec, child.pid) for child in self._children if child.pid is not None]
+        entries = [_entry(spec, pid) for spec, pid in [(own, os.getpid()), *running]]
+        trouble = write_table(self._root, entries)
         if trouble and not self._table_is_old:
             self.say(f"`{self._root}` cannot be written ({trouble}); free some space on its disk")
         self._table_is_old = bool(trouble)
@@ -223,8 +218,7 @@ async def _first_of(*work: Coroutine[Any, Any, Any]) -> None:
             task.result()
 
 
-def _entry(child: Child) -> ProcessEntry:
-    spec, pid = child.spec, child.pid or 0
+def _entry(spec: ProcessSpec, pid: int) -> ProcessEntry:
     return ProcessEntry(
         role=spec.role,
         region=spec.region,

@@ -13,9 +13,9 @@ import msgspec
 from gateway.settings import Settings, environment
 from gateway.sockets.networks import Networks
 from gateway.sockets.proxy_protocol import UNKNOWN_CLIENT
-from gateway.supervisor.devices import PROVIDER, Devices
 from gateway.supervisor.listeners import free_port
 from gateway.supervisor.local_http import Preface
+from gateway.supervisor.machine import PROVIDER, Devices
 from gateway.supervisor.probes import probe_http, probe_listener
 from gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
 from wire.gpus import Gpu

@@ -15,16 +15,15 @@ from gateway.errors import ConfigurationError
 from gateway.http.edge import check_listeners
 from gateway.settings import Settings, environment, process_environment
 from gateway.supervisor import topology
-from gateway.supervisor.broken_models import broken_models
 from gateway.supervisor.child import Child
 from gateway.supervisor.data_directory import Credentials, choose_credentials, open_directory
-from gateway.supervisor.devices import choose_devices
 from gateway.supervisor.errors import CannotStart, ExitCode
-from gateway.supervisor.listeners import open_listeners
+from gateway.supervisor.listeners import open_listeners, open_rpc_port
 from gateway.supervisor.log_files import keep_small
+from gateway.supervisor.machine import choose_devices
 from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up, write_placement
+from gateway.supervisor.probes import broken_models
 from gateway.supervisor.reload import reload_configuration
-from gateway.supervisor.rpc_port import open_rpc_port
 from gateway.supervisor.spawn import Spawner
 from gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
 from gateway.upstream.tls import client_tls

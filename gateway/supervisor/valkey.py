@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.probes import probe_valkey, valkey_answers
+from gateway.supervisor.probes import probe_valkey
 from gateway.supervisor.spec import ProcessRole, ProcessSpec
 from wire.installing import install_command
 
@@ -65,7 +65,6 @@ def valkey_spec(
         role=role,
         argv=(str(program), *_COMMON, "--unixsocket", path, "--dir", str(data), *options),
         probe=partial(probe_valkey, path),
-        sign_of_life=partial(valkey_answers, path),
         silent_within=silent_within,
         address=f"unix:{path}",
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from gateway.supervisor.child import Child
 from gateway.supervisor.liveness import Activity, activity_of
+from gateway.supervisor.spec import NO_RESPONSE
 
 LOOK_INTERVAL = 1.0
 SILENT, MEMORY = "silent", "memory"
@@ -36,8 +37,8 @@ class Watchdog:
                 now = loop.time()
                 children = [child for child in self._children() if child.is_watched]
                 for child in children:
-                    if child.spec.sign_of_life is not None:
-                        group.create_task(_ask(child))
+                    if child.spec.silent_within and not child.spec.heartbeat_variable:
+                        group.create_task(_probe(child))
                 for child in children:
                     self._look(child, now - before, group)
                 before = now
@@ -46,7 +47,7 @@ class Watchdog:
         activity = None if child.pid is None else activity_of(child.pid)
         silent = child.silence.look(passed, activity)
         bound = child.spec.silent_within if child.has_responded else child.spec.ready_within
-        if child.spec.silent_within and child.spec.is_monitored and silent > bound:
+        if child.spec.silent_within and silent > bound:
             child.replace(SILENT, f"has not responded for {silent:.0f} s")
         elif activity is not None:
             self._look_at_memory(child, activity, group)
@@ -62,8 +63,8 @@ class Watchdog:
             self._replacing = group.create_task(child.replace_gently(MEMORY, why))
 
 
-async def _ask(child: Child) -> None:
-    """Send a request to a child that sends no heartbeats, and record its response."""
-    pid, ask = child.pid, child.spec.sign_of_life
-    if ask is not None and await ask() and child.pid == pid:
+async def _probe(child: Child) -> None:
+    """Probe a child that sends no heartbeats, and record its response, even if it is not ready."""
+    pid = child.pid
+    if await child.spec.probe() != NO_RESPONSE and child.pid == pid:
         child.record_response()

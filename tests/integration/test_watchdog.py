@@ -60,6 +60,12 @@ class Bench:
         spawner = Spawner(logs=root / "logs")
         self.supervisor = Supervisor(root=root, spawner=spawner, say=self.said.append)
 
+    def grow(self, size: int) -> None:
+        """Make the child take `size` bytes more."""
+        written = self.root / "grow.new"
+        written.write_text(str(size))
+        written.rename(self.root / "grow")  # the child must not read it before it is complete
+
     async def start(self, *, silent_within: float = 0.0, memory_bytes: int = 0) -> int:
         """Start the child; return its pid once it has given a sign of life."""
         spec = ProcessSpec(
@@ -143,7 +149,7 @@ async def test_a_frozen_valkey_is_killed_and_replaced(bench: Bench) -> None:
 async def test_a_process_that_takes_too_much_memory_is_asked_to_leave(bench: Bench) -> None:
     pid = await bench.start(memory_bytes=200 * _MEBIBYTE)
 
-    (bench.root / "grow").write_text(str(220 * _MEBIBYTE))
+    bench.grow(220 * _MEBIBYTE)
     await bench.successor_of(pid)
 
     assert bench.restarts() == [("gateway", "memory", 1)]
@@ -154,7 +160,7 @@ async def test_a_process_that_takes_too_much_memory_is_asked_to_leave(bench: Ben
 async def test_a_process_whose_memory_runs_away_is_killed(bench: Bench) -> None:
     pid = await bench.start(memory_bytes=100 * _MEBIBYTE)
 
-    (bench.root / "grow").write_text(str(250 * _MEBIBYTE))
+    bench.grow(250 * _MEBIBYTE)
     await bench.successor_of(pid)
 
     assert bench.restarts() == [("gateway", "memory", 1)]

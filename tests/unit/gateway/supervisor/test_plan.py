@@ -12,9 +12,9 @@ from gateway.config.load import WORKER_BASE_BYTES
 from gateway.settings import Settings, load_settings
 from gateway.supervisor.data_directory import Credentials, DataDirectory, open_directory
 from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.machine_memory import available_memory
+from gateway.supervisor.machine import available_memory
 from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up, write_placement
-from gateway.supervisor.spec import ProcessRole, ProcessSpec
+from gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
 from gateway.supervisor.topology import backend_specs, reachable
 from gateway.supervisor.up import check_configuration, check_models
 from gateway.supervisor.valkey import url
@@ -189,7 +189,9 @@ def test_backends_share_the_memory_unless_the_settings_say_more(
 def test_children_are_watched_and_workers_have_each_others_sockets(plan: ProcessPlan) -> None:
     first, second = (spec for spec in plan.others if spec.role is ProcessRole.GATEWAY)
 
-    assert all(spec.is_monitored and spec.silent_within >= 10.0 for spec in everybody(plan))
+    assert all(spec.silent_within >= 10.0 for spec in everybody(plan))
+    assert all(spec.heartbeat_variable for spec in (*plan.backends, *plan.others))
+    assert all(spec.probe is not is_started for spec in plan.valkeys)
     assert first.siblings == (second.listener,)
     assert second.siblings == (first.listener,)
     assert load_settings(first.environment).sibling_fds == str(_fd(second))

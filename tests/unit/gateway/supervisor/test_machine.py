@@ -1,4 +1,4 @@
-"""What runs the models of `sluicegate up`, and which backends that makes."""
+"""What runs the models of `sluicegate up`, which backends that makes, and their memory."""
 
 import random
 from collections.abc import Sequence
@@ -8,8 +8,14 @@ from pathlib import Path
 import pytest
 
 from gateway.settings import Settings
-from gateway.supervisor.devices import PROVIDER, Devices, choose_devices
 from gateway.supervisor.errors import CannotStart
+from gateway.supervisor.machine import (
+    PROVIDER,
+    Devices,
+    available_memory,
+    choose_devices,
+    processes_for_a_gpu,
+)
 from gateway.supervisor.spec import ProcessSpec
 from gateway.supervisor.topology import backend_specs, first_of_devices
 from wire.gpus import Gpu, GpusFound
@@ -27,6 +33,16 @@ GPUS = tuple(
 )
 FOUR = GpusFound(GPUS, "580.65.06", "")
 NONE = GpusFound((), "", "this machine has no NVIDIA driver")
+
+_MACHINE = {"proc/meminfo": "MemTotal:  1000 kB\nMemFree:  10 kB\n"}
+_V2 = {
+    "proc/self/cgroup": "0::/pods/one\n",
+    "proc/self/mountinfo": "30 25 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
+}
+_V1 = {
+    "proc/self/cgroup": "3:cpu,cpuacct:/a\n2:memory:/pods/one\n",
+    "proc/self/mountinfo": "31 25 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n",
+}
 
 
 def chosen(
@@ -128,3 +144,45 @@ def test_backends_on_the_cpu_start_together() -> None:
     found = specs(Devices(), ("eu", "us"))
 
     assert first_of_devices(found) == (found, [])
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "processes"),
+    [
+        (1, 1, 1),
+        (4, 1, 2),
+        (8, 1, 5),
+        (16, 1, 6),
+        (128, 1, 6),
+        (16, 4, 2),
+        (4, 8, 1),
+        (128, 8, 6),
+        (8, 0, 1),
+    ],
+)
+def test_backends_share_the_cores_that_the_gateway_leaves(
+    cores: int, gpus: int, processes: int
+) -> None:
+    assert processes_for_a_gpu(cores, gpus) == processes
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({}, 0),
+        (_MACHINE, 1_024_000),
+        (_MACHINE | _V2 | {"sys/fs/cgroup/pods/one/memory.max": "max\n"}, 1_024_000),
+        (_MACHINE | _V2 | {"sys/fs/cgroup/pods/one/memory.max": "5000\n"}, 5000),
+        (_MACHINE | _V2 | {"sys/fs/cgroup/pods/memory.max": "6000\n"}, 6000),
+        (_MACHINE | _V2 | {"sys/fs/cgroup/memory.max": "7000\n"}, 7000),
+        (_MACHINE | _V1 | {"sys/fs/cgroup/memory/pods/memory.limit_in_bytes": "8000\n"}, 8000),
+        (_MACHINE | _V1 | {"sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2**63}\n"}, 1_024_000),
+    ],
+    ids=["unknown", "machine", "no limit", "own", "parent", "container", "version 1", "none in 1"],
+)
+def test_the_smallest_limit_counts(tmp_path: Path, files: dict[str, str], found: int) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+
+    assert available_memory(tmp_path) == found

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from gateway.supervisor.broken_models import broken_models
+from gateway.supervisor.probes import broken_models
 from gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
 from wire.protocol import Report, ServingState
 

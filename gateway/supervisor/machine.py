@@ -1,17 +1,25 @@
-"""Chooses the devices that run the models of `sluicegate up`: all GPUs, or else the CPU."""
+"""Determines what this machine offers `sluicegate up`: devices that run models, and memory."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
-from gateway.supervisor.device_processes import processes_for_a_gpu
 from gateway.supervisor.errors import CannotStart
+from wire.cgroups import cgroup_folders
 from wire.gpus import GPU_PROVIDERS, Gpu, GpusFound, find_gpus
 from wire.installing import install_command
 
 PROVIDER = "SLUICEGATE_BACKEND_PROVIDER"
 _GIGABYTE = 1e9
+_KIBIBYTE = 1024
+_LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
+# Decision 0037 has the measurements. Backends take five of eight cores; the gateway and Valkey take
+# the other three. Six backends answer 50,000 rows a second, which is enough for the largest cards.
+_BACKEND_SHARE = 5 / 8
+_MOST = 6
 
 
 class Devices(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +74,17 @@ def choose_devices(
     )
 
 
+def processes_for_a_gpu(cores: int, gpus: int) -> int:
+    """Return how many backends to run on each GPU of a machine with `cores` cores.
+
+    One Python process cannot feed a large GPU. The number is bounded, because each backend has its
+    own copy of the weights and a CUDA context.
+    """
+    if gpus < 1:
+        return 1
+    return max(1, min(_MOST, int(cores * _BACKEND_SHARE) // gpus))
+
+
 def described(found: GpusFound) -> str:
     """Return a description of the GPUs with their names, memory and driver."""
     kinds = Counter((gpu.name, round(gpu.memory_bytes / _GIGABYTE)) for gpu in found.gpus)
@@ -81,3 +100,21 @@ def _no_runtime(found: GpusFound) -> str:
         f"the GPU build of ONNX Runtime is not installed for {described(found)}; in a new "
         f"environment, run {install_command('gpu')}"
     )
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Return how many bytes of memory may be used, or 0 if that is unknown.
+
+    The result is the machine's memory or the lowest memory limit of the cgroups, whichever is less.
+    """
+    return min((found for found in _limits(root) if found > 0), default=0)
+
+
+def _limits(root: Path) -> Iterator[int]:
+    with suppress(OSError, ValueError, IndexError):
+        for line in (root / "proc/meminfo").read_text().splitlines():
+            if line.startswith("MemTotal:"):
+                yield int(line.split()[1]) * _KIBIBYTE
+    for version, folder in cgroup_folders("memory", root):
+        with suppress(OSError, ValueError):  # the root has no such file; "max" is not a number
+            yield int((folder / _LIMIT_FILES[version]).read_text())
