@@ -130,6 +130,7 @@ class Core:
     ) -> HttpReply:
         if reply is None:
             reply = await self.processor.reply_later(state, body)
+            self._commit_hits()  # as above
         if len(reply.body) >= SMALLEST:
             try:
                 reply = await self.processor.large_answers.finish(state, reply)

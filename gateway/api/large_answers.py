@@ -60,7 +60,7 @@ class LargeAnswers:
         """
         reply = await compressed(reply, state.coding)
         if state.held_bytes:
-            state.parsed = state.prepared = state.outcomes = state.waits = state.rendered = None
+            state.parsed = state.prepared = state.outcomes = state.rendered = None
             self.release(state, len(reply.body))
         return reply
 

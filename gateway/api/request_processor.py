@@ -255,7 +255,13 @@ class RequestProcessor:
                 replied.set_result(reply)
 
         self.pursue(state, on_reply)
-        return await replied
+        try:
+            return await replied
+        except asyncio.CancelledError:
+            reply = replied.result() if replied.done() and not replied.cancelled() else None
+            if reply is None:
+                raise
+            return reply  # its usage event is published already
 
     async def _encoded(self, state: RequestState) -> HttpReply:
         """Return a large answer, which a thread encodes."""
@@ -409,6 +415,7 @@ class RequestProcessor:
         """Answer a request that was computed, or could not be."""
         if state.is_given_up:
             return
+        state.waits = None  # it holds memory
         reply = None
         try:
             self._phases.end("wait", state.phase_began, state.phase_weight)

@@ -137,7 +137,11 @@ class Inference:
         waits = ItemWaits(caller, not prepared.request.continue_on_error, outcomes)
         if prepared.plan.unrevised is not None:
             found = partial(self._stale_found, waits, prepared, missing, on_done)
-            self._last_answers.find(prepared, missing, caller.directives, found)
+            try:
+                self._last_answers.find(prepared, missing, caller.directives, found)
+            except Exception:  # nobody else ends the claims on what is missing
+                self._give_back(prepared, set(missing))
+                raise
         elif caller.directives.only_if_cached:
             on_done(_not_cached())
         else:
@@ -160,20 +164,22 @@ class Inference:
         if stale:
             on_done = partial(self._ended_beside_stale, waits, prepared, stale, on_done)
             waits.is_whole = False
+        answer: Answer | Exception
         try:
             self._last_answers.serve(prepared, stale, directives, outcomes)
             if stale:  # those that are refreshed were taken
                 self._give_back(prepared, {index for index in stale if outcomes[index]})
             missing = _missing(outcomes)
-            if missing and directives.only_if_cached:
-                on_done(_not_cached())
-            elif missing:
+            if missing and not directives.only_if_cached:
                 self._compute(waits, prepared, missing, on_done)
-            else:
-                on_done(_answer(prepared, outcomes, prepared.plan.model))
+                return
+            answer = _answer(prepared, outcomes, prepared.plan.model)
+            if missing:
+                answer = _not_cached()
         except Exception as bug:  # noqa: BLE001 - somebody waits for the answer
             self._give_back(prepared, set(missing))
-            on_done(bug)
+            answer = bug
+        on_done(answer)
 
     def _ended_beside_stale(
         self,

@@ -13,6 +13,7 @@ from typing import Final
 from gateway.errors import MAX_RETRY_AFTER
 from gateway.periods import PERIODS
 from gateway.rate_limit.base import Decision, PolicyState
+from gateway.rate_limit.refusals import MOMENT
 from gateway.types import Rule
 
 MILLISECONDS: Final = tuple(b"%dms" % number if number else b"0s" for number in range(1000))
@@ -20,6 +21,7 @@ MILLISECONDS: Final = tuple(b"%dms" % number if number else b"0s" for number in 
 _FRACTIONS = (b"s", *[f".{number:03d}".rstrip("0").encode() + b"s" for number in range(1, 1000)])
 """The text after the whole seconds of a Go duration, indexed by the remaining milliseconds."""
 Headers = list[tuple[bytes, bytes]]
+_DAY = 86_400
 
 
 def rate_limit_lines(decision: Decision) -> bytes:
@@ -53,13 +55,21 @@ def rate_limit_headers(decision: Decision) -> Headers:
             headers.append((limit, b"%d" % state.rule.limit))
             headers.append((remaining, b"%d" % state.remaining))
             headers.append((reset, go_duration(state.reset)))
-    if decision.impossible or (decision.violated is not None and decision.violated.period):
+    if _is_final(decision):
         headers.append((b"x-should-retry", b"false"))
     elif not decision.allowed:
         wait = min(decision.retry_after, MAX_RETRY_AFTER)
         headers.append((b"retry-after", b"%d" % max(1, ceil(wait))))
         headers.append((b"retry-after-ms", b"%d" % max(1, ceil(wait * 1000))))
     return headers
+
+
+def _is_final(decision: Decision) -> bool:
+    """Return whether no retry within a day can succeed."""
+    rule = decision.violated
+    if rule is None or not rule.period or decision.impossible:
+        return decision.impossible
+    return PERIODS[rule.period].seconds > _DAY and decision.retry_after > MOMENT
 
 
 def go_duration(seconds: float) -> bytes:

@@ -46,7 +46,7 @@ class MemoryRateLimiter:
         *,
         monotonic: Callable[[], float],
         fraction: float = 1.0,
-        wall: Callable[[], float] = time.time,  # noqa: TID251 - months are the calendar's
+        wall: Callable[[], float] = time.time,  # noqa: TID251 - quotas follow the calendar
     ) -> None:
         self._monotonic = monotonic
         self._wall = wall
@@ -114,11 +114,11 @@ class MemoryRateLimiter:
             self._buckets[charge.bucket] = bucket
             self._begin_period(bucket, rule)
         else:
-            if bucket.period_end <= self._wall():
+            if not rule.period:
+                bucket.period_end = inf
+            elif bucket.period_end == inf or bucket.period_end <= self._wall():
                 bucket.level = capacity(rule, self._fraction) - bucket.held
                 bucket.beyond, bucket.rule = 0.0, rule
-                self._begin_period(bucket, rule)
-            if (bucket.period_end < inf) != bool(rule.period):  # a quota was a rate, or became one
                 self._begin_period(bucket, rule)
             before = rule if rule.limit == bucket.rule.limit else bucket.rule
             elapsed = now - bucket.since

@@ -67,8 +67,8 @@ class RedisRateLimiter:
     Redis is down or does not respond, the worker first spends its leases. After that, the worker
     decides alone. It then admits the fraction `local_share` of each limit, but at least one unit.
 
-    `wall` returns the seconds since the epoch. From this time, the worker computes when months end.
-    Redis compares these ends with its own clock to decide which month it is. `shares` gives this
+    `wall` returns the seconds since the epoch, from which the worker computes when periods end.
+    Redis compares these ends with its own clock to decide which period it is. `shares` gives this
     region's share of each limit; the default is the full limit.
 
     A caller near a limit waits for Redis for at most `patience` seconds. If Redis was slow, the
@@ -83,7 +83,7 @@ class RedisRateLimiter:
         local_share: float,
         monotonic: Callable[[], float],
         breaker: CircuitBreaker | None = None,
-        wall: Callable[[], float] = time.time,  # noqa: TID251 - months are the calendar's
+        wall: Callable[[], float] = time.time,  # noqa: TID251 - quotas follow the calendar
         shares: RegionalLimits | None = None,
         patience: float = PATIENCE,
     ) -> None:

@@ -3,6 +3,10 @@
 from gateway.errors import RateLimited
 from gateway.rate_limit.base import Decision
 
+MOMENT = 60.0
+"""Seconds. Units of a quota that are back so soon are on their way from another region, or the
+period ends."""
+
 
 def beyond_limit(decision: Decision) -> RateLimited:
     """Return the error for a request that `decision` refused."""
@@ -14,7 +18,7 @@ def beyond_limit(decision: Decision) -> RateLimited:
             f"The limit `{name}` never allows more than {rule.limit} {unit} at once;"
             f" send fewer {unit} in one request."
         )
-    if rule is not None and rule.period:
+    if rule is not None and rule.period and decision.retry_after > MOMENT:
         return RateLimited(
             f"The quota `{name}` of {rule.limit} {unit} is used up for this {rule.period};"
             f" wait for the next {rule.period}, or ask for a larger quota."

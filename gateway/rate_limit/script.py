@@ -163,6 +163,11 @@ end
 local function begin_period(b)
   local begins = now >= b.period_end
   if begins then b.period_end = now < b.this_end and b.this_end or b.next_end end
+  -- A worker whose clock is very late sends ends that are past.
+  if b.period_end <= now then
+    local length = b.next_end - b.this_end
+    b.period_end = b.period_end + (math.floor((now - b.period_end) / length) + 1) * length
+  end
   -- A grant is for one period. A worker with a wrong clock may send the grant of another period.
   if b.regional and b.period_end ~= b.this_end then b.capacity = 0 end
   if not begins then return end

@@ -78,7 +78,7 @@ class DividedLimits:
         worker: str,
         alone: Callable[[], float],
         monotonic: Callable[[], float],
-        wall: Callable[[], float] = time.time,  # noqa: TID251 - months are the calendar's
+        wall: Callable[[], float] = time.time,  # noqa: TID251 - quotas follow the calendar
     ) -> None:
         self.region = region
         self.worker = worker

@@ -181,6 +181,15 @@ async def test_a_quota_of_a_day_is_refilled_at_midnight(limiter: RateLimiter) ->
     assert decisions[-1].retry_after == pytest.approx(left, abs=5.0)
 
 
+async def test_a_rate_that_becomes_a_quota_begins_full(limiter: RateLimiter) -> None:
+    quota = Rule(name="minute", unit="requests", capacity=100, period="month")
+    await decide(limiter, [charge(100)])
+
+    decisions = [await decide(limiter, [charge(100, of=quota)]) for _ in range(2)]
+
+    assert [decision.allowed for decision in decisions] == [True, False]
+
+
 async def test_so_much_may_be_under_way_at_a_time_and_no_more(limiter: RateLimiter) -> None:
     places = [charge(1, is_reserved=True, of=Rule(name="running", unit="concurrent", capacity=3))]
     first = [await decide(limiter, places) for _ in range(5)]

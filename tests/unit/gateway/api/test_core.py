@@ -10,6 +10,8 @@ from gateway.api import content_coding
 from gateway.api.http import HttpReply
 from gateway.api.incoming_request import IncomingRequest
 from gateway.api.request_state import RequestState
+from gateway.dispatch.work import settle
+from gateway.types import ItemOutcome, Source
 from testing.waiting import until
 from tests.support.api import AUTHORIZATION, Api
 
@@ -111,6 +113,23 @@ async def test_a_request_that_is_cancelled_during_its_look_up_leaves_no_claim(
     assert replies.empty()
     assert len(api.events.events) == 1
     assert len(api.scene.cache.released) == 1
+
+
+async def test_an_answer_that_is_cancelled_as_it_becomes_ready_is_given_and_counted_once(
+    api: Api,
+) -> None:
+    api.scene.runner.gate.clear()
+    replies, state = Replies(), state_of(api)
+    api.core.answer(state, about("word " * 2_000), replies)
+    await until(lambda: state.waits is not None, what="the items are computed")
+
+    api.core.cancel(state)
+    (item,) = state.waits.led if state.waits is not None else ()
+    settle([(item, ItemOutcome(source=Source.COMPUTED, result=b"[]"))])
+    reply = await replies.next()
+
+    assert reply.status == 200
+    assert [event.status for event in api.events.events] == [200]
 
 
 async def test_a_coroutine_that_is_cancelled_returns_the_problem(api: Api) -> None:

@@ -77,6 +77,24 @@ def test_retry_after_is_from_1_to_120_whole_seconds(
     assert headers[b"retry-after-ms"] == milliseconds
 
 
+@pytest.mark.parametrize(
+    ("period", "wait", "is_final"),
+    [("day", 80_000.0, False), ("month", 80_000.0, True), ("month", 1.0, False)],
+)
+def test_only_quotas_of_more_than_a_day_end_all_tries(
+    period: str, wait: float, *, is_final: bool
+) -> None:
+    quota = Rule(name="own", unit="tokens", capacity=9, period=period)
+    refused = Decision(
+        allowed=False, policies=(state(quota, 0, wait),), violated=quota, retry_after=wait
+    )
+
+    headers = dict(rate_limit_headers(refused))
+
+    assert (b"x-should-retry" in headers) == is_final
+    assert (b"retry-after" in headers) != is_final
+
+
 def test_where_waiting_does_not_help_no_time_is_given() -> None:
     decision = Decision(
         allowed=False, policies=(state(MINUTE, 60, 0.0),), violated=MINUTE, retry_after=inf

@@ -112,14 +112,13 @@ def test_a_quota_that_begins_anew_leaves_out_what_work_still_holds() -> None:
 def test_a_rate_that_becomes_a_quota_is_refilled_when_the_period_ends() -> None:
     wall = Clock(1_000_000.0)
     limiter = MemoryRateLimiter(monotonic=Clock(), wall=wall)
-    rate = Rule(name="own", unit="tokens", capacity=10, window=60.0)
+    limiter.try_admit([charge(10, of=Rule(name="own", unit="tokens", capacity=10, window=60.0))])
     quota = Rule(name="own", unit="tokens", capacity=10, period="month")
-    limiter.try_admit([charge(10, of=rate)])
 
-    refused = limiter.try_admit([charge(10, of=quota)])
-    wall.advance(refused.retry_after)
+    decisions = [limiter.try_admit([charge(10, of=quota)]) for _ in range(2)]
+    wall.advance(decisions[-1].retry_after)
 
-    assert not refused.allowed
+    assert [decision.allowed for decision in decisions] == [True, False]
     assert limiter.try_admit([charge(10, of=quota)]).allowed
 
 
