@@ -5,7 +5,6 @@ the meaning. Checks, JSON schemas and the reference of the configuration are mad
 """
 
 import difflib
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -92,12 +91,9 @@ def _value(field: msgspec.structs.FieldInfo, variable: str, text: str) -> object
             f"`{variable}` cannot be sent in a header; remove line breaks, and spaces at its ends"
         )
     try:
-        value = msgspec.convert(text, field.type, strict=False, dec_hook=_path)
+        return msgspec.convert(text, field.type, strict=False, dec_hook=_path)
     except msgspec.ValidationError as error:
         raise InvalidVariable(f"`{variable}` is invalid: {error}") from None
-    if isinstance(value, float) and math.isnan(value):
-        raise InvalidVariable(f"`{variable}` must be a number")
-    return value
 
 
 def _path(kind: type, value: object) -> object:
@@ -112,6 +108,6 @@ def unknown_variables(
     known = [*(prefix + name.upper() for name in kind.__struct_fields__), *others]
     for variable in sorted(environment):
         if variable.startswith(prefix) and variable not in known:
-            nearest = difflib.get_close_matches(variable, known, n=1)
+            nearest = difflib.get_close_matches(variable.upper(), known, n=1)
             hint = f"; did you mean `{nearest[0]}`?" if nearest else ""
             yield f"`{variable}` is not a setting and is ignored{hint}"

@@ -26,7 +26,11 @@ from wire.settings import (
 )
 
 # A price of a million for an item is a mistake, and totals must fit an invoice.
-Price = Annotated[int, unit("10^-9 of the currency"), Meta(ge=0, le=10**15)]
+Price = Annotated[
+    int,
+    unit("10^-9 of the currency"),
+    Meta(ge=0, le=10**15, extra={"why": "a unit costs at most a million of the currency"}),
+]
 _GRADUALLY = takes_effect(
     "step by step, while the worker answers requests. Results that fit into the new size are kept"
 )

@@ -1,7 +1,8 @@
 """Converts values parsed from YAML to the structs of the configuration. Errors name the field."""
 
 import math
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
@@ -11,6 +12,13 @@ from gateway.config.tree import Path
 
 T = TypeVar("T")
 LARGEST_NUMBER = 2**63 - 1
+_BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "ge": (operator.ge, "at least"),
+    "gt": (operator.gt, "more than"),
+    "le": (operator.le, "at most"),
+    "lt": (operator.lt, "less than"),
+}
+"""What the bounds of a type mean, and how errors name them."""
 
 
 class SchemaViolation(Exception):
@@ -51,8 +59,9 @@ def _inspect(value: object, kind: Any, path: Path) -> None:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         _inspect_struct(value, kind, path)
     elif origin is Annotated:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            _inspect_range(value, get_args(kind)[1:], path)
         _inspect(value, get_args(kind)[0], path)
-        _inspect_range(value, get_args(kind)[1:], path)
     elif origin is dict:
         for key, entry in _mapping(value, path).items():
             _inspect(entry, get_args(kind)[1], (*path, key))
@@ -60,11 +69,17 @@ def _inspect(value: object, kind: Any, path: Path) -> None:
         for index, entry in enumerate(_list(value, path)):
             _inspect(entry, get_args(kind)[0], (*path, index))
     else:
-        try:
-            msgspec.convert(value, kind)
-        except msgspec.ValidationError as error:
-            detail = str(error)
-            raise SchemaViolation(path, detail[0].lower() + detail[1:]) from error
+        _inspect_scalar(value, kind, path)
+
+
+def _inspect_scalar(value: object, kind: Any, path: Path) -> None:
+    if kind is int and isinstance(value, int) and value > LARGEST_NUMBER:
+        raise SchemaViolation(path, f"must be at most {LARGEST_NUMBER}")
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        detail = str(error)
+        raise SchemaViolation(path, detail[0].lower() + detail[1:]) from error
 
 
 def _inspect_struct(value: object, kind: type[msgspec.Struct], path: Path) -> None:
@@ -79,27 +94,26 @@ def _inspect_struct(value: object, kind: type[msgspec.Struct], path: Path) -> No
             raise SchemaViolation(path, f"the field `{name}` is missing")
 
 
-def _inspect_range(value: Any, marks: tuple[msgspec.Meta, ...], path: Path) -> None:
+def _inspect_range(value: float, marks: tuple[msgspec.Meta, ...], path: Path) -> None:
     """Raise an error if a number is out of the range that the `marks` of its type declare."""
     bounds = {
         name: bound
         for mark in marks
-        for name in ("ge", "gt", "le")
+        for name in _BOUNDS
         if (bound := getattr(mark, name)) is not None
     }
-    low, above, high = bounds.get("ge"), bounds.get("gt"), bounds.get("le")
-    if isinstance(value, int) and value > LARGEST_NUMBER:
-        raise SchemaViolation(path, f"must be at most {high or LARGEST_NUMBER}")
-    if high is not None:
-        is_valid, rule = low <= value <= high, f"from {low} to {high}"
-    elif above is not None:
-        is_valid, rule = value > above, f"more than {above}"
-    elif low is not None:
-        is_valid, rule = value >= low, f"at least {low}"
-    else:
+    if not bounds or (
+        math.isfinite(value) and all(_BOUNDS[name][0](value, bounds[name]) for name in bounds)
+    ):
         return
-    if not (is_valid and math.isfinite(value)):
-        raise SchemaViolation(path, f"must be {rule}, got {value:g}")
+    rule = " and ".join([f"{_BOUNDS[name][1]} {bound}" for name, bound in bounds.items()])
+    if bounds.keys() == {"ge", "le"}:
+        rule = f"from {bounds['ge']} to {bounds['le']}"
+    why = "".join(
+        [f": {mark.extra['why']}" for mark in marks if mark.extra and "why" in mark.extra]
+    )
+    got = f"{value:g}" if isinstance(value, float) else value
+    raise SchemaViolation(path, f"must be {rule}, got {got}{why}")
 
 
 def _mapping(value: object, path: Path) -> Mapping[str, object]:

@@ -11,6 +11,7 @@ from gateway.settings import Settings, variable_warnings
     [
         ("SLUICEGATE_DATADIR", "SLUICEGATE_DATA_DIR"),
         ("SLUICEGATE_LOG_LEVLE", "SLUICEGATE_LOG_LEVEL"),
+        ("SLUICEGATE_port", "SLUICEGATE_PORT"),
         ("SLUICEGATE_BACKNED_TOKEN", "SLUICEGATE_BACKEND_TOKEN"),
     ],
 )

@@ -151,7 +151,12 @@ def test_every_kind_of_limit_can_be_written(rule: str) -> None:
         ("{currency: euro}", "prices[0].currency"),
         ("{hit: -1}", "prices[0].hit: must be from 0 to 1000000000000000, got -1"),
         ("{hit: 0.5}", "prices[0].hit: expected `int`"),
-        ("{hit: 100000000000000000000000}", "prices[0].hit: must be at most 1000000000000000"),
+        (
+            "{hit: 1000000000000001}",
+            "prices[0].hit: must be from 0 to 1000000000000000, got 1000000000000001: a unit costs"
+            " at most a million of the currency",
+        ),
+        ("{hit: 100000000000000000000000}", "prices[0].hit: must be from 0 to 1000000000000000"),
     ],
 )
 def test_a_bad_price_is_refused(price: str, expected: str) -> None:
