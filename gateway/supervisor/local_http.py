@@ -42,7 +42,11 @@ async def ask(
     Raises:
         OSError: nothing listens on the port, the timeout has passed, or the response is not HTTP.
     """
-    lines = [f"{method} {path} HTTP/1.1", f"host: {host}:{port}", "connection: close"]
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        f"host: [{host}]:{port}" if ":" in host else f"host: {host}:{port}",
+        "connection: close",
+    ]
     lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     if method != "GET":
         lines.append("content-length: 0")

@@ -225,7 +225,8 @@ def preface_of_admin(settings: Settings) -> Preface:
 
 def url_of(preface: Preface, host: str, port: int) -> str:
     """Return a listener's URL."""
-    return f"{'https' if preface.is_tls else 'http'}://{host}:{port}"
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if preface.is_tls else 'http'}://{shown}:{port}"
 
 
 def child_command(entry: str) -> tuple[str, ...]:
