@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Final
 
+from gateway.ledger.usage_fields import KIND, UNITS
 from gateway.types import ID_DIGITS, RequestEvent
 
 _SECOND: Final = 1_000_000_000
-_KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code", "batch")
-_USED: Final = ("items", "hit", "collapsed", "computed", "failed", "rows", "tokens")
-_kind_of: Final = attrgetter(*_KIND)
-_used_by: Final = attrgetter(*(f"usage.{name}" for name in _USED))
+_kind_of: Final = attrgetter(*KIND)
+_used_by: Final = attrgetter(*(f"usage.{name}" for name in UNITS))
 _by_id: Final = attrgetter("id")
 _LARGEST: Final = 2**63 - 1
 _MOST_UNITS: Final = 2**40
@@ -37,10 +36,10 @@ def is_valid(event: RequestEvent) -> bool:
 
 def row_of(event: RequestEvent) -> dict[str, Any]:
     """Return the row of one event."""
-    row = dict(zip(_KIND, _kind_of(event), strict=True))
+    row = dict(zip(KIND, _kind_of(event), strict=True))
     count, used = event.count, _used_by(event)
     row |= {"id": event.id, "time": event.time, "requests": count, "is_summed": 1}
-    row |= zip(_USED, used if count == 1 else [each * count for each in used], strict=True)
+    row |= zip(UNITS, used if count == 1 else [each * count for each in used], strict=True)
     return row
 
 
@@ -65,14 +64,14 @@ def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
             row["time"] = min(row["time"], time)
         else:
             last = kind, second
-            rows.append(dict(zip(_KIND, kind, strict=True)))
+            rows.append(dict(zip(KIND, kind, strict=True)))
             rows[-1] |= {"id": event.id, "time": time, "requests": count, "is_summed": 1}
             used.append([])
         each = _used_by(event)
         used[-1].append(each if count == 1 else tuple([one * count for one in each]))
         following = _following(event.id, count)
     for row, of_row in zip(rows, used, strict=True):
-        row.update(zip(_USED, map(sum, zip(*of_row, strict=True)), strict=True))
+        row.update(zip(UNITS, map(sum, zip(*of_row, strict=True)), strict=True))
     return rows
 
 

@@ -10,10 +10,10 @@ from gateway.ledger import schema
 from gateway.ledger.batch_types import FAILED
 from gateway.ledger.store import Store, to_datetime
 from gateway.ledger.types import RecordedRequest, Units
+from gateway.ledger.usage_fields import UNITS
 from gateway.types import ID_DIGITS
 
 _events = schema.usage_events
-_USED = ("items", "hit", "collapsed", "computed", "failed", "rows", "tokens")
 _ANY = re.compile(r"[A-Za-z0-9_-]{1,110}")
 _FORM = re.compile(rf"[A-Za-z0-9_]{{1,100}}[0-9a-f]{{{ID_DIGITS}}}")
 
@@ -46,7 +46,7 @@ def find_request(
         return None
     if row.id not in {request_id, request_id + FAILED} and not _is_among(request_id, row):
         return None
-    used = {name: getattr(row, name) for name in _USED}
+    used = {name: getattr(row, name) for name in UNITS}
     return RecordedRequest(
         id=request_id,
         time=to_datetime(row.time),

@@ -20,13 +20,14 @@ from sqlalchemy import (
     text,
 )
 
+from gateway.ledger.usage_fields import OUTCOMES, SUMMED
+
 metadata: Final = MetaData()
 
 # SQLite assigns row numbers only in a column of exactly this type.
 _NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
 # A literal, because a database does not use a partial index if a parameter holds the value.
 _NOT_SUMMED: Final = text("is_summed = 0")
-_USED: Final = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
 
 
 def _price_columns() -> list[Column[Any]]:
@@ -168,7 +169,7 @@ revision_usage: Final = Table(
     Column("revision", String(64), primary_key=True),
     Column("arm", String(64), primary_key=True),
     Column("shadow", String(64), primary_key=True),
-    *(Column(name, BigInteger, nullable=False) for name in _USED),
+    *(Column(name, BigInteger, nullable=False) for name in OUTCOMES),
 )
 """Sums of usage by hour and revision (`arm`), for models with a traffic split."""
 
@@ -206,7 +207,7 @@ def _table_of_sums(name: str, begin: str) -> Table:
         Column("model", Text, primary_key=True),
         Column("batch", BigInteger, primary_key=True, autoincrement=False),
         Column("is_free", Integer, primary_key=True, autoincrement=False),
-        *(Column(each, BigInteger, nullable=False) for each in ("requests", "items", *_USED)),
+        *(Column(each, BigInteger, nullable=False) for each in SUMMED),
         # SQLite then stores rows in the order of the primary key, and queries read them in this
         # order.
         sqlite_with_rowid=False,
