@@ -238,6 +238,8 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     shadow."""
     shadow: str = ""
     """The number of the shadow revision that got a copy of the item."""
+    region: RegionName = RegionName("")
+    """The region of the backend that answered. It is empty for cached results."""
 
 
 class Criticality(StrEnum):
@@ -290,34 +292,33 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class EventField(msgspec.Struct, frozen=True, kw_only=True):
     """Says that the ledger has a column for a field of usage events, and who may see the field.
 
-    Usage with different values of the field is never added up. `gateway.ledger.usage_fields` derives the
-    ledger's columns from these declarations.
+    Usage with different values of the field is not added up. `gateway.ledger.usage_fields` reads
+    these declarations, and the ledger's columns follow from them.
     """
 
     is_discarded: bool = False
     """Whether the roll-up of past hours discards the value, as it discards request ids. Until then,
-    an event with a value has a row of its own."""
+    an event that has a value has a row of its own."""
     is_public: bool = True
-    """Whether tenants may see the field of their own requests, and group their usage by it.
-    Operators may see all fields."""
+    """Whether tenants may see the field. Operators may see all fields."""
     length: int = 0
     """The most characters of a value. 0 means any number."""
     since: int = 0
-    """The version of the ledger's schema that adds the column. Rows of older programs have the
-    field's default value."""
+    """The version of the ledger's schema that adds the column, or 0 for the first version. Rows of
+    older programs have the field's default value."""
 
 
 class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What a request used, as it is billed. The numbers of several requests add up."""
 
     items: int = 0
-    """All items of the request."""
+    """All items."""
     hit: int = 0
     """Items that were answered from the result cache."""
     collapsed: int = 0
     """Coalesced items: an equal item was already in flight. They cost as much as hits."""
     computed: int = 0
-    """Items that were computed for this request."""
+    """Items that were computed."""
     failed: int = 0
     """Failed items. They are not billed."""
     rows: int = 0
@@ -391,5 +392,8 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The usage of each revision, if the model has a traffic split or a shadow revision."""
     batch: Annotated[int, EventField(is_public=False, since=5)] = 0
     """1 if the request is a line of a batch job, otherwise 0. Batch jobs have separate prices."""
-    client_id: str = ""
+    client_id: Annotated[str, EventField(is_discarded=True, since=11)] = ""
     """The id that the caller gave the request."""
+    backend_region: Annotated[str, EventField(since=11)] = ""
+    """The region of the backends that answered the request's items. Several regions are separated
+    by commas. It is empty if no backend was asked, for example because the items were cached."""

@@ -219,9 +219,20 @@ class PastRequest(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     """The code of the error, or ""."""
     region: str
+    """The gateway region that answered."""
+    backend_region: str = ""
+    """The region of the backends that answered; empty if the results were cached."""
     revision: str
+    client_id: str = ""
+    """The id that the caller gave the request, or ""."""
     usage: Usage | None
     """The usage, or `None` if it was recorded together with other requests."""
+
+
+class PastRequestList(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds earlier requests of the tenant, at most 100, newest first."""
+
+    data: list[PastRequest]
 
 
 class RotatedKey(msgspec.Struct, frozen=True, kw_only=True):

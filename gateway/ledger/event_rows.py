@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Final
 
-from gateway.ledger.usage_fields import KIND, UNITS
+from gateway.ledger.usage_fields import DETAILS, FIELDS, UNITS
 from gateway.types import ID_DIGITS, RequestEvent
 
 _SECOND: Final = 1_000_000_000
-_kind_of: Final = attrgetter(*KIND)
+_fields_of: Final = attrgetter(*FIELDS)
 _used_by: Final = attrgetter(*(f"usage.{name}" for name in UNITS))
+_details: Final = [list(FIELDS).index(name) for name in DETAILS]
 _by_id: Final = attrgetter("id")
 _LARGEST: Final = 2**63 - 1
 _MOST_UNITS: Final = 2**40
@@ -36,7 +37,7 @@ def is_valid(event: RequestEvent) -> bool:
 
 def row_of(event: RequestEvent) -> dict[str, Any]:
     """Return the row of one event."""
-    row = dict(zip(KIND, _kind_of(event), strict=True))
+    row = dict(zip(FIELDS, _fields_of(event), strict=True))
     count, used = event.count, _used_by(event)
     row |= {"id": event.id, "time": event.time, "requests": count, "is_summed": 1}
     row |= zip(UNITS, used if count == 1 else [each * count for each in used], strict=True)
@@ -46,8 +47,8 @@ def row_of(event: RequestEvent) -> dict[str, Any]:
 def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
     """Return one row for each run of similar `events`.
 
-    The events of a run have consecutive ids, and their times lie in the same second. They have the
-    same tenant, key, model, task, status, region, revision, error code and value of `batch`. The
+    The events of a run have consecutive ids, their times lie in the same second, and they have the
+    same `FIELDS`. An event with one of `DETAILS`, such as an id of the caller, is in no run. The
     row of a run has the first event's id, the events' earliest time, and the sums of their units.
     All events of a run have the same price, because prices change only at whole seconds.
     """
@@ -56,15 +57,16 @@ def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
     last: object = None
     following = ""
     for event in sorted(events, key=_by_id):
-        kind, time, count = _kind_of(event), event.time, event.count
+        fields, time, count = _fields_of(event), event.time, event.count
         second = time // _SECOND
-        if event.id == following and (kind, second) == last:
+        if event.id == following and (fields, second) == last:
             row = rows[-1]
             row["requests"] += count
             row["time"] = min(row["time"], time)
         else:
-            last = kind, second
-            rows.append(dict(zip(KIND, kind, strict=True)))
+            # An event with details does not begin a run: no event equals `None`.
+            last = None if any(map(fields.__getitem__, _details)) else (fields, second)
+            rows.append(dict(zip(FIELDS, fields, strict=True)))
             rows[-1] |= {"id": event.id, "time": time, "requests": count, "is_summed": 1}
             used.append([])
         each = _used_by(event)

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from gateway.ledger.invoices import Invoice
-from gateway.ledger.types import GroupUsage
+from gateway.ledger.types import GroupBy, GroupUsage
 from gateway.ledger.usage_fields import SUMMED
-
-_GROUPS = ("day", "hour", "tenant", "key", "model", "task", "region")
 
 
 def invoice_csv(invoice: Invoice) -> str:
@@ -29,7 +27,7 @@ def usage_csv(rows: Sequence[GroupUsage], group_by: Sequence[str]) -> str:
 
     The header has a column for each of `group_by`, even if no rows follow.
     """
-    groups = [g for g in _GROUPS if g in group_by]
+    groups = [group.value for group in GroupBy if group in group_by]
     head = [*groups, *SUMMED, "cost", "currency"]
     return _csv(head, map(msgspec.structs.asdict, rows))
 

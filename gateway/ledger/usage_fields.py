@@ -1,4 +1,4 @@
-"""Lists the fields of usage events by what the gateway does with them.
+"""Lists the fields of usage events by what the ledger does with them.
 
 `RequestEvent` and `RequestUsage` declare the fields.
 """
@@ -7,14 +7,22 @@ from typing import Final, get_type_hints
 
 from gateway.types import EventField, RequestEvent, RequestUsage, RevisionUsage
 
-_DECLARED: Final = {
+_types: Final = get_type_hints(RequestEvent)
+FIELDS: Final = {
     name: declared
     for name, kind in get_type_hints(RequestEvent, include_extras=True).items()
     for declared in getattr(kind, "__metadata__", ())
     if isinstance(declared, EventField)
 }
-KIND: Final = tuple(name for name, each in _DECLARED.items() if not each.is_discarded)
+"""The fields that have a column in `usage_events`."""
+NUMBERS: Final = frozenset(name for name in FIELDS if _types[name] is int)
+"""Those of `FIELDS` that are integers. The others are strings."""
+KIND: Final = tuple(name for name, field in FIELDS.items() if not field.is_discarded)
 """The fields that make the kind of a request. The sums of an hour keep different kinds apart."""
+DETAILS: Final = tuple(name for name, field in FIELDS.items() if field.is_discarded)
+"""The fields that the roll-up of past hours discards."""
+PUBLIC: Final = tuple(name for name, field in FIELDS.items() if field.is_public)
+"""The fields that tenants may see."""
 UNITS: Final = RequestUsage.__struct_fields__
 """The numbers of `RequestUsage`, which add up."""
 SUMMED: Final = ("requests", *UNITS)
