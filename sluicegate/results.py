@@ -113,8 +113,8 @@ class DecodedText(Result, frozen=True, kw_only=True):
     """The text, as the tokenizer decodes it."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the usage of a request, as it is billed."""
+class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what is billed."""
 
     items: int = 0
     hit: int = 0
@@ -123,6 +123,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     rows: int = 0
     tokens: int = 0
+
+
+class Usage(RequestUsage, frozen=True, kw_only=True):
+    """Holds the usage of a request, as it is billed."""
+
     truncated: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
@@ -168,18 +173,11 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Model]
 
 
-class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
+class UsageLine(RequestUsage, frozen=True, kw_only=True):
     """Holds the usage of one group; `cost` is an exact decimal number in `currency`."""
 
     group: dict[str, str]
     requests: int
-    items: int
-    hit: int
-    collapsed: int
-    computed: int
-    failed: int
-    rows: int
-    tokens: int
     cost: str
     currency: str
 

@@ -11,13 +11,14 @@ import msgspec
 from gateway.config.document import PriceConfig
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import GroupBy, GroupUsage
+from gateway.types import Source
 
 MOST_SERIES = 7
 OTHERS = "others"
 NO_GROUP = "none"
 """Stands for requests without a value, such as requests that no backend answered."""
 _HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
-SOURCES = ("hit", "collapsed", "computed", "failed")
+SOURCES = [source.value for source in Source]
 
 
 class ChartSpan(StrEnum):
