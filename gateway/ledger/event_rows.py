@@ -1,16 +1,19 @@
 """Turns usage events into database rows. One row can hold a run: several similar requests."""
 
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
-from gateway.ledger.usage_fields import DETAILS, FIELDS, UNITS
+from gateway.ledger.usage_fields import DETAILS, FIELDS, NUMBERS, UNITS
 from gateway.types import ID_DIGITS, RequestEvent
 
 _SECOND: Final = 1_000_000_000
-_fields_of: Final = attrgetter(*FIELDS)
+_NAMES: Final = tuple(FIELDS)
+_COLUMNS: Final = ("id", "time", "requests", "is_summed", *_NAMES)
+_fields_of: Final = attrgetter(*_NAMES)
 _used_by: Final = attrgetter(*(f"usage.{name}" for name in UNITS))
-_details: Final = [list(FIELDS).index(name) for name in DETAILS]
+_details_of: Final = itemgetter(*map(_NAMES.index, DETAILS))
+_NO_DETAILS: Final = _details_of([0 if name in NUMBERS else "" for name in _NAMES])
 _by_id: Final = attrgetter("id")
 _LARGEST: Final = 2**63 - 1
 _MOST_UNITS: Final = 2**40
@@ -37,10 +40,7 @@ def is_valid(event: RequestEvent) -> bool:
 
 def row_of(event: RequestEvent) -> dict[str, Any]:
     """Return the row of one event."""
-    row = dict(zip(FIELDS, _fields_of(event), strict=True))
-    count, used = event.count, _used_by(event)
-    row |= {"id": event.id, "time": event.time, "requests": count, "is_summed": 1}
-    row |= zip(UNITS, used if count == 1 else [each * count for each in used], strict=True)
+    (row,) = rows_of_runs([event])
     return row
 
 
@@ -59,21 +59,22 @@ def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
     for event in sorted(events, key=_by_id):
         fields, time, count = _fields_of(event), event.time, event.count
         second = time // _SECOND
-        if event.id == following and (fields, second) == last:
+        is_following = event.id == following and (fields, second) == last
+        if is_following and _details_of(fields) == _NO_DETAILS:
             row = rows[-1]
             row["requests"] += count
             row["time"] = min(row["time"], time)
         else:
-            # An event with details does not begin a run: no event equals `None`.
-            last = None if any(map(fields.__getitem__, _details)) else (fields, second)
-            rows.append(dict(zip(FIELDS, fields, strict=True)))
-            rows[-1] |= {"id": event.id, "time": time, "requests": count, "is_summed": 1}
+            last = fields, second
+            values = (event.id, time, count, 1, *fields)
+            rows.append(dict(zip(_COLUMNS, values, strict=True)))
             used.append([])
         each = _used_by(event)
         used[-1].append(each if count == 1 else tuple([one * count for one in each]))
         following = _following(event.id, count)
     for row, of_row in zip(rows, used, strict=True):
-        row.update(zip(UNITS, map(sum, zip(*of_row, strict=True)), strict=True))
+        units = of_row[0] if len(of_row) == 1 else map(sum, zip(*of_row, strict=True))
+        row.update(zip(UNITS, units, strict=True))
     return rows
 
 
