@@ -210,8 +210,8 @@ def get_usage(
 ) -> Call[UsageReport]:
     """Return the tenant's usage and cost between two dates or times; this month by default.
 
-    `group_by` is one or several of `model` (the default), `day`, `hour`, `key`, `task`, `region`
-    (of the gateway) and `backend_region`.
+    `group_by` is one or several of `model` (the default), `day`, `key`, `task`, `backend_region`
+    and the other names that the gateway's API lists.
     """
     groups = group_by if isinstance(group_by, str) else ",".join(group_by)
     query = [("from", since), ("to", until), ("group_by", groups), ("bucket", bucket)]

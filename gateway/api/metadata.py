@@ -39,7 +39,9 @@ from wire.protocol import Task
 AnyRequest = Request[Any, Any, Any]
 _GROUPS = tuple(group for group in GroupBy if group.is_public)
 _operation = partial(Operation, tag="metadata", kind=Kind.LIMITED)
-_GROUP_BY = "What a line is for; may be repeated. `model` where it is left out."
+_GROUP_BY = (
+    f"What a line is for: one or more of {', '.join(_GROUPS)}. `model` where it is left out."
+)
 _BUCKET = "Adds lines for each day or hour (UTC) to those of `group_by`."
 _OF_COHERE = (Task.CLASSIFY, Task.EMBED, Task.RERANK)
 # Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
