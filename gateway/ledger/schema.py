@@ -156,7 +156,7 @@ usage_events: Final = Table(
     ),
     Index(
         "usage_events_client_id",
-        *("tenant", "client_id"),
+        *("tenant", "client_id", "time"),
         sqlite_where=HAS_CLIENT_ID,
         postgresql_where=HAS_CLIENT_ID,
     ),
