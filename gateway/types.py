@@ -370,6 +370,7 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     time: int
     """When the request was answered, in nanoseconds since 1970."""
     tenant: Annotated[TenantId, EventField(is_public=False, length=64)]
+    """The id of the tenant that sent the request."""
     key: Annotated[KeyId, EventField(length=64)]
     """The id of the request's API key."""
     model: Annotated[str, EventField()]
