@@ -240,6 +240,8 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     shadow."""
     shadow: str = ""
     """The number of the shadow revision that got a copy of the item."""
+    region: RegionName = RegionName("")
+    """The region of the backend that answered. It is empty for cached results."""
 
 
 class Criticality(StrEnum):
@@ -289,26 +291,49 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the configuration allows the model's results to be cached."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts what a request used. The response and the bill have the same numbers."""
+class EventField(msgspec.Struct, frozen=True, kw_only=True):
+    """Says that the ledger has a column for a field of usage events, and who may see the field.
 
-    items: int
-    """The number of all items of the request."""
-    hit: int
-    """The number of items that were answered from the result cache."""
-    collapsed: int
-    """The number of coalesced items: an equal item was already in flight. They cost as much as
-    hits."""
-    computed: int
-    """The number of items that were computed for this request."""
-    failed: int
-    """The number of failed items. They are not billed."""
-    rows: int
-    """The number of rows that the model ran for the computed items."""
-    tokens: int
-    """The number of tokens in the rows that the model ran."""
+    Usage with different values of the field is not added up. `gateway.ledger.usage_fields` reads
+    these declarations, and the ledger's columns follow from them.
+    """
+
+    is_discarded: bool = False
+    """Whether the roll-up of past hours discards the value, as it discards request ids. Until then,
+    an event that has a value has a row of its own."""
+    is_public: bool = True
+    """Whether tenants may see the field. Operators may see all fields."""
+    length: int = 0
+    """The most characters of a value. 0 means any number."""
+    since: int = 0
+    """The version of the ledger's schema that adds the column, or 0 for the first version. Rows of
+    older programs have the field's default value."""
+
+
+class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request used, as it is billed. The numbers of several requests add up."""
+
+    items: int = 0
+    """All items."""
+    hit: int = 0
+    """Items that were answered from the result cache."""
+    collapsed: int = 0
+    """Coalesced items: an equal item was already in flight. They cost as much as hits."""
+    computed: int = 0
+    """Items that were computed."""
+    failed: int = 0
+    """Failed items. They are not billed."""
+    rows: int = 0
+    """Rows that the model ran for the computed items."""
+    tokens: int = 0
+    """Tokens in the rows that the model ran."""
+
+
+class Usage(RequestUsage, frozen=True, kw_only=True):
+    """What a request used. The response and the bill have the same numbers."""
+
     truncated: int = 0
-    """The number of items whose texts were truncated."""
+    """Items whose texts were truncated. The ledger does not have this number."""
 
 
 class RevisionUsage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -332,9 +357,8 @@ class RevisionUsage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Records an answered request for billing and the request log.
 
-    The event contains no input text. `id` is the `X-Request-Id` of the response. The ledger (the
-    database of usage) counts each id once, even if the event arrives several times. `time` is in
-    nanoseconds since 1970, and `duration` is in seconds.
+    The event contains no input text. The ledger (the database of usage) counts each id once, even
+    if the event arrives several times.
 
     If `count` is more than 1, the event stands for `count` requests. The ids of these requests are
     consecutive and begin with `id`. All other fields hold for each of the requests. For example,
@@ -344,22 +368,35 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """
 
     id: RequestId
+    """The `X-Request-Id` of the response."""
     time: int
-    tenant: TenantId
-    key: KeyId
-    model: str
-    task: str
-    status: int
+    """When the request was answered, in nanoseconds since 1970."""
+    tenant: Annotated[TenantId, EventField(is_public=False, length=64)]
+    """The id of the tenant that sent the request."""
+    key: Annotated[KeyId, EventField(length=64)]
+    """The id of the request's API key."""
+    model: Annotated[str, EventField()]
+    """The model. It is empty if the request failed before its model was known."""
+    task: Annotated[str, EventField()]
+    """The task of the request."""
+    status: Annotated[int, EventField()]
+    """The HTTP status of the response."""
     usage: Usage
     duration: float
-    region: str = ""
-    revision: str = ""
-    code: str = ""
+    """Seconds until the response was ready."""
+    region: Annotated[str, EventField()] = ""
+    """The gateway region that answered."""
+    revision: Annotated[str, EventField()] = ""
+    """The revision of the model that answered."""
+    code: Annotated[str, EventField()] = ""
     """The code of the error, if `status` is the status of an error."""
     count: int = 1
     arms: tuple[RevisionUsage, ...] = ()
     """The usage of each revision, if the model has a traffic split or a shadow revision."""
-    batch: int = 0
+    batch: Annotated[int, EventField(is_public=False, since=5)] = 0
     """1 if the request is a line of a batch job, otherwise 0. Batch jobs have separate prices."""
-    client_id: str = ""
+    client_id: Annotated[str, EventField(is_discarded=True, since=11)] = ""
     """The id that the caller gave the request."""
+    backend_region: Annotated[str, EventField(since=11)] = ""
+    """The region of the backends that answered the request's items. Several regions are separated
+    by commas. It is empty if no backend was asked, for example because the items were cached."""

@@ -21,7 +21,8 @@ from sqlalchemy import Connection
 
 from gateway.console.pages import PAGES
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import KeySpec, Units
+from gateway.ledger.types import KeySpec
+from gateway.ledger.usage_fields import SUMMED
 from gateway.ledger.usage_marks import DAY, HOUR
 from loadtests.gateway import Gateway, add_tenants
 from loadtests.generator import percentile, run_closed
@@ -41,7 +42,6 @@ _SPANS = ("24h", "7d", "30d", "month", "365d")
 _MODELS = 40
 _REQUESTS = 50 * _MODELS  # sent before the measurement, so that metrics have counts
 _DAYS, _WEEK, _HOURS_OF_DAY = 365, 7, 24
-_SUMMED = Units.__struct_fields__
 
 
 class _PageTime(msgspec.Struct, frozen=True, kw_only=True, rename={"kib": "KiB"}):
@@ -237,9 +237,9 @@ def _insert(
 def _sum_hours(connection: Connection, since: int) -> None:
     """Write the hourly sums, which billing updates in the transaction that writes the events."""
     kind = "tenant, model, batch, is_free"
-    sums = ", ".join(f"sum({name})" for name in _SUMMED)
+    sums = ", ".join(f"sum({name})" for name in SUMMED)
     hour, day = f"time / {HOUR}", f"hour / {_HOURS_OF_DAY} * {_HOURS_OF_DAY}"
-    columns = f"length, hour, {kind}, {', '.join(_SUMMED)}"
+    columns = f"length, hour, {kind}, {', '.join(SUMMED)}"
     by_hour = f"WHERE time >= {since} GROUP BY {hour}, tenant, model, batch"
     by_day = f"GROUP BY {day}, {kind}"
     for rows in (

@@ -135,6 +135,7 @@ class AsyncSluicegate(BaseClient):
     get_model = _method(routes.get_model)
     get_usage = _method(routes.get_usage)
     get_request = _method(routes.get_request)
+    list_requests = _method(routes.list_requests)
     rotate_key = _method(routes.rotate_key)
     is_live = _method(routes.is_live)
     is_ready = _method(routes.is_ready)

@@ -113,8 +113,8 @@ class DecodedText(Result, frozen=True, kw_only=True):
     """The text, as the tokenizer decodes it."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the usage of a request, as it is billed."""
+class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds what is billed."""
 
     items: int = 0
     hit: int = 0
@@ -123,6 +123,11 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     rows: int = 0
     tokens: int = 0
+
+
+class Usage(RequestUsage, frozen=True, kw_only=True):
+    """Holds the usage of a request, as it is billed."""
+
     truncated: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
@@ -168,18 +173,11 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[Model]
 
 
-class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
+class UsageLine(RequestUsage, frozen=True, kw_only=True):
     """Holds the usage of one group; `cost` is an exact decimal number in `currency`."""
 
     group: dict[str, str]
     requests: int
-    items: int
-    hit: int
-    collapsed: int
-    computed: int
-    failed: int
-    rows: int
-    tokens: int
     cost: str
     currency: str
 
@@ -219,9 +217,20 @@ class PastRequest(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     """The code of the error, or ""."""
     region: str
+    """The gateway region that answered."""
+    backend_region: str = ""
+    """The region of the backends that answered; empty if the results were cached."""
     revision: str
+    client_id: str = ""
+    """The id that the caller gave the request, or ""."""
     usage: Usage | None
     """The usage, or `None` if it was recorded together with other requests."""
+
+
+class PastRequestList(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds earlier requests of the tenant, at most 100, newest first."""
+
+    data: list[PastRequest]
 
 
 class RotatedKey(msgspec.Struct, frozen=True, kw_only=True):

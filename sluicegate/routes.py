@@ -22,6 +22,7 @@ from sluicegate.results import (
     Model,
     ModelList,
     PastRequest,
+    PastRequestList,
     RankedDocument,
     Readiness,
     RotatedKey,
@@ -209,7 +210,8 @@ def get_usage(
 ) -> Call[UsageReport]:
     """Return the tenant's usage and cost between two dates or times; this month by default.
 
-    `group_by` is one or several of `model` (the default), `day`, `key` and `task`.
+    `group_by` is one or several of `model` (the default), `day`, `key`, `task`, `backend_region`
+    and the other names that the gateway's API lists.
     """
     groups = group_by if isinstance(group_by, str) else ",".join(group_by)
     query = [("from", since), ("to", until), ("group_by", groups), ("bucket", bucket)]
@@ -221,6 +223,12 @@ def get_request(request_id: str) -> Call[PastRequest]:
     """Return the outcome of an earlier request, by the `request_id` of its answer or error."""
     path = f"/v1/requests/{_segment('request_id', request_id)}"
     return Call(method="GET", path=path, kind=PastRequest)
+
+
+def list_requests(*, client_id: str) -> Call[PastRequestList]:
+    """Return the earlier requests to which you gave this id, newest first."""
+    query = (("client_id", client_id),)
+    return Call(method="GET", path="/v1/requests", query=query, kind=PastRequestList)
 
 
 def rotate_key(*, former_valid_for: float | None = None) -> Call[RotatedKey]:

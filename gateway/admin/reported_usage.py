@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import msgspec
 from litestar import Controller, post
@@ -15,7 +15,8 @@ from gateway.errors import DependencyUnavailable, InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.recording import UnrecordableBlock
 from gateway.ledger.types import EventBlock
-from gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
+from gateway.ledger.usage_fields import OUTCOMES
+from gateway.types import KeyId, RequestEvent, RequestId, RequestUsage, Source, TenantId, Usage
 from wire.protocol import Task
 
 # This limit is so low that the ledger's columns can hold the sums of many reports.
@@ -38,22 +39,18 @@ _EXAMPLE = {
 class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The usage of one job. Several reports with the same `id` are counted once."""
 
+    described_by: ClassVar = RequestUsage
     id: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
     tenant: Name
     model: Name
     task: Task
     revision: Annotated[str, msgspec.Meta(max_length=200)] = ""
     hit: Count = 0
-    """Items answered from a gateway's result cache."""
     collapsed: Count = 0
-    """Items that are equal to a computed item. They cost as much as items in `hit`."""
     computed: Count = 0
     failed: Count = 0
-    """Items without a result. They are not billed."""
     rows: Count = 0
-    """Rows that the model ran for the computed items."""
     tokens: Count = 0
-    """Tokens in the rows that the model ran."""
 
 
 class CountedReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,8 +98,9 @@ def _record(ledger: Ledger, data: ReportedUsage, actor: str) -> bool:
         InvalidRequest: the ledger cannot record the numbers.
     """
     ledger.accounts.tenant(data.tenant)
-    counts = {"hit": data.hit, "collapsed": data.collapsed, "computed": data.computed}
-    detail = {"id": data.id, "model": data.model, **counts, "tokens": data.tokens}
+    counts = {name: getattr(data, name) for name in OUTCOMES}
+    items = sum(counts[source] for source in Source)
+    detail = {"id": data.id, "model": data.model, **counts}
     # The audit entry comes first, so that there is no change without an entry.
     ledger.audit(actor, "usage.report", data.tenant, detail)
     event = RequestEvent(
@@ -113,13 +111,7 @@ def _record(ledger: Ledger, data: ReportedUsage, actor: str) -> bool:
         model=data.model,
         task=data.task,
         status=_OK,
-        usage=Usage(
-            items=sum(counts.values()) + data.failed,
-            failed=data.failed,
-            rows=data.rows,
-            tokens=data.tokens,
-            **counts,
-        ),
+        usage=Usage(items=items, **counts),
         duration=0.0,
         revision=data.revision,
         batch=1,

@@ -14,12 +14,12 @@ from gateway.admin.backend_calls import BackendCalls
 from gateway.admin.plan_changes import current_serving, served_by
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import RevisionCost
+from gateway.ledger.usage_fields import OUTCOMES
 from wire.plans import RevisionStatistics, Serving, bucket_bound
 from wire.protocol import ModelInfo, ServingState
 
 _MOST_LABELS = 50
 _COMPARED = ("same", "moved", "changed")
-_SUMMED = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
 
 
 class ShadowView(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,7 +146,7 @@ def views(
             wanted_share=weights.get(number, 0) / max(1, sum(weights.values())),
             share=items[number] / sum(items.values()) if any(items.values()) else None,
             items=items[number],
-            **{name: sum(getattr(line, name) for line in lines) for name in _SUMMED},
+            **{name: sum(getattr(line, name) for line in lines) for name in OUTCOMES},
             costs={line.currency: line.cost for line in lines},
             answers=_answers(counted.get(number, [])),
         )

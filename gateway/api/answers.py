@@ -75,6 +75,12 @@ def count_usage(outcomes: Sequence[ItemOutcome]) -> Usage:
     )
 
 
+def backend_region(outcomes: Sequence[ItemOutcome]) -> str:
+    """Return the region of the backends that answered; several are separated by commas."""
+    found = {outcome.region for outcome in outcomes}
+    return found.pop() if len(found) == 1 else ",".join(sorted(filter(None, found)))
+
+
 def is_refusal(failure: ItemFailure | GatewayError) -> bool:
     """Tell whether it failed for what was sent, for lack of room or time, not by a fault."""
     return failure.status < _FIRST_FAULT or failure.code in _NO_FAULTS

@@ -11,8 +11,12 @@ import msgspec
 
 
 def field_descriptions(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the description of each field that has one, those of base classes included."""
-    found: dict[str, str] = {}
+    """Return the description of each field that has one, those of base classes included.
+
+    `described_by` of a struct names another one, whose fields of the same names are described.
+    """
+    like = getattr(struct, "described_by", None)
+    found = {} if like is None else field_descriptions(like)
     for part in reversed(struct.__mro__):
         if issubclass(part, msgspec.Struct) and part is not msgspec.Struct:
             found |= _module_fields(part.__module__).get(part.__qualname__, {})

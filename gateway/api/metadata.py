@@ -31,15 +31,17 @@ from gateway.errors import (
     RateLimited,
 )
 from gateway.inference.visibility import is_visible, model_not_found, visible_models
-from gateway.ledger.types import BudgetReport
+from gateway.ledger.types import BudgetReport, GroupBy, Units
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal, RegionName, ServedModel
 from wire.protocol import Task
 
 AnyRequest = Request[Any, Any, Any]
-_GROUPS = ("model", "day", "hour", "key", "task")
+_GROUPS = tuple(group for group in GroupBy if group.is_public)
 _operation = partial(Operation, tag="metadata", kind=Kind.LIMITED)
-_GROUP_BY = "What a line is for; may be repeated. `model` where it is left out."
+_GROUP_BY = (
+    f"What a line is for: one or more of {', '.join(_GROUPS)}. `model` where it is left out."
+)
 _BUCKET = "Adds lines for each day or hour (UTC) to those of `group_by`."
 _OF_COHERE = (Task.CLASSIFY, Task.EMBED, Task.RERANK)
 # Times are kept as nanoseconds since 1970 in 64 bits, which end in 2262.
@@ -106,27 +108,11 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     """The same, for Cohere's clients."""
 
 
-class UsageLine(msgspec.Struct, frozen=True, kw_only=True):
+class UsageLine(Units, frozen=True, kw_only=True):
     """Usage of one group; `cost` is a decimal number, exact, as on invoices."""
 
     group: dict[str, str]
     """What the line is for: a value for each of `group_by`."""
-    requests: int
-    """Requests that were answered, errors included."""
-    items: int
-    """All items of them."""
-    hit: int
-    """Items answered from the result cache."""
-    collapsed: int
-    """Items that joined equal work under way; priced as hits."""
-    computed: int
-    """Items computed for these requests."""
-    failed: int
-    """Items that were not answered, and are not billed."""
-    rows: int
-    """Rows that models ran for the computed items."""
-    tokens: int
-    """Tokens of these rows."""
     cost: str
     """In `currency`: a decimal number."""
     currency: str

@@ -1,74 +1,50 @@
-"""Serves the route that tells what became of a request."""
+"""Serves the routes that tell what became of requests."""
 
-from datetime import datetime
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from litestar import Controller, Request, get
 from litestar.di import NamedDependency
-from litestar.params import FromPath, SkipValidation
+from litestar.params import FromPath, QueryParameter, SkipValidation
 
 from gateway.api.admission import PRINCIPAL
 from gateway.api.openapi_parts import Kind, Operation
 from gateway.errors import DependencyUnavailable, NotFound, RateLimited
-from gateway.ledger.types import RecordedRequest
+from gateway.ledger.types import PastRequest
 from gateway.types import Principal
 
 _ID = {
     "description": "The `X-Request-Id` of its answer.",
     "example": "req_1f0c5a9e7d3b2c4800000000a7",
 }
+_CLIENT_ID = {
+    "description": "The `X-Client-Request-Id` of the requests.",
+    "example": "order-4711",
+}
 
 
-class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request used, as it is billed."""
+class PastRequestList(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that were answered."""
 
-    items: int
-    """All items of the request."""
-    hit: int
-    """Items answered from the result cache."""
-    collapsed: int
-    """Items that joined equal work under way."""
-    computed: int
-    """Items computed for the request."""
-    failed: int
-    """Items that were not answered, and are not billed."""
-    rows: int
-    """Rows that models ran."""
-    tokens: int
-    """Tokens of these rows."""
-
-
-class PastRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was answered."""
-
-    id: str
-    """Its id."""
-    time: datetime
-    """When it was answered; of several that were recorded together, when the first was."""
-    key: str
-    """The id of the API key that it came with."""
-    model: str
-    """The model, empty where it failed before one was known."""
-    task: str
-    """What was asked of the model."""
-    status: int
-    """The status of the answer."""
-    code: str
-    """The code of the error, if it was one."""
-    region: str
-    """The gateway region that answered."""
-    revision: str
-    """The revision of the model that answered."""
-    usage: RequestUsage | None
-    """What it used; nothing where requests were recorded together, of which only sums are kept."""
+    data: list[PastRequest]
+    """At most 100 requests, the newest first."""
 
 
 class RequestSource(Protocol):
     """Finds requests that were recorded."""
 
-    async def find(self, caller: Principal, request_id: str) -> RecordedRequest | None:
+    async def find(self, caller: Principal, request_id: str) -> PastRequest | None:
         """Return a request of the caller's tenant and its key's models, `None` if unknown.
+
+        Raises:
+            DependencyUnavailable: the ledger cannot be reached.
+        """
+        ...
+
+    async def find_all(self, caller: Principal, client_id: str) -> list[PastRequest]:
+        """Return the requests to which the caller's tenant gave this id, the newest first.
+
+        Of a key that is limited to models, those are left out that are for other models.
 
         Raises:
             DependencyUnavailable: the ledger cannot be reached.
@@ -108,4 +84,27 @@ class PastRequestController(Controller):
                 "No request of this id is recorded; it appears about a second after its answer, and"
                 " is kept for some days."
             )
-        return msgspec.convert(found, PastRequest, from_attributes=True)
+        return found
+
+    @get(
+        "/",
+        opt={
+            "operation": Operation(
+                id="list_requests",
+                summary="Requests by your own id",
+                tag="metadata",
+                kind=Kind.LIMITED,
+                errors=(RateLimited, DependencyUnavailable),
+                about={"client_id": _CLIENT_ID},
+            )
+        },
+    )
+    async def list_requests(
+        self,
+        client_id: Annotated[str, QueryParameter(min_length=1, max_length=128)],
+        request: Request[Any, Any, Any],
+        requests: NamedDependency[SkipValidation[RequestSource]],
+    ) -> PastRequestList:
+        """Return the calling tenant's requests that were sent with this id of its own."""
+        caller: Principal = request.scope["state"][PRINCIPAL]
+        return PastRequestList(data=await requests.find_all(caller, client_id))

@@ -20,7 +20,15 @@ from gateway.events.base import EventPublisher
 from gateway.events.hit_run import HitRun
 from gateway.tasks import PeriodicTask
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.types import ID_DIGITS, Principal, RequestEvent, RequestId, RevisionUsage, Usage
+from gateway.types import (
+    ID_DIGITS,
+    Principal,
+    RequestEvent,
+    RequestId,
+    RevisionUsage,
+    Source,
+    Usage,
+)
 
 _COMPUTED = "computed"
 _FEWEST_IDS, _MOST_IDS = 4, 4096
@@ -28,7 +36,7 @@ _FEWEST_IDS, _MOST_IDS = 4, 4096
 FAULT: Final = 500
 """The lowest status that is logged."""
 _INTERVAL = 1.0
-_ITEMS = ("hit", "collapsed", "computed", "failed")
+_ITEMS = [source.value for source in Source]
 _log = logging.getLogger("gateway.requests")
 Fields = dict[str, Any]  # of a line of JSON
 

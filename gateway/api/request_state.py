@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from gateway.api.answers import (
+    backend_region,
     cache_lines,
     count_hits,
     count_refused,
@@ -201,6 +202,8 @@ class RequestState:
     usage = _NOTHING
     refused_items = 0
     """The number of failed items that failed without a fault."""
+    backend_region = ""
+    """The region of the backends that answered; see `RequestEvent`."""
     arms: tuple[RevisionUsage, ...] = ()
     hit_sources: tuple[tuple[str, int], ...] = ()
     """Counts of hits by their source in metrics."""
@@ -307,6 +310,7 @@ class RequestState:
         Raises:
             GatewayError: the request fails as a whole.
         """
+        self.backend_region = backend_region(answer.outcomes)
         rows = tokens = known = 0
         for outcome in answer.outcomes:
             if outcome.source is not _COMPUTED or outcome.truncated_from or outcome.arm:
@@ -398,4 +402,5 @@ class RequestState:
             code=self.code,
             arms=self.arms,
             client_id=self.client_id,
+            backend_region=self.backend_region,
         )

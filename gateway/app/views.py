@@ -20,7 +20,7 @@ from gateway.auth.keys import digest_of_key, hash_key, new_key
 from gateway.errors import DependencyUnavailable
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import BudgetReport, GroupBy, GroupUsage, RecordedRequest
+from gateway.ledger.types import BudgetReport, GroupBy, GroupUsage, PastRequest
 from gateway.routing.fleet import Fleet
 from gateway.runtime.control import Control, Topic
 from gateway.runtime.store import RuntimeStore
@@ -69,12 +69,17 @@ class LedgerUsage:
         ask = partial(self._ledger.budgets.status, caller.tenant, prices)
         return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
 
-    async def find(self, caller: Principal, request_id: str) -> RecordedRequest | None:
+    async def find(self, caller: Principal, request_id: str) -> PastRequest | None:
         """Return a recorded request of the caller's tenant.
 
         Return `None` if there is no such request, or if the key may not use the request's model.
         """
         ask = partial(self._ledger.request, caller.tenant, request_id, models=caller.models)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+
+    async def find_all(self, caller: Principal, client_id: str) -> list[PastRequest]:
+        """Return the recorded requests with this `client_id`; see `find`."""
+        ask = partial(self._ledger.requests, caller.tenant, client_id, models=caller.models)
         return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
 
 

@@ -12,15 +12,16 @@ from gateway.cli.failures import ADMIN_REFUSED, Failure, UnconfirmedFailure
 from gateway.cli.key_states import key_state
 from gateway.cli.tables import print_table
 from gateway.errors import Conflict
+from gateway.ledger.types import GroupBy
 from gateway.supervisor.errors import ExitCode
 
 _AT_ONCE = 1000
+_GROUPS = [group.value for group in GroupBy]
 _UNKNOWN = (
     "The keys of earlier lines are created, but it is unknown whether the keys of the lines {first}"
     " to {last} are created, too. If `sluicegate keys list` shows them, revoke them, because their"
     " secrets are lost. Then import the file again from line {first} on"
 )
-_GROUPS = ("tenant", "day", "hour", "model", "key", "task", "region")
 
 
 @click.group()
@@ -154,7 +155,12 @@ def revoke(*, key_id: str, client: AdminClient, as_json: bool) -> None:
 @click.option("--tenant", default="", help="The tenant whose usage is shown.  [default: all]")
 @click.option("--from", "since", default="", help="First date or time, such as 2026-11-01.")
 @click.option("--to", "until", default="", help="End date or time, exclusive.")
-@click.option("--group-by", type=click.Choice(_GROUPS), multiple=True, default=("tenant", "model"))
+@click.option(
+    "--group-by",
+    type=click.Choice(_GROUPS),
+    multiple=True,
+    default=("tenant", "model"),
+)
 @admin_options
 def usage(
     *,

@@ -43,7 +43,9 @@ SPANS = {
     ChartSpan.THIS_MONTH: "this month, by day",
     ChartSpan.YEAR: "a year, by day",
 }
-GROUPS = (GroupBy.MODEL, GroupBy.TENANT)
+# A tenant may have very many keys.
+_NOT_SHOWN = {GroupBy.DAY, GroupBy.HOUR, GroupBy.KEY}
+GROUPS = tuple(group for group in GroupBy if group not in _NOT_SHOWN)
 _MOST_ROWS = 50
 
 
@@ -126,7 +128,7 @@ class UsageController(Controller):
         ledger: NamedDependency[Ledger],
         active: NamedDependency[ActiveDocumentReader],
     ) -> Response[str]:
-        """Return usage as CSV. There is a row for each hour or day and each tenant or model."""
+        """Return usage as CSV. There is a row for each hour or day and each group."""
         wanted, prices = wanted_of(request), (await active.document()).prices
         text = await asyncio.to_thread(_csv, ledger, prices, wanted)
         name = f"usage-{wanted.span}-by-{wanted.by}.csv"
@@ -159,11 +161,11 @@ def _choices(wanted: UsageQuery) -> dict[str, object]:
 def _by_group(
     reader: UsageReader, wanted: UsageQuery, buckets: Buckets
 ) -> tuple[list[GroupUsage], list[str], list[GroupUsage]]:
-    """Return the usage of each tenant or model, and the largest ones' usage over time.
+    """Return the usage of each group, and the largest ones' usage over time.
 
     Returns:
-        Three values: a row for each tenant or model; the names of the tenants or models with the
-        most usage; and a row for each of these names and each hour or day.
+        Three values: a row for each group, such as a tenant or a model; the names of the groups
+        with the most usage; and a row for each of these names and each hour or day.
     """
     rows = reader.totals(wanted, buckets)
     names = list(dict.fromkeys(group_of(row, wanted.by) for row in rows))[:MOST_SERIES]
@@ -178,7 +180,7 @@ def _currency(rows: Sequence[GroupUsage], prices: Sequence[PriceConfig]) -> str:
 
 def _csv(ledger: Ledger, prices: Sequence[PriceConfig], wanted: UsageQuery) -> str:
     buckets = buckets_of(wanted.span, datetime.now(UTC))
-    groups = list(dict.fromkeys([buckets.unit, GroupBy.TENANT, GroupBy.MODEL]))
+    groups = list(dict.fromkeys([buckets.unit, GroupBy.TENANT, GroupBy.MODEL, wanted.by]))
     if wanted.by is not GroupBy.TENANT and not wanted.tenant:
         groups.remove(GroupBy.TENANT)
     rows = ledger.usage(

@@ -11,11 +11,14 @@ import msgspec
 from gateway.config.document import PriceConfig
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import GroupBy, GroupUsage
+from gateway.types import Source
 
 MOST_SERIES = 7
 OTHERS = "others"
+NO_GROUP = "none"
+"""Stands for requests without a value, such as requests that no backend answered."""
 _HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
-SOURCES = ("hit", "collapsed", "computed", "failed")
+SOURCES = [source.value for source in Source]
 
 
 class ChartSpan(StrEnum):
@@ -118,7 +121,7 @@ class UsageReader:
         self._prices = prices
 
     def totals(self, wanted: UsageQuery, buckets: Buckets) -> list[GroupUsage]:
-        """Return one row for each tenant or model. Rows with the most usage come first."""
+        """Return one row for each group. Rows with the most usage come first."""
         rows = self._rows(wanted, buckets, [wanted.by])
         return sorted(rows, key=lambda row: -measured(row, wanted.measure))
 
@@ -129,7 +132,7 @@ class UsageReader:
     def largest(
         self, wanted: UsageQuery, buckets: Buckets, names: Collection[str]
     ) -> list[GroupUsage]:
-        """Return a row for each hour or day and each tenant or model in `names`."""
+        """Return rows for each hour or day and each group in `names`, maybe also for others."""
         if not names:
             return []
         return self._rows(wanted, buckets, [buckets.unit, wanted.by], names=names)
@@ -142,15 +145,14 @@ class UsageReader:
         *,
         names: Collection[str] = (),
     ) -> list[GroupUsage]:
-        by_tenant = wanted.by is GroupBy.TENANT
         return self._ledger.usage(
             wanted.tenant or None,
             buckets.since,
             buckets.until,
             groups,
             prices=self._prices,
-            models=names if names and not by_tenant else wanted.models,
-            tenants=names if names and by_tenant else None,
+            models=(names if wanted.by is GroupBy.MODEL else None) or wanted.models,
+            tenants=(names if wanted.by is GroupBy.TENANT else None) or None,
         )
 
 
@@ -179,7 +181,7 @@ def breakdown_chart(
     wanted: UsageQuery,
     buckets: Buckets,
 ) -> Chart:
-    """Return a series for each tenant or model in `names`, and one series for all others."""
+    """Return a series for each group in `names`, and one series for all others."""
 
     def value(row: GroupUsage) -> float:
         return measured(row, wanted.measure)
@@ -208,8 +210,8 @@ def charged_over_time(rows: Sequence[GroupUsage], buckets: Buckets, currency: st
 
 
 def group_of(row: GroupUsage, by: GroupBy) -> str:
-    """Return the tenant or model of a row."""
-    return str(getattr(row, by.value))
+    """Return the group of a row, such as its tenant or model."""
+    return str(getattr(row, by.value)) or NO_GROUP
 
 
 def margin_chart(

@@ -133,6 +133,7 @@ class BackendCall:
         ended: list[tuple[OpenItem, ItemOutcome]] = []
         items, waiting, duplicated = self.items, self.waiting, self.duplicated
         count, answered, rows = len(items), self.answered, self.rows
+        region = self.endpoint.region
         for frame in frames:
             place = frame.index
             if not 0 <= place < count:
@@ -156,6 +157,7 @@ class BackendCall:
                     truncated_from=frame.truncated_from,
                     arm=frame.arm,
                     shadow=frame.shadow,
+                    region=region,
                 )
                 ended.append((item, outcome))
             elif frame.retryable:
@@ -163,7 +165,9 @@ class BackendCall:
                 self.failed.append((item, failures.of_item(frame)))
             else:
                 failure = failures.of_item(frame)
-                failed = ItemOutcome(source=Source.FAILED, failure=failure, arm=frame.arm)
+                failed = ItemOutcome(
+                    source=Source.FAILED, failure=failure, arm=frame.arm, region=region
+                )
                 ended.append((item, failed))
         self.answered, self.rows = answered, rows
         self._is_useful = self._is_useful or bool(ended)

@@ -10,7 +10,9 @@ import msgspec
 
 from gateway.types import RequestEvent, RequestId
 
-_ID, _TIME, _DURATION, _COUNT_FIELD = 0, 1, 8, 12
+_ID, _TIME, _DURATION, _COUNT_FIELD = map(
+    RequestEvent.__struct_fields__.index, ("id", "time", "duration", "count")
+)
 _NUMBERS = struct.Struct(">BQ")
 _FLOAT = struct.Struct(">Bd")
 _COUNT = struct.Struct(">BH")

@@ -87,6 +87,7 @@ def joined_outcome(outcome: ItemOutcome) -> ItemOutcome:
         truncated_from=outcome.truncated_from,
         arm=outcome.arm,
         input_tokens=outcome.input_tokens,
+        region=outcome.region,
     )
 
 

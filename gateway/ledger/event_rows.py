@@ -1,16 +1,19 @@
 """Turns usage events into database rows. One row can hold a run: several similar requests."""
 
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
+from gateway.ledger.usage_fields import DETAILS, FIELDS, NUMBERS, UNITS
 from gateway.types import ID_DIGITS, RequestEvent
 
 _SECOND: Final = 1_000_000_000
-_KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code", "batch")
-_USED: Final = ("items", "hit", "collapsed", "computed", "failed", "rows", "tokens")
-_kind_of: Final = attrgetter(*_KIND)
-_used_by: Final = attrgetter(*(f"usage.{name}" for name in _USED))
+_NAMES: Final = tuple(FIELDS)
+_COLUMNS: Final = ("id", "time", "requests", "is_summed", *_NAMES)
+_fields_of: Final = attrgetter(*_NAMES)
+_used_by: Final = attrgetter(*(f"usage.{name}" for name in UNITS))
+_details_of: Final = itemgetter(*map(_NAMES.index, DETAILS))
+_NO_DETAILS: Final = _details_of([0 if name in NUMBERS else "" for name in _NAMES])
 _by_id: Final = attrgetter("id")
 _LARGEST: Final = 2**63 - 1
 _MOST_UNITS: Final = 2**40
@@ -37,18 +40,15 @@ def is_valid(event: RequestEvent) -> bool:
 
 def row_of(event: RequestEvent) -> dict[str, Any]:
     """Return the row of one event."""
-    row = dict(zip(_KIND, _kind_of(event), strict=True))
-    count, used = event.count, _used_by(event)
-    row |= {"id": event.id, "time": event.time, "requests": count, "is_summed": 1}
-    row |= zip(_USED, used if count == 1 else [each * count for each in used], strict=True)
+    (row,) = rows_of_runs([event])
     return row
 
 
 def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
     """Return one row for each run of similar `events`.
 
-    The events of a run have consecutive ids, and their times lie in the same second. They have the
-    same tenant, key, model, task, status, region, revision, error code and value of `batch`. The
+    The events of a run have consecutive ids, their times lie in the same second, and they have the
+    same `FIELDS`. An event with one of `DETAILS`, such as an id of the caller, is in no run. The
     row of a run has the first event's id, the events' earliest time, and the sums of their units.
     All events of a run have the same price, because prices change only at whole seconds.
     """
@@ -57,22 +57,24 @@ def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
     last: object = None
     following = ""
     for event in sorted(events, key=_by_id):
-        kind, time, count = _kind_of(event), event.time, event.count
+        fields, time, count = _fields_of(event), event.time, event.count
         second = time // _SECOND
-        if event.id == following and (kind, second) == last:
+        is_following = event.id == following and (fields, second) == last
+        if is_following and _details_of(fields) == _NO_DETAILS:
             row = rows[-1]
             row["requests"] += count
             row["time"] = min(row["time"], time)
         else:
-            last = kind, second
-            rows.append(dict(zip(_KIND, kind, strict=True)))
-            rows[-1] |= {"id": event.id, "time": time, "requests": count, "is_summed": 1}
+            last = fields, second
+            values = (event.id, time, count, 1, *fields)
+            rows.append(dict(zip(_COLUMNS, values, strict=True)))
             used.append([])
         each = _used_by(event)
         used[-1].append(each if count == 1 else tuple([one * count for one in each]))
         following = _following(event.id, count)
     for row, of_row in zip(rows, used, strict=True):
-        row.update(zip(_USED, map(sum, zip(*of_row, strict=True)), strict=True))
+        units = of_row[0] if len(of_row) == 1 else map(sum, zip(*of_row, strict=True))
+        row.update(zip(UNITS, units, strict=True))
     return rows
 
 

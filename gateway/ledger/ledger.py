@@ -16,7 +16,7 @@ from gateway.ledger.dead_letters import DeadLetters
 from gateway.ledger.files import FileStore
 from gateway.ledger.invoices import Invoice, make_invoice, month_bounds
 from gateway.ledger.operators import OperatorStore
-from gateway.ledger.past_requests import find_request
+from gateway.ledger.past_requests import find_request, find_requests
 from gateway.ledger.prices import PublishedPrices
 from gateway.ledger.pricing import PriceList
 from gateway.ledger.principals import PrincipalReader
@@ -28,7 +28,7 @@ from gateway.ledger.rollup import Rollup
 from gateway.ledger.serving_plans import ServingPlanStore
 from gateway.ledger.store import Store, to_nanoseconds
 from gateway.ledger.tenant_pages import TenantPages
-from gateway.ledger.types import GroupBy, GroupUsage, RecordedRequest, RevisionCost
+from gateway.ledger.types import GroupBy, GroupUsage, PastRequest, RevisionCost
 from gateway.ledger.usage import priced_usage, usage_by_group
 from gateway.ledger.webhooks import DeliveryStore
 
@@ -132,13 +132,22 @@ class Ledger:
 
     def request(
         self, tenant: str, request_id: str, *, models: Collection[str] | None = None
-    ) -> RecordedRequest | None:
+    ) -> PastRequest | None:
         """Return the recorded request with this id.
 
         Return `None` if no request has this id, if another tenant sent it, or if its model is not
         in `models`.
         """
         return find_request(self._store, tenant, request_id, models=models)
+
+    def requests(
+        self, tenant: str, client_id: str, *, models: Collection[str] | None = None
+    ) -> list[PastRequest]:
+        """Return the tenant's requests to which the caller gave this id, newest first.
+
+        At most 100 requests are returned, and only those whose model is in `models`.
+        """
+        return find_requests(self._store, tenant, client_id, models=models)
 
     def revision_costs(
         self, model: str, revision: str, prices: Sequence[PriceConfig] = ()

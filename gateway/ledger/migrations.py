@@ -4,18 +4,20 @@ A change of the schema takes two releases ("expand and contract"). The first rel
 columns with a default value. Older programs ignore the additions, so `compatible_from` does not
 change. A later release removes tables or columns that no supported program uses, and raises
 `compatible_from`. `MIGRATIONS` does not list new tables, because `schema.metadata` creates them.
+The fields of usage events say themselves which version adds their columns.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy
 from sqlalchemy import Connection, Table, func, select
-from sqlalchemy.schema import CreateIndex, CreateTable
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from gateway.errors import DependencyUnavailable
 from gateway.ledger import schema, usage_marks
+from gateway.ledger.usage_fields import FIELDS
 
 InsertNew = Callable[[Connection, Table, list[dict[str, Any]]], int]
 """Inserts the rows whose primary keys are new, like `Store.insert_new`."""
@@ -33,57 +35,54 @@ class Migration(NamedTuple):
 
     version: int
     compatible_from: int
-    columns: tuple[tuple[str, str], ...] = ()
-    """Pairs: the name of a table, and the SQL definition of its new column."""
+    columns: tuple[str, ...] = ()
+    """The new columns, as `table.column`."""
 
 
-MIGRATIONS: Final = (
-    Migration(
-        version=2,
-        compatible_from=2,
-        columns=(("usage_events", "requests BIGINT NOT NULL DEFAULT 1"),),
-    ),
-    # Adds `schema_migrations`, `published_prices`, `published_documents`, `drained_backends` and
-    # `usage_rollups`.
-    Migration(version=3, compatible_from=2),
-    # Adds `arm_usage` and `serving_plans`.
-    Migration(version=4, compatible_from=2),
-    # Adds `files`, `batches` and `webhook_deliveries`.
-    Migration(
-        version=5,
-        compatible_from=2,
-        columns=(
-            ("usage_events", "batch BIGINT NOT NULL DEFAULT 0"),
-            ("prices", "batch_percent BIGINT NOT NULL DEFAULT 100"),
-            ("published_prices", "batch_percent BIGINT NOT NULL DEFAULT 100"),
+def _with_event_fields(listed: Sequence[Migration]) -> tuple[Migration, ...]:
+    """Return the `listed` migrations, and those that add the columns of usage events' fields."""
+    found = {migration.version: migration for migration in listed}
+    for name, field in FIELDS.items():
+        if field.since:
+            # An added column changes nothing for older programs.
+            new = Migration(version=field.since, compatible_from=listed[-1].compatible_from)
+            former = found.get(field.since, new)
+            columns = (*former.columns, f"usage_events.{name}")
+            found[field.since] = former._replace(columns=columns)
+    return tuple(found[version] for version in sorted(found))
+
+
+MIGRATIONS: Final = _with_event_fields(
+    (
+        Migration(version=2, compatible_from=2, columns=("usage_events.requests",)),
+        # Adds `schema_migrations`, `published_prices`, `published_documents`, `drained_backends`
+        # and `usage_rollups`.
+        Migration(version=3, compatible_from=2),
+        # Adds `arm_usage` and `serving_plans`.
+        Migration(version=4, compatible_from=2),
+        # Adds `files`, `batches` and `webhook_deliveries`.
+        Migration(
+            version=5,
+            compatible_from=2,
+            columns=("prices.batch_percent", "published_prices.batch_percent"),
         ),
-    ),
-    Migration(
-        version=6,
-        compatible_from=2,
-        columns=(
-            ("keys", "origins TEXT"),
-            ("keys", "routes TEXT"),
-            ("keys", "former_hash VARCHAR(128)"),
-            ("keys", "former_expires BIGINT"),
+        Migration(
+            version=6,
+            compatible_from=2,
+            columns=("keys.origins", "keys.routes", "keys.former_hash", "keys.former_expires"),
         ),
-    ),
-    # Adds `account_changes` and `budget_alerts`.
-    Migration(
-        version=7,
-        compatible_from=2,
-        columns=(("tenants", "budget TEXT"), ("tenants", "exhausted_until BIGINT")),
-    ),
-    # Adds `operators`.
-    Migration(version=8, compatible_from=2),
-    # Adds `usage_sums`, which the roll-up fills in steps.
-    Migration(version=9, compatible_from=2),
-    # Adds `usage_hours`. Billing adds to it; the roll-up fills in the hours before the migration.
-    Migration(
-        version=10,
-        compatible_from=2,
-        columns=(("usage_events", "is_summed INTEGER NOT NULL DEFAULT 0"),),
-    ),
+        # Adds `account_changes` and `budget_alerts`.
+        Migration(
+            version=7, compatible_from=2, columns=("tenants.budget", "tenants.exhausted_until")
+        ),
+        # Adds `operators`.
+        Migration(version=8, compatible_from=2),
+        # Adds `usage_sums`, which the roll-up fills in steps.
+        Migration(version=9, compatible_from=2),
+        # Adds `usage_hours`. Billing adds to it; the roll-up fills in the hours before the
+        # migration.
+        Migration(version=10, compatible_from=2, columns=("usage_events.is_summed",)),
+    )
 )
 VERSION: Final = MIGRATIONS[-1].version
 EMPTY: Final = (
@@ -162,9 +161,12 @@ def _definitions(database: str) -> tuple[list[str], list[str]]:
 
 
 def _add_columns(connection: Connection, migration: Migration, existing: set[str]) -> None:
-    for name, column in migration.columns:
+    for place in migration.columns:
+        name, column = place.split(".")
         if name in existing:  # a table that was just created has the column already
-            connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {column}")
+            new = CreateColumn(schema.metadata.tables[name].c[column])
+            definition = new.compile(dialect=connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
 
 
 def _tables(connection: Connection) -> set[str]:

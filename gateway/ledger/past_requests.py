@@ -1,4 +1,4 @@
-"""Finds a recorded request by its id, even if its row holds several requests."""
+"""Finds recorded requests by their own id, or by the id that the caller gave them."""
 
 import re
 from collections.abc import Collection
@@ -9,18 +9,19 @@ from sqlalchemy import Row, select
 from gateway.ledger import schema
 from gateway.ledger.batch_types import FAILED
 from gateway.ledger.store import Store, to_datetime
-from gateway.ledger.types import RecordedRequest, Units
-from gateway.types import ID_DIGITS
+from gateway.ledger.types import PastRequest
+from gateway.ledger.usage_fields import PUBLIC, UNITS
+from gateway.types import ID_DIGITS, RequestUsage
 
 _events = schema.usage_events
-_USED = ("items", "hit", "collapsed", "computed", "failed", "rows", "tokens")
+_MOST = 100
 _ANY = re.compile(r"[A-Za-z0-9_-]{1,110}")
 _FORM = re.compile(rf"[A-Za-z0-9_]{{1,100}}[0-9a-f]{{{ID_DIGITS}}}")
 
 
 def find_request(
     store: Store, tenant: str, request_id: str, *, models: Collection[str] | None = None
-) -> RecordedRequest | None:
+) -> PastRequest | None:
     """Return the recorded request with this id.
 
     Return `None` if no request has this id, if another tenant sent it, or if its model is not in
@@ -46,18 +47,32 @@ def find_request(
         return None
     if row.id not in {request_id, request_id + FAILED} and not _is_among(request_id, row):
         return None
-    used = {name: getattr(row, name) for name in _USED}
-    return RecordedRequest(
+    return _request(request_id, row)
+
+
+def find_requests(
+    store: Store, tenant: str, client_id: str, *, models: Collection[str] | None = None
+) -> list[PastRequest]:
+    """Return the tenant's requests with this `client_id`, at most 100, newest first.
+
+    If `models` is set, only requests for these models are returned.
+    """
+    query = select(_events).where(_events.c.tenant == tenant, _events.c.client_id == client_id)
+    query = query.where(schema.HAS_CLIENT_ID).order_by(_events.c.time.desc()).limit(_MOST)
+    if models is not None:
+        query = query.where(_events.c.model.in_(models))
+    with store.reading() as connection:
+        return [_request(row.id, row) for row in connection.execute(query)]
+
+
+def _request(request_id: str, row: Row[Any]) -> PastRequest:
+    """Return the request of this id from its row. Only sums are kept of several in one row."""
+    used = RequestUsage(**{name: getattr(row, name) for name in UNITS})
+    return PastRequest(
         id=request_id,
         time=to_datetime(row.time),
-        key=row.key,
-        model=row.model,
-        task=row.task,
-        status=row.status,
-        code=row.code,
-        region=row.region,
-        revision=row.revision,
-        usage=Units(requests=1, **used) if row.requests == 1 else None,
+        usage=used if row.requests == 1 else None,
+        **{name: getattr(row, name) for name in PUBLIC},
     )
 
 

@@ -7,15 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from gateway.ledger.invoices import Invoice
-from gateway.ledger.types import GroupUsage, Units
-
-_UNITS = Units.__struct_fields__
-_GROUPS = ("day", "hour", "tenant", "key", "model", "task", "region")
+from gateway.ledger.types import GroupBy, GroupUsage
+from gateway.ledger.usage_fields import SUMMED
 
 
 def invoice_csv(invoice: Invoice) -> str:
     """Return the lines of an invoice as CSV with a header."""
-    head = ["tenant", "month", "model", "price", *_UNITS, "exact", "amount", "currency"]
+    head = ["tenant", "month", "model", "price", *SUMMED, "exact", "amount", "currency"]
     common = {"tenant": invoice.tenant, "month": invoice.month}
     rows = [
         common | msgspec.structs.asdict(line) | msgspec.structs.asdict(line.units)
@@ -29,8 +27,8 @@ def usage_csv(rows: Sequence[GroupUsage], group_by: Sequence[str]) -> str:
 
     The header has a column for each of `group_by`, even if no rows follow.
     """
-    groups = [g for g in _GROUPS if g in group_by]
-    head = [*groups, *_UNITS, "cost", "currency"]
+    groups = [group.value for group in GroupBy if group in group_by]
+    head = [*groups, *SUMMED, "cost", "currency"]
     return _csv(head, map(msgspec.structs.asdict, rows))
 
 

@@ -10,11 +10,11 @@ from gateway.ledger import schema
 from gateway.ledger.pricing import PriceList, amount, decimal
 from gateway.ledger.store import Store
 from gateway.ledger.types import RevisionCost, Units
+from gateway.ledger.usage_fields import OUTCOMES
 from gateway.ledger.usage_marks import HOUR
 from gateway.types import RequestEvent
 
 _KEY: Final = ("time", "model", "revision", "arm", "shadow")
-_SUMMED: Final = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
 _table: Final = schema.revision_usage
 
 
@@ -28,12 +28,12 @@ def add_revision_usage(
             hour = event.time - event.time % HOUR
             key = (hour, event.model, event.revision, usage.arm, usage.shadow)
             found = sums.setdefault(key, Counter())
-            for name in _SUMMED:
+            for name in OUTCOMES:
                 found[name] += getattr(usage, name) * event.count
     # Sorted, so that concurrent transactions lock rows in the same order and cannot deadlock.
     rows = [dict(zip(_KEY, key, strict=True)) | dict(sums[key]) for key in sorted(sums)]
     if rows:
-        store.add_to(connection, _table, rows, _SUMMED)
+        store.add_to(connection, _table, rows, OUTCOMES)
 
 
 def revision_costs(
@@ -46,7 +46,7 @@ def revision_costs(
     """
     key = (_table.c.time, _table.c.arm)
     query = (
-        select(*key, *(func.sum(_table.c[name]) for name in _SUMMED))
+        select(*key, *(func.sum(_table.c[name]) for name in OUTCOMES))
         .where(_table.c.model == model, _table.c.revision == revision)
         .group_by(*key)
     )
@@ -55,13 +55,13 @@ def revision_costs(
     found: dict[tuple[str, str], tuple[Units, int]] = {}
     for time, number, *sums in rows:
         price = prices.at(model, int(time)).entry
-        units = Units(**dict(zip(_SUMMED, map(int, sums), strict=True)))
+        units = Units(**dict(zip(OUTCOMES, map(int, sums), strict=True)))
         before, cost = found.get((number, price.currency), (Units(), 0))
         found[number, price.currency] = (before + units, cost + amount(units, price))
     return [
         RevisionCost(
             arm=number,
-            **{name: getattr(units, name) for name in _SUMMED},
+            **{name: getattr(units, name) for name in OUTCOMES},
             cost=decimal(cost),
             currency=currency,
         )

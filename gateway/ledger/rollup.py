@@ -13,7 +13,7 @@ from sqlalchemy import Connection, RowMapping, delete, func, select
 
 from gateway.ledger import schema
 from gateway.ledger.store import Store
-from gateway.ledger.types import Units
+from gateway.ledger.usage_fields import KIND, SUMMED
 from gateway.ledger.usage_hours import ROLLUP_PREFIX, keep_hours
 from gateway.ledger.usage_marks import HOUR, LOCK, locked_marks, move_hours
 from gateway.ledger.usage_sums import sum_day
@@ -21,8 +21,6 @@ from gateway.ledger.usage_sums import sum_day
 _HOURS: Final = 100
 """The most hours that one transaction scans. After a very late event, the roll-up has to scan all
 hours since the event again."""
-_KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code", "batch")
-_SUMMED: Final = Units.__struct_fields__
 _events: Final = schema.usage_events
 
 
@@ -56,7 +54,7 @@ class Rollup:
             move_hours(connection, end if start is None else min(start, end))
             if not rows or start is None:
                 return 0
-            self._store.add_to(connection, _events, _sums(rows, start), _SUMMED)
+            self._store.add_to(connection, _events, _sums(rows, start), SUMMED)
             ids = [row["id"] for row in rows]
             connection.execute(delete(_events).where(_events.c.id.in_(ids)))
             return len(rows)
@@ -76,7 +74,7 @@ def _hour_with_events(connection: Connection, since: int) -> int | None:
 
 
 def _rows_of_hour(connection: Connection, start: int, limit: int) -> list[RowMapping]:
-    columns = [_events.c[name] for name in ("id", "is_summed", *_KIND, *_SUMMED)]
+    columns = [_events.c[name] for name in ("id", "is_summed", *KIND, *SUMMED)]
     query = (
         select(*columns)
         .where(_events.c.time >= start, _events.c.time < start + HOUR)
@@ -90,7 +88,7 @@ def _sums(rows: list[RowMapping], start: int) -> list[dict[str, Any]]:
     """Return rows that hold the sums of `rows`. The hour of all `rows` begins at `start`."""
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     for row in rows:
-        kind = tuple(row[name] for name in _KIND)
+        kind = tuple(row[name] for name in KIND)
         is_summed = row["is_summed"]
         if is_summed:
             # Events that are in `usage_hours` (`is_summed`), and events that are not, need rows
@@ -101,8 +99,8 @@ def _sums(rows: list[RowMapping], start: int) -> list[dict[str, Any]]:
         if sums is None:
             digest = hashlib.blake2b(repr(kind).encode(), digest_size=16).hexdigest()
             own = {"id": f"{ROLLUP_PREFIX}{start // 1_000_000_000}-{digest}", "time": start}
-            own |= {name: row[name] for name in ("is_summed", *_KIND)}
-            sums = found[kind] = own | dict.fromkeys(_SUMMED, 0)
-        for name in _SUMMED:
+            own |= {name: row[name] for name in ("is_summed", *KIND)}
+            sums = found[kind] = own | dict.fromkeys(SUMMED, 0)
+        for name in SUMMED:
             sums[name] += row[name]
     return list(found.values())

@@ -3,6 +3,7 @@
 Times are Unix times in nanoseconds. Money is in 10^-9 of a currency unit.
 """
 
+from itertools import starmap
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -20,13 +21,16 @@ from sqlalchemy import (
     text,
 )
 
+from gateway.ledger.usage_fields import FIELDS, NUMBERS, OUTCOMES, SUMMED, UNITS
+from gateway.types import EventField
+
 metadata: Final = MetaData()
 
 # SQLite assigns row numbers only in a column of exactly this type.
 _NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
-# A literal, because a database does not use a partial index if a parameter holds the value.
+# Literals, because a database does not use a partial index if a parameter holds the value.
 _NOT_SUMMED: Final = text("is_summed = 0")
-_USED: Final = ("hit", "collapsed", "computed", "failed", "rows", "tokens")
+HAS_CLIENT_ID: Final = text("client_id <> ''")
 
 
 def _price_columns() -> list[Column[Any]]:
@@ -34,6 +38,15 @@ def _price_columns() -> list[Column[Any]]:
     currency: Column[Any] = Column("currency", String(8), nullable=False)
     percent: Column[Any] = Column("batch_percent", BigInteger, nullable=False, server_default="100")
     return [currency, *(Column(unit, BigInteger, nullable=False) for unit in units), percent]
+
+
+def _event_column(name: str, field: EventField) -> Column[Any]:
+    """Return the column of a field of usage events. Rows of older programs get its default."""
+    if name in NUMBERS:
+        default = "0" if field.since else None
+        return Column(name, BigInteger, nullable=False, server_default=default)
+    kind = String(field.length) if field.length else Text()
+    return Column(name, kind, nullable=False, server_default="" if field.since else None)
 
 
 schema_version: Final = Table(
@@ -132,28 +145,20 @@ usage_events: Final = Table(
     metadata,
     Column("id", String(128), primary_key=True),
     Column("time", BigInteger, nullable=False),
-    Column("tenant", String(64), nullable=False),
-    Column("key", String(64), nullable=False),
-    Column("model", Text, nullable=False),
-    Column("task", Text, nullable=False),
-    Column("status", Integer, nullable=False),
-    Column("items", BigInteger, nullable=False),
-    Column("hit", BigInteger, nullable=False),
-    Column("collapsed", BigInteger, nullable=False),
-    Column("computed", BigInteger, nullable=False),
-    Column("failed", BigInteger, nullable=False),
-    Column("rows", BigInteger, nullable=False),
-    Column("tokens", BigInteger, nullable=False),
-    Column("region", Text, nullable=False),
-    Column("revision", Text, nullable=False),
-    Column("code", Text, nullable=False),
+    *starmap(_event_column, FIELDS.items()),
+    *(Column(name, BigInteger, nullable=False) for name in UNITS),
     Column("requests", BigInteger, nullable=False, server_default="1"),
-    Column("batch", BigInteger, nullable=False, server_default="0"),
     Column("is_summed", Integer, nullable=False, server_default="0"),
     Index("usage_events_tenant_time", "tenant", "time"),
     Index("usage_events_time", "time"),
     Index(
         "usage_events_not_summed", "time", sqlite_where=_NOT_SUMMED, postgresql_where=_NOT_SUMMED
+    ),
+    Index(
+        "usage_events_client_id",
+        *("tenant", "client_id", "time"),
+        sqlite_where=HAS_CLIENT_ID,
+        postgresql_where=HAS_CLIENT_ID,
     ),
 )
 """A row holds one usage event, or a run of events: `requests` events with consecutive ids, of which
@@ -168,7 +173,7 @@ revision_usage: Final = Table(
     Column("revision", String(64), primary_key=True),
     Column("arm", String(64), primary_key=True),
     Column("shadow", String(64), primary_key=True),
-    *(Column(name, BigInteger, nullable=False) for name in _USED),
+    *(Column(name, BigInteger, nullable=False) for name in OUTCOMES),
 )
 """Sums of usage by hour and revision (`arm`), for models with a traffic split."""
 
@@ -206,7 +211,7 @@ def _table_of_sums(name: str, begin: str) -> Table:
         Column("model", Text, primary_key=True),
         Column("batch", BigInteger, primary_key=True, autoincrement=False),
         Column("is_free", Integer, primary_key=True, autoincrement=False),
-        *(Column(each, BigInteger, nullable=False) for each in ("requests", "items", *_USED)),
+        *(Column(each, BigInteger, nullable=False) for each in SUMMED),
         # SQLite then stores rows in the order of the primary key, and queries read them in this
         # order.
         sqlite_with_rowid=False,

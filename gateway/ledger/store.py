@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy
-from sqlalchemy import Connection, Engine, event, exc
+from sqlalchemy import Connection, CursorResult, Engine, event, exc
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -149,10 +149,9 @@ class Store:
         """Insert the rows whose primary keys are new; return the number of inserted rows."""
         if not rows:
             return 0
-        if self._is_sqlite:
-            return connection.execute(_insert_into_sqlite(table), rows).rowcount
+        result = self._insert(connection, table, rows, ())
         # PostgreSQL's drivers do not return the number of inserted rows.
-        return len(connection.execute(_insert_into_postgresql(table), rows).all())
+        return result.rowcount if self._is_sqlite else len(result.all())
 
     def add_to(
         self,
@@ -166,18 +165,25 @@ class Store:
         If a row with the same primary key exists, its columns `summed` increase by the values of
         the new row. Its other columns stay.
         """
-        if not rows:
-            return
+        if rows:
+            self._insert(connection, table, rows, tuple(summed))
+
+    def _insert(
+        self,
+        connection: Connection,
+        table: sqlalchemy.Table,
+        rows: list[dict[str, Any]],
+        summed: tuple[str, ...],
+    ) -> CursorResult[Any]:
         columns = tuple(rows[0])
         if self._is_sqlite:
             # SQLAlchemy is not used here, because it takes longer to bind a row than SQLite takes
             # to insert the row.
-            statement, values_of = _add_in_sqlite(table, columns, tuple(summed))
-            connection.exec_driver_sql(statement, list(map(values_of, rows)))
-            return
+            statement, values_of = _insert_in_sqlite(table, columns, summed)
+            return connection.exec_driver_sql(statement, list(map(values_of, rows)))
         # One statement with arrays costs as much as a statement for a single row.
         values = {name: [row[name] for row in rows] for name in columns}
-        connection.execute(_add_in_postgresql(table, columns, tuple(summed)), values)
+        return connection.execute(_insert_in_postgresql(table, columns, summed), values)
 
     def lock_subject(self, connection: Connection, subject: str) -> int:
         """Lock the name `subject` until the transaction ends, and return the Unix time.
@@ -309,42 +315,38 @@ def to_datetime(nanoseconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=rest // 1_000)
 
 
-@cache
-def _insert_into_sqlite(table: sqlalchemy.Table) -> sqlite.Insert:
-    return sqlite.insert(table).on_conflict_do_nothing()
-
-
-@cache
-def _insert_into_postgresql(table: sqlalchemy.Table) -> Any:  # its type is private
-    first, *_ = table.primary_key
-    return postgresql.insert(table).on_conflict_do_nothing().returning(first)
-
-
 # Cached, because building a statement takes as long as executing it.
 @cache
-def _add_in_sqlite(
+def _insert_in_sqlite(
     table: sqlalchemy.Table, columns: tuple[str, ...], summed: tuple[str, ...]
 ) -> tuple[str, Callable[[dict[str, Any]], Any]]:  # Any: the values of the columns
     new = sqlite.insert(table).values({name: sqlalchemy.bindparam(name) for name in columns})
-    sums = {name: table.c[name] + new.excluded[name] for name in summed}
-    new = new.on_conflict_do_update(index_elements=[*table.primary_key], set_=sums)
+    if summed:
+        sums = {name: table.c[name] + new.excluded[name] for name in summed}
+        new = new.on_conflict_do_update(index_elements=[*table.primary_key], set_=sums)
+    else:
+        new = new.on_conflict_do_nothing()
     # The values are in the order of the table's columns.
-    values_of = itemgetter(*(column.name for column in table.columns if column.name in columns))
+    names = [column.name for column in table.columns if column.name in columns]
+    values_of = itemgetter(*names) if len(names) > 1 else lambda row: (row[names[0]],)
     return str(new.compile(dialect=sqlite.dialect())), values_of
 
 
 @cache
-def _add_in_postgresql(
+def _insert_in_postgresql(
     table: sqlalchemy.Table, columns: tuple[str, ...], summed: tuple[str, ...]
-) -> postgresql.Insert:
+) -> Any:  # the type of an insert that returns values is private
     arrays = (
         sqlalchemy.bindparam(name, type_=postgresql.ARRAY(_unbounded(table.c[name].type)))
         for name in columns
     )
     rows = sqlalchemy.select(*map(sqlalchemy.func.unnest, arrays))
     new = postgresql.insert(table).from_select(columns, rows)
-    sums = {name: table.c[name] + new.excluded[name] for name in summed}
-    return new.on_conflict_do_update(index_elements=[*table.primary_key], set_=sums)
+    if summed:
+        sums = {name: table.c[name] + new.excluded[name] for name in summed}
+        return new.on_conflict_do_update(index_elements=[*table.primary_key], set_=sums)
+    first, *_ = table.primary_key
+    return new.on_conflict_do_nothing().returning(first)
 
 
 def _unbounded(column: Any) -> Any:  # Any: of any type of value

@@ -3,11 +3,12 @@
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 
-from gateway.types import KeyId, RequestEvent, Rule, TenantId
+from gateway.ledger.usage_fields import FIELDS, SUMMED
+from gateway.types import KeyId, RequestEvent, RequestUsage, Rule, TenantId
 from wire.plans import Serving
 
 
@@ -129,40 +130,35 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupBy(StrEnum):
-    """Names the fields by which usage can be grouped."""
+    """Names the fields by which usage can be grouped.
 
-    TENANT = "tenant"
+    Each is a field of usage events with a column in the ledger, or a time.
+    """
+
     DAY = "day"
     HOUR = "hour"
-    MODEL = "model"
+    TENANT = "tenant"
     KEY = "key"
+    MODEL = "model"
     TASK = "task"
     REGION = "region"
+    BACKEND_REGION = "backend_region"
+
+    @property
+    def is_public(self) -> bool:
+        """Whether tenants may group their own usage by it."""
+        field = FIELDS.get(self.value)
+        return field is None or field.is_public
 
 
-class Units(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Counts requests, items by outcome, and the rows and tokens of computed items."""
+class Units(RequestUsage, frozen=True, kw_only=True, gc=False):
+    """What several requests used together."""
 
     requests: int = 0
-    items: int = 0
-    hit: int = 0
-    collapsed: int = 0
-    computed: int = 0
-    failed: int = 0
-    rows: int = 0
-    tokens: int = 0
+    """Answered requests, errors included."""
 
     def __add__(self, other: "Units") -> "Units":
-        return Units(
-            requests=self.requests + other.requests,
-            items=self.items + other.items,
-            hit=self.hit + other.hit,
-            collapsed=self.collapsed + other.collapsed,
-            computed=self.computed + other.computed,
-            failed=self.failed + other.failed,
-            rows=self.rows + other.rows,
-            tokens=self.tokens + other.tokens,
-        )
+        return Units(**{name: getattr(self, name) + getattr(other, name) for name in SUMMED})
 
 
 class GroupUsage(Units, frozen=True, kw_only=True, gc=False):
@@ -171,6 +167,7 @@ class GroupUsage(Units, frozen=True, kw_only=True, gc=False):
     A field such as `day` or `tenant` is set only if the query groups usage by this field.
     """
 
+    described_by: ClassVar = RequestEvent
     day: str | msgspec.UnsetType = msgspec.UNSET
     hour: str | msgspec.UnsetType = msgspec.UNSET
     tenant: str | msgspec.UnsetType = msgspec.UNSET
@@ -178,24 +175,31 @@ class GroupUsage(Units, frozen=True, kw_only=True, gc=False):
     model: str | msgspec.UnsetType = msgspec.UNSET
     task: str | msgspec.UnsetType = msgspec.UNSET
     region: str | msgspec.UnsetType = msgspec.UNSET
+    backend_region: str | msgspec.UnsetType = msgspec.UNSET
     cost: str
     """The exact cost in `currency`, as a decimal number."""
     currency: str
 
 
-class RecordedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a recorded request. If its row holds several requests, `usage` is `None`."""
+class PastRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was answered."""
 
+    described_by: ClassVar = RequestEvent
     id: str
+    """The `X-Request-Id` of its response."""
     time: datetime
+    """When it was answered; of several that were recorded together, when the first was."""
     key: str
     model: str
     task: str
     status: int
     code: str
     region: str
+    backend_region: str
     revision: str
-    usage: Units | None
+    client_id: str
+    usage: RequestUsage | None
+    """What it used; nothing where requests were recorded together, of which only sums are kept."""
 
 
 class RevisionCost(msgspec.Struct, frozen=True, kw_only=True):

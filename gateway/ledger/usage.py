@@ -22,10 +22,11 @@ from gateway.ledger.pricing import Price, PriceList, amount, decimal
 from gateway.ledger.store import Store, to_datetime
 from gateway.ledger.types import GroupBy, GroupUsage, Units
 from gateway.ledger.usage_blocks import Blocks, is_in
+from gateway.ledger.usage_fields import SUMMED
 from gateway.ledger.usage_hours import HOURS_OF_DAY
 from gateway.ledger.usage_marks import DAY, HOUR
 from gateway.ledger.usage_sources import sources_of
-from gateway.ledger.usage_sums import ALL_TENANTS, SUMMED, is_free
+from gateway.ledger.usage_sums import ALL_TENANTS, is_free
 
 _LENGTHS: Final = {GroupBy.DAY: DAY, GroupBy.HOUR: HOUR}
 _events: Final = schema.usage_events.c

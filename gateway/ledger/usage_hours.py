@@ -27,8 +27,9 @@ from sqlalchemy import (
 
 from gateway.ledger import schema
 from gateway.ledger.store import Store
+from gateway.ledger.usage_fields import SUMMED
 from gateway.ledger.usage_marks import DAY, HOUR, LOCK, Marks, locked_marks, move_kept_hours
-from gateway.ledger.usage_sums import AGE, ALL_TENANTS, KIND, SUMMED, is_free
+from gateway.ledger.usage_sums import AGE, ALL_TENANTS, KIND, is_free
 from wire.protocol import TOKEN_TASKS
 
 HOURS_OF_DAY: Final = 24

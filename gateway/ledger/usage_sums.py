@@ -13,8 +13,8 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, case, delete, fu
 
 from gateway.ledger import schema
 from gateway.ledger.store import Store
-from gateway.ledger.types import Units
 from gateway.ledger.usage_blocks import Blocks, is_in
+from gateway.ledger.usage_fields import SUMMED
 from gateway.ledger.usage_marks import DAY, LOCK, locked_marks, move_days
 from wire.protocol import TOKEN_TASKS
 
@@ -22,7 +22,6 @@ LENGTHS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 """Lengths of blocks in days. A block begins at a multiple of its length, counted from 1970."""
 ALL_TENANTS: Final = "*"
 """Stands for all tenants together. No tenant can have this id."""
-SUMMED: Final = Units.__struct_fields__
 KIND: Final = ("tenant", "model", "batch", "is_free")
 AGE: Final = 2 * DAY
 """A day is summed at least this many nanoseconds after its end; see `usage_marks.hold_marks`."""

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -19,7 +19,7 @@ from gateway.events.hit_run import ids_of
 from gateway.redis.client import connect
 from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.types import RequestEvent, Usage
+from gateway.types import RequestEvent
 from gateway.workers.backoff import StoppableBackoff, pause
 from gateway.workers.group import GroupReader, StreamEntry, consumer_name
 from gateway.workers.rotating_file import RotatingFile
@@ -33,9 +33,19 @@ delivered again. A read returns fewer entries than this number."""
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
-_copied = attrgetter(
-    *("tenant", "key", "model", "task", "status", "usage", "duration", "region", "revision", "code")
+_fields: Final = msgspec.structs.fields(RequestEvent)
+_count: Final = RequestEvent.__struct_fields__.index("count")
+# A line has the fields of the event, in their order. Of the fields after `count`, it has only those
+# that are set. The type is `Any`, because it follows from the event's type.
+_Line: Any = msgspec.defstruct(
+    "_Line",
+    [
+        *((field.name, Any) for field in _fields[:_count]),
+        *((field.name, Any, field.default) for field in _fields[_count + 1 :]),
+    ],
+    omit_defaults=True,
 )
+_copied = attrgetter(*_Line.__struct_fields__[2:])
 
 
 class RequestLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,25 +146,6 @@ class RequestLog:
             return []
 
 
-class _Line(msgspec.Struct):
-    """Defines the fields of a line, in their order."""
-
-    id: str
-    time: str
-    tenant: str
-    key: str
-    model: str
-    task: str
-    status: int
-    usage: Usage
-    duration: float
-    region: str
-    revision: str
-    code: str
-    arms: list[dict[str, object]] | msgspec.UnsetType = msgspec.UNSET
-    client_id: str | msgspec.UnsetType = msgspec.UNSET
-
-
 @lru_cache(maxsize=16)
 def _second(seconds: int) -> str:
     """Return a time in seconds since the epoch in the format of ISO 8601, without a time zone."""
@@ -165,19 +156,17 @@ def request_lines(event: RequestEvent) -> bytes:
     """Return a JSON line for each request that `event` stands for."""
     seconds, rest = divmod(event.time, 1_000_000_000)
     micros = rest // 1_000
-    fields = _Line(
+    line = _Line(
         event.id,
         f"{_second(seconds)}.{micros:06d}Z" if micros else f"{_second(seconds)}Z",
         *_copied(event),
     )
     if event.arms:
-        fields.arms = [msgspec.structs.asdict(usage) for usage in event.arms]
-    if event.client_id:
-        fields.client_id = event.client_id
-    line = _encode(fields) + b"\n"
+        line.arms = [msgspec.structs.asdict(usage) for usage in event.arms]
+    text = _encode(line) + b"\n"
     if event.count == 1:
-        return line
-    start, _, end = line.partition(event.id.encode())
+        return text
+    start, _, end = text.partition(event.id.encode())
     return b"".join([start + id_.encode() + end for id_ in ids_of(event)])
 
 

@@ -8,15 +8,12 @@ from functools import partial
 from pathlib import Path
 
 import httpx
-import msgspec
 import pytest
 
 from gateway.auth.keys import hash_key
 from gateway.events.log import EventLog
-from gateway.events.reader import LogReader, list_logs
 from gateway.ledger.ledger import Ledger
 from gateway.settings import Settings, environment
-from gateway.types import RequestEvent
 from gateway.workers.retention import SegmentRetention
 from gateway.workers.rotating_file import RotatingFile
 from testing.loopback import no_authorities
@@ -24,7 +21,7 @@ from testing.ports import free_port
 from testing.raw_http import KEY, Response, post
 from testing.stub_backend import StubBackend
 from testing.waiting import eventually, until
-from tests.support.events import make_event
+from tests.support.events import events_in, make_event
 from tests.support.pipeline import open_pipeline, running
 from tests.support.small_disk import SmallDisk, mounted
 from tests.support.worker import RunningWorker, classify, running_worker
@@ -50,12 +47,6 @@ async def ask(worker: RunningWorker, request: bytes = ASK) -> Response:
     async with worker.connect() as connection:
         await connection.send(request)
         return await connection.response()
-
-
-def events_in(directory: Path) -> list[RequestEvent]:
-    runs = [LogReader(log).read(1000) for log in list_logs(directory)]
-    payloads = [payload for run in runs if run is not None for payload in run.payloads]
-    return [msgspec.msgpack.decode(payload, type=RequestEvent) for payload in payloads]
 
 
 async def test_a_worker_on_a_full_disk_refuses_hits_too_and_recovers_by_itself(

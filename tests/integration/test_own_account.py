@@ -37,7 +37,9 @@ async def worker(
                 )
                 for number in range(3)
             ]
-            events.append(make_event(7, time=START + 2 * HOUR, usage=make_usage(computed=2)))
+            own = make_event(7, time=START + 2 * HOUR, usage=make_usage(computed=2))
+            own = msgspec.structs.replace(own, client_id="order-1", backend_region="us")
+            events.append(own)
             ledger.recorder.record([EventBlock(log_id="w", first=1, last=4, events=events)])
         await worker.parts._principals.read_again()
         yield worker
@@ -110,6 +112,25 @@ async def test_no_request_of_another_tenant_is_found(
     found = await ask(worker, f"/v1/requests/{request_id}", key=OTHER)
 
     assert (found.status, found.json()["code"]) == (404, "not_found")
+
+
+async def test_requests_are_found_by_the_callers_own_id(worker: RunningWorker) -> None:
+    listed = await ask(worker, "/v1/requests?client_id=order-1")
+    others = await ask(worker, "/v1/requests?client_id=order-1", key=OTHER)
+    wrong = await ask(worker, "/v1/requests")
+
+    (found,) = listed.json()["data"]
+    assert (found["id"], found["client_id"]) == (make_event(7).id, "order-1")
+    assert found["backend_region"] == "us"
+    assert others.json() == {"data": []}
+    assert (wrong.status, wrong.json()["code"]) == (400, "invalid_request")
+
+
+async def test_usage_is_told_by_the_region_of_backends(worker: RunningWorker) -> None:
+    found = await ask(worker, "/v1/usage?from=2026-09-01&to=2026-09-02&group_by=backend_region")
+
+    lines = {line["group"]["backend_region"]: line["computed"] for line in found.json()["data"]}
+    assert lines == {"": 3, "us": 2}
 
 
 async def test_usage_is_told_by_the_hour(worker: RunningWorker) -> None:

@@ -5,17 +5,15 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from gateway.events.reader import LogReader, list_logs
 from gateway.redis.client import connect
 from gateway.runtime.control import Control, Topic
-from gateway.types import RequestEvent
 from testing.raw_http import Response, post
 from testing.stub_backend import StubBackend, answer_when, hang
 from testing.valkey import Valkey
 from testing.waiting import until
+from tests.support.events import events_in
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
@@ -32,16 +30,6 @@ async def ask(worker: RunningWorker, request: bytes) -> Response:
     async with worker.connect() as connection:
         await connection.send(request)
         return await connection.response()
-
-
-def events_in(directory: Path) -> list[RequestEvent]:
-    runs = [LogReader(log).read(1000) for log in list_logs(directory)]
-    return [
-        msgspec.msgpack.decode(payload, type=RequestEvent)
-        for run in runs
-        if run is not None
-        for payload in run.payloads
-    ]
 
 
 async def test_a_body_that_does_not_arrive_ends_with_the_deadline(

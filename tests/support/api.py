@@ -39,7 +39,7 @@ from gateway.errors import DependencyUnavailable
 from gateway.http.unsent_answers import UnsentAnswers
 from gateway.idempotency.store import IdempotencyStore
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import BudgetReport, RecordedRequest
+from gateway.ledger.types import BudgetReport, PastRequest
 from gateway.redis.scripts import Script
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore
@@ -97,9 +97,13 @@ class FakeUsage:
         """Know no budget."""
         return None
 
-    async def find(self, caller: Principal, request_id: str) -> RecordedRequest | None:
+    async def find(self, caller: Principal, request_id: str) -> PastRequest | None:
         """Know no request."""
         return None
+
+    async def find_all(self, caller: Principal, client_id: str) -> list[PastRequest]:
+        """Know no requests."""
+        return []
 
     async def rotate(self, caller: Principal, *, former: bytes, keep: float) -> RotatedKey:
         """Refuse to."""

@@ -1,8 +1,11 @@
 """Builds usage events and provides a publisher that records them."""
 
+from pathlib import Path
+
 import msgspec
 
 from gateway.errors import EventLogUnavailable
+from gateway.events.reader import LogReader, list_logs
 from gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
 
 START = 1_788_220_800_000_000_000
@@ -59,6 +62,13 @@ def make_usage(
         rows=rows,
         tokens=tokens,
     )
+
+
+def events_in(directory: Path) -> list[RequestEvent]:
+    """Return the events in all event logs below `directory`."""
+    runs = [LogReader(log).read(1000) for log in list_logs(directory)]
+    payloads = [payload for run in runs if run is not None for payload in run.payloads]
+    return [msgspec.msgpack.decode(payload, type=RequestEvent) for payload in payloads]
 
 
 class RecordedEvents:

@@ -9,10 +9,17 @@ from sqlalchemy import Connection, literal, select
 
 from gateway.ledger import schema
 from gateway.ledger.event_rows import row_of
+from gateway.ledger.migrations import MIGRATIONS
+from gateway.ledger.usage_fields import SUMMED
 from gateway.ledger.usage_marks import HOUR
 from gateway.types import RequestEvent
 
 _KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code", "batch")
+_COLUMNS: Final = ("id", "time", *_KIND, *SUMMED)
+_INDEXES: Final = {
+    "usage_events.is_summed": "usage_events_not_summed",
+    "usage_events.client_id": "usage_events_client_id",
+}
 _events: Final = schema.usage_events
 
 
@@ -27,19 +34,28 @@ def connected(database: str) -> Iterator[Connection]:
         engine.dispose()
 
 
+def take_back(connection: Connection, version: int) -> None:
+    """Remove the columns that were added after the schema's `version`."""
+    added = [place for each in MIGRATIONS if each.version > version for place in each.columns]
+    for column, index in _INDEXES.items():
+        if column in added:
+            connection.exec_driver_sql(f"DROP INDEX {index}")
+    for table, column in (place.split(".") for place in added):
+        connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
+    applied = schema.schema_migrations
+    connection.execute(applied.delete().where(applied.c.version > version))
+
+
 def take_back_to_schema_9(connection: Connection) -> None:
-    """Remove what schema 10 added."""
+    """Remove what later schemas added."""
     schema.usage_hours.drop(connection)
-    connection.exec_driver_sql("DROP INDEX usage_events_not_summed")
-    connection.exec_driver_sql("ALTER TABLE usage_events DROP COLUMN is_summed")
+    take_back(connection, 9)
     connection.exec_driver_sql("DELETE FROM usage_rollups WHERE subject = 'usage.kept_hours'")
-    connection.exec_driver_sql("DELETE FROM schema_migrations WHERE version > 9")
 
 
 def record_as_schema_9(database: str, event: RequestEvent) -> None:
     """Record an event without a sum, and set back the marks of late events."""
-    row = row_of(event)
-    del row["is_summed"]
+    row = {name: value for name, value in row_of(event).items() if name in _COLUMNS}
     marks = schema.usage_rollups
     hour = event.time - event.time % HOUR
     late = marks.c.subject.in_(["usage.hours", "usage.days"]) & (marks.c.until > hour)
@@ -52,7 +68,7 @@ def roll_up_as_schema_9(database: str, hour: int) -> None:
     """Add up the rows of an hour, those that are in sums of hours, too."""
     of_hour = (_events.c.time >= hour * HOUR) & (_events.c.time < (hour + 1) * HOUR)
     new = of_hour & ~_events.c.id.startswith("rollup-")
-    sums = [c for c in _events.columns if c.name not in ("id", "time", "is_summed", *_KIND)]
+    sums = [_events.c[name] for name in SUMMED]
     with connected(database) as connection:
         for row in connection.execute(select(_events).where(new)).mappings().all():
             kind = tuple(row[name] for name in _KIND)

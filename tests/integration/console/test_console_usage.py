@@ -74,6 +74,24 @@ async def test_usage_is_drawn_by_source_and_tenant(
     assert charts_of(of_one)[1] == {"beta": 3}
 
 
+async def test_usage_is_drawn_and_downloaded_by_the_region_of_backends(
+    operator: httpx.AsyncClient, ledger: Ledger
+) -> None:
+    now = time.time_ns()
+    event = make_event(1, time=now, usage=make_usage(computed=7))
+    cached = make_event(2, time=now, usage=make_usage(hit=3))
+    record(ledger, "log", 2, [msgspec.structs.replace(event, backend_region="us"), cached])
+
+    page = (await operator.get("/console/usage?by=backend_region")).text
+    figures = (await operator.get("/console/usage/figures?by=backend_region")).text
+    export = (await operator.get("/console/usage/export?by=backend_region&span=month")).text
+
+    assert "backend region</option>" in page
+    assert charts_of(figures)[1] == {"us": 7, "none": 3}
+    assert "By backend region, sorted" in figures
+    assert export.startswith("day,model,backend_region,requests")
+
+
 async def test_the_margin_follows_the_cost_of_backends(
     operator: httpx.AsyncClient, ledger: Ledger, settings: Settings, redis: object
 ) -> None:

@@ -113,7 +113,15 @@ def _has_fields(document: Document, kind: Any, schema: dict[str, Any]) -> None:
 
 
 def test_results_that_are_structs_in_the_document_are_whole(document: Document) -> None:
-    for name in ("Usage", "UsageLine", "Entity", "LabelScore", "ItemError"):
+    for name in (
+        "Usage",
+        "RequestUsage",
+        "PastRequest",
+        "UsageLine",
+        "Entity",
+        "LabelScore",
+        "ItemError",
+    ):
         documented = set(document["components"]["schemas"][name]["properties"])
 
         assert documented == set(getattr(results, name).__struct_fields__)

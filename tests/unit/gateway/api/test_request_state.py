@@ -7,7 +7,19 @@ from gateway.api.request_state import RequestIds, RequestState
 from gateway.config.document import Document
 from gateway.errors import GatewayError, InvalidItem, Overloaded, UpstreamUnavailable
 from gateway.runtime.runtime import compile_runtime
-from gateway.types import KeyId, Principal, RequestId, TenantId, Usage
+from gateway.types import (
+    Answer,
+    ItemOutcome,
+    KeyId,
+    Principal,
+    RegionName,
+    RequestId,
+    ServedModel,
+    Source,
+    TenantId,
+    Usage,
+)
+from tests.support.inference_scene import INFO
 from wire.protocol import Task
 
 _ROUTE = ROUTE_OF[Task.CLASSIFY]
@@ -39,6 +51,31 @@ def test_an_answered_request_leaves_an_event() -> None:
     assert (event.id, event.time, event.tenant, event.key) == ("req_1", 7, "acme", "key_1")
     assert (event.model, event.revision, event.task) == ("sentiment", "aaaaaaaaaaaa", "classify")
     assert (event.status, event.code, event.usage, event.duration) == (200, "", _USAGE, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("regions", "shown"),
+    [(["eu"], "eu"), (["us", "", "eu", "us"], "eu,us"), (["", "us"], "us"), (["", ""], "")],
+)
+def test_the_event_names_the_regions_of_the_backends_that_answered(
+    regions: list[str], shown: str
+) -> None:
+    answered = state()
+    outcomes = [
+        ItemOutcome(
+            source=Source.COMPUTED if region else Source.HIT,
+            tier="" if region else "memory",
+            region=RegionName(region),
+        )
+        for region in regions
+    ]
+    model = ServedModel(info=INFO, regions=(RegionName("eu"),))
+
+    answered.sum_up(Answer(model=model, outcomes=outcomes), continue_on_error=False)
+    event = answered.event(wall=lambda: 7, now=100.0)
+
+    assert event is not None
+    assert event.backend_region == shown
 
 
 def test_a_failed_request_leaves_the_errors_status_and_code() -> None:

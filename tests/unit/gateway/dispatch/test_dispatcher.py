@@ -78,6 +78,7 @@ async def test_a_failed_call_is_repeated_in_the_next_region(cause: Cause) -> Non
     outcomes = await scene.run(10)
 
     assert outcomes.backends() == ["us-0"] * 10
+    assert {outcome.region for outcome in outcomes.by_index.values()} == {"us"}
     assert scene.called() == ["eu-0", "us-0"]
 
 

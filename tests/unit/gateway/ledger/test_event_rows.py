@@ -38,10 +38,18 @@ def test_requests_that_ended_in_another_order_are_one_row_with_their_sums() -> N
         request(2, time=START + 1_000_000_000),
         msgspec.structs.replace(request(2), status=503, code="upstream_unavailable"),
         msgspec.structs.replace(request(2), id=RequestId("another form")),
+        msgspec.structs.replace(request(2), backend_region="us"),
+        msgspec.structs.replace(request(2), client_id="order-1"),
     ],
 )
 def test_what_differs_has_a_row_of_its_own(other: RequestEvent) -> None:
     assert [row["requests"] for row in rows_of_runs([request(1), other])] == [1, 1]
+
+
+def test_requests_with_equal_ids_of_the_caller_have_a_row_each() -> None:
+    events = [msgspec.structs.replace(request(n), client_id="order-1") for n in (1, 2)]
+
+    assert [row["requests"] for row in rows_of_runs([*events, request(3)])] == [1, 1, 1]
 
 
 def test_a_run_goes_on_with_the_requests_after_it() -> None:

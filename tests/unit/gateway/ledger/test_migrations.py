@@ -1,5 +1,6 @@
 """Programs of one schema and of the one before use a ledger at the same time."""
 
+import msgspec
 import pytest
 import sqlalchemy
 
@@ -8,11 +9,14 @@ from gateway.ledger import schema
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.migrations import MIGRATIONS, VERSION
 from gateway.ledger.store import to_datetime
+from gateway.ledger.types import GroupBy
 from tests.support.events import START, make_event
 from tests.support.ledger_schema_2 import ProgramOfSchema2
 from tests.support.ledgers import Clock, record
+from tests.support.older_ledgers import connected, record_as_schema_9, take_back
 
 HOUR = 3_600 * 1_000_000_000
+START_TIME, END_TIME = to_datetime(START), to_datetime(START + HOUR)
 
 
 def add_migration(url: str, version: int, *, compatible_from: int) -> None:
@@ -26,7 +30,7 @@ def add_migration(url: str, version: int, *, compatible_from: int) -> None:
 
 
 def hits(ledger: Ledger) -> int:
-    rows = ledger.usage(None, to_datetime(START), to_datetime(START + HOUR))
+    rows = ledger.usage(None, START_TIME, END_TIME)
     return sum(row.hit for row in rows)
 
 
@@ -90,17 +94,32 @@ def test_every_migration_lets_the_version_before_go_on() -> None:
 def test_a_ledger_of_schema_4_gets_the_columns_of_later_ones(database: str) -> None:
     with Ledger.create(database, clock=Clock()) as ledger:
         record(ledger, "w0-1", 1, [make_event(1)])
-    engine = sqlalchemy.create_engine(database)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP INDEX usage_events_not_summed")
-        for migration in MIGRATIONS:
-            for table, column in migration.columns if migration.version > 4 else ():
-                name = column.split()[0]
-                connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {name}")
+    with connected(database) as connection:
+        take_back(connection, 4)
         connection.exec_driver_sql("DROP TABLE batches")
-        connection.exec_driver_sql("DELETE FROM schema_migrations WHERE version > 4")
-    engine.dispose()
 
     with Ledger.create(database, clock=Clock()) as again:
         assert hits(again) == 1
         assert again.batches.page("acme", limit=1) == []
+
+
+def test_a_program_of_schema_10_records_events_beside_this_one(database: str) -> None:
+    """It does not know the fields that this program adds to usage events."""
+    with Ledger.create(database, clock=Clock()) as ledger:
+        record(ledger, "w0-1", 1, [make_event(1)])
+    with connected(database) as connection:
+        take_back(connection, 10)
+    own = msgspec.structs.replace(make_event(3), client_id="order-1", backend_region="us")
+
+    with Ledger.create(database, clock=Clock()) as again:
+        record_as_schema_9(database, make_event(2))
+        record(again, "w0-2", 1, [own])
+        found = [again.request("acme", make_event(number).id) for number in (1, 2, 3)]
+        rows = again.usage(None, START_TIME, END_TIME, [GroupBy.BACKEND_REGION])
+
+    assert [(one.client_id, one.backend_region) for one in found if one is not None] == [
+        ("", ""),
+        ("", ""),
+        ("order-1", "us"),
+    ]
+    assert {row.backend_region: row.hit for row in rows} == {"": 2, "us": 1}

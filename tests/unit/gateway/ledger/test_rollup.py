@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
+import msgspec
 import pytest
 import sqlalchemy
 from sqlalchemy import func, select
@@ -125,6 +126,28 @@ def test_an_event_that_was_added_up_and_comes_again_is_not_counted_again(ledger:
     assert (rest.counted, rest.duplicates) == (100, 100)
     assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": EVENTS}
     assert sums(ledger).events == EVENTS
+
+
+def test_the_roll_up_keeps_backend_regions_apart_and_forgets_ids_of_callers(
+    ledger: Ledger, database: str
+) -> None:
+    found = [
+        msgspec.structs.replace(
+            make_event(number, time=to_nanoseconds(BEGIN) + number),
+            client_id=f"order-{number}",
+            backend_region=("eu", "us", "us")[number],
+        )
+        for number in range(3)
+    ]
+    ledger.recorder.record([block(found)])
+    before = ledger.usage("acme", BEGIN, END, [GroupBy.BACKEND_REGION])
+
+    assert add_up(ledger) == 3
+
+    assert {row.backend_region: row.requests for row in before} == {"eu": 1, "us": 2}
+    assert ledger.usage("acme", BEGIN, END, [GroupBy.BACKEND_REGION]) == before
+    assert rows_in(database) == 2
+    assert ledger.requests("acme", "order-1") == []
 
 
 def test_what_is_younger_stays_as_it_is(ledger: Ledger, database: str) -> None:

@@ -132,7 +132,7 @@ def test_every_group_adds_up_to_the_whole(ledger: Ledger, group: GroupBy) -> Non
     rows = ledger.usage("acme", SINCE, UNTIL, [group])
 
     assert sum(row.hit for row in rows) == 12
-    assert all(getattr(row, group.value) for row in rows)
+    assert all(isinstance(getattr(row, group.value), str) for row in rows)
 
 
 def test_a_tenant_sees_its_own_usage_only(ledger: Ledger) -> None:

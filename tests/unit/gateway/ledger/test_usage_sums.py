@@ -23,6 +23,7 @@ from gateway.types import RequestEvent
 from testing.postgresql import PostgreSQL
 from tests.support.events import make_event, make_usage
 from tests.support.ledgers import Clock, record
+from tests.support.older_ledgers import take_back
 
 BEGIN = datetime(2026, 5, 1, tzinfo=UTC)
 DAYS = 24
@@ -235,9 +236,7 @@ def test_a_ledger_of_schema_8_is_summed_in_steps(database: str) -> None:
     with engine.begin() as connection:
         schema.usage_sums.drop(connection)
         schema.usage_hours.drop(connection)
-        connection.exec_driver_sql("DROP INDEX usage_events_not_summed")
-        connection.exec_driver_sql("ALTER TABLE usage_events DROP COLUMN is_summed")
-        connection.exec_driver_sql("DELETE FROM schema_migrations WHERE version > 8")
+        take_back(connection, 8)
         connection.exec_driver_sql("DELETE FROM usage_rollups WHERE subject <> 'usage'")
         mark = schema.usage_rollups.update().values(until=to_nanoseconds(END))
         connection.execute(mark)

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from gateway.types import RequestEvent, RevisionUsage
 from gateway.workers.request_log import request_lines
 from tests.support.events import make_event, make_run
 
@@ -16,6 +17,20 @@ def test_a_line_is_one_json_object_with_a_readable_time() -> None:
     assert fields["id"] == "req_000000000001"
     assert fields["usage"]["hit"] == 1
     assert fields["duration"] == 0.001
+
+
+def test_a_line_leaves_out_what_few_events_have() -> None:
+    event = msgspec.msgpack.decode(msgspec.msgpack.encode(make_event(1)), type=RequestEvent)
+    other = msgspec.structs.replace(
+        event, client_id="order-1", backend_region="us", arms=(RevisionUsage(arm="2", hit=1),)
+    )
+
+    plain, full = (msgspec.json.decode(request_lines(each)) for each in (event, other))
+
+    assert set(full) - set(plain) == {"client_id", "backend_region", "arms"}
+    assert plain["code"] == ""
+    assert full["client_id"] == "order-1"
+    assert full["arms"][0]["hit"] == 1
 
 
 def test_a_newline_in_a_name_stays_within_the_line() -> None:

@@ -1,0 +1,31 @@
+"""Lists the fields of usage events by what the ledger does with them.
+
+`RequestEvent` and `RequestUsage` declare the fields.
+"""
+
+from typing import Final, get_type_hints
+
+from gateway.types import EventField, RequestEvent, RequestUsage, RevisionUsage
+
+_types: Final = get_type_hints(RequestEvent)
+FIELDS: Final = {
+    name: declared
+    for name, kind in get_type_hints(RequestEvent, include_extras=True).items()
+    for declared in getattr(kind, "__metadata__", ())
+    if isinstance(declared, EventField)
+}
+"""The fields that have a column in `usage_events`."""
+NUMBERS: Final = frozenset(name for name in FIELDS if _types[name] is int)
+"""Those of `FIELDS` that are integers. The others are strings."""
+KIND: Final = tuple(name for name, field in FIELDS.items() if not field.is_discarded)
+"""The fields that make the kind of a request. The sums of an hour keep different kinds apart."""
+DETAILS: Final = tuple(name for name, field in FIELDS.items() if field.is_discarded)
+"""The fields that the roll-up of past hours discards."""
+PUBLIC: Final = tuple(name for name, field in FIELDS.items() if field.is_public)
+"""The fields that tenants may see."""
+UNITS: Final = RequestUsage.__struct_fields__
+"""The numbers of `RequestUsage`, which add up."""
+SUMMED: Final = ("requests", *UNITS)
+"""The numbers in a row of the ledger: the requests in the row, and the sums of their units."""
+OUTCOMES: Final = tuple(name for name in RevisionUsage.__struct_fields__ if name in UNITS)
+"""The units that are counted for each revision of a model with a traffic split."""
