@@ -10,6 +10,7 @@ from backends.commands import (
     MORE_MODELS_OPTION,
     LazyGroup,
     problems_on_one_line,
+    without_collections,
 )
 from backends.errors import StartProblem
 from backends.settings import (
@@ -63,7 +64,8 @@ def serve_command(**options: object) -> None:
     """
     with problems_on_one_line("backend"):
         # Imported late, so that a command such as `models sync` stays small.
-        from backends.app import serve  # noqa: PLC0415
+        with without_collections():
+            from backends.app import serve  # noqa: PLC0415
 
         # Options have the names of settings.
         settings = read_settings(None, **options)

@@ -1,5 +1,6 @@
 """Holds what the command lines of serving and of the model tools share."""
 
+import gc
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
@@ -42,8 +43,20 @@ class LazyGroup(click.Group):
         if cmd_name not in self._lazy:
             return super().get_command(ctx, cmd_name)
         module, _, name = self._lazy[cmd_name].partition(":")
-        found: click.Command = getattr(importlib.import_module(module), name)
+        with without_collections():
+            found: click.Command = getattr(importlib.import_module(module), name)
         return found
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Import in the `with` block: modules stay, and collections would take a fifth of the start."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import click
@@ -14,12 +15,14 @@ from backends.commands import MODELS_OPTION, MORE_MODELS_OPTION
 from backends.executors.opening import executor_opener
 from backends.model_tools.description import describe_model
 from backends.open_inference.address import servers
-from backends.repository.catalogue import Catalogue, Revisions, read_catalogue
+from backends.repository.catalogue import Catalogue, read_catalogue
 from backends.settings import BackendSettings, read_settings
 from backends.telemetry.spans import NO_TRACING
+from wire.plans import Serving
 from wire.protocol import ModelInfo
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_Numbers = dict[str, list[str]]
 
 
 @click.command("list", epilog="\b\nExample:\n  sluicegate models list --models ./models")
@@ -45,13 +48,16 @@ def check_command(models: Path | None, more_models: Path | None, *, as_json: boo
     """
     settings = read_settings(models=models, more_models=more_models)
     infos, problems = asyncio.run(_load_all(settings))
-    _print(_read(settings), infos, problems, as_json=as_json, shows_fields=True)
+    # A broken revision was replaced, so read the revisions that were loaded.
+    loaded = {info.name: info.serving for info in infos if info.serving is not None}
+    _print(_read(settings, loaded), infos, problems, as_json=as_json, shows_fields=True)
     if problems:
         sys.exit(1)
 
 
-def _read(settings: BackendSettings) -> Catalogue:
-    return read_catalogue(settings.models, servers(settings), more=settings.more_models)
+def _read(settings: BackendSettings, plans: Mapping[str, Serving] | None = None) -> Catalogue:
+    own, more = settings.models, settings.more_models
+    return read_catalogue(own, servers(settings), more=more, plans=plans)
 
 
 async def _load_all(settings: BackendSettings) -> tuple[list[ModelInfo], dict[str, str]]:
@@ -70,13 +76,14 @@ def _print(
 ) -> None:
     models = catalogue.models if shows_fields else {}
     inferred = {name: model for name, model in models.items() if model.inferred}
+    numbers = {
+        name: _numbers(name, revisions.numbers, infos)
+        for name, revisions in catalogue.revisions.items()
+    }
     if as_json:
         document: dict[str, object] = {
             "models": msgspec.to_builtins(infos),
-            "numbers": {
-                name: {"served": list(each.shares), "all": sorted(each.numbers, key=int)}
-                for name, each in catalogue.revisions.items()
-            },
+            "numbers": numbers,
             "problems": problems,
         }
         if inferred:
@@ -85,19 +92,36 @@ def _print(
         return
     for info in infos:
         tasks = ", ".join(info.tasks) or "(only for other models)"
-        numbers = _numbers(catalogue.revisions.get(info.name))
-        click.echo(f"{info.name:24} {info.revision}  {info.profile:6} {tasks}{numbers}")
+        uses = _describe(numbers[info.name]) if info.name in numbers else ""
+        click.echo(f"{info.name:24} {info.revision}  {info.profile:6} {tasks}{uses}")
         if model := inferred.get(info.name):
             for line in describe_model(info, model):
                 click.echo(f"    {line}")
+    served = {info.name for info in infos}
     for name, reason in problems.items():
-        click.echo(f"{name:24} broken: {reason}", err=True)
+        found = numbers[name]["all"] if name in numbers and name not in served else []
+        folders = f"  (revisions: {', '.join(found)})" if found else ""
+        click.echo(f"{name:24} broken: {reason}{folders}", err=True)
 
 
-def _numbers(revisions: Revisions | None) -> str:
-    """Return the numbers of the served revisions and of the other ones in the model's folder."""
-    if revisions is None:
-        return ""  # the name of one revision, such as `tiny@2`
-    others = sorted(set(revisions.numbers) - set(revisions.shares), key=int)
-    rest = f", not {', '.join(others)}" if others else ""
-    return f"  (revision {' and '.join(revisions.shares)}{rest})"
+def _numbers(name: str, folders: Iterable[str], infos: Iterable[ModelInfo]) -> _Numbers:
+    """Return the numbers of a model's revisions by use; `all` also has the unused ones."""
+    known = {info.name: info for info in infos}
+    serving = (known[name].serving if name in known else None) or Serving()
+    ordered = sorted(folders, key=int)
+    served = list(serving.revisions or ())
+    named = [n for n in ordered if f"{name}@{n}" in known and n not in served]
+    shadow = [n for n in named if serving.shadow is not None and n == serving.shadow.revision]
+    preloaded = [n for n in named if n not in shadow]
+    return {"served": served, "preloaded": preloaded, "shadow": shadow, "all": ordered}
+
+
+def _describe(numbers: _Numbers) -> str:
+    served, preloaded, shadow = numbers["served"], numbers["preloaded"], numbers["shadow"]
+    uses = {
+        "revision": " and ".join(served),
+        "also": ", ".join(preloaded),
+        "shadow": ", ".join(shadow),
+        "not": ", ".join(n for n in numbers["all"] if n not in (*served, *preloaded, *shadow)),
+    }
+    return f"  ({'; '.join(f'{use} {those}' for use, those in uses.items() if those)})"

@@ -174,16 +174,79 @@ def test_models_are_listed_and_checked(models: Path) -> None:
     assert "model.onnx: ONNX Runtime cannot load" in broken.stderr
 
 
-def test_the_list_names_served_and_other_revisions(models: Path) -> None:
-    shutil.copytree(models / "tiny" / "1", models / "tiny" / "10")
-    shutil.copytree(models / "tiny" / "1", models / "tiny" / "2")
+@pytest.mark.parametrize(
+    ("plan", "shown"),
+    [
+        (None, "(revision 10; not 1, 2)"),
+        ({"revisions": {"1": 9, "2": 1}}, "(revision 1 and 2; not 10)"),
+        (
+            {"revisions": {"10": 1}, "preload": ["2"], "shadow": {"revision": "1"}},
+            "(revision 10; also 2; shadow 1)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["list", "check"])
+def test_revisions_are_named_by_use(
+    models: Path, command: str, plan: dict[str, object] | None, shown: str
+) -> None:
+    copy_revision(models, "2")
+    copy_revision(models, "10")
+    if plan is not None:
+        (models / "tiny" / "serving.yaml").write_text(json.dumps(plan))
 
-    shown = run_models("list", "--models", str(models)).stdout
+    assert line_of("tiny", run_models(command, "--models", str(models)).stdout).endswith(shown)
+
+
+def test_numbers_by_use_are_in_the_json(models: Path) -> None:
+    copy_revision(models, "2")
+    copy_revision(models, "10")
+    (models / "tiny" / "config.pbtxt").write_text(
+        "version_policy { specific { versions: [1, 2] } }"
+    )
+
     listed = json.loads(run_models("list", "--models", str(models), "--json").stdout)
 
-    (line,) = [line for line in shown.splitlines() if line.startswith("tiny ")]
-    assert line.endswith("(revision 10, not 1, 2)")
-    assert listed["numbers"]["tiny"] == {"served": ["10"], "all": ["1", "2", "10"]}
+    assert listed["numbers"]["tiny"] == {
+        "served": ["2"],
+        "preloaded": ["1"],
+        "shadow": [],
+        "all": ["1", "2", "10"],
+    }
+
+
+def test_the_check_names_the_revision_that_replaced_a_broken_one(models: Path) -> None:
+    (copy_revision(models, "2") / "model.onnx").write_bytes(b"broken")
+
+    checked = run_models("check", "--models", str(models))
+
+    assert line_of("tiny", checked.stdout).endswith("(revision 1; not 2)")
+    assert "revision `1` is served instead" in line_of("tiny", checked.stderr)
+
+
+@pytest.mark.parametrize("text", ["revisions: [", 'revisions: {"7": 1}'])
+@pytest.mark.parametrize(
+    ("command", "shown"), [("list", "(revisions: 1, 2)"), ("check", "(revision 2; not 1)")]
+)
+def test_a_broken_choice_of_revisions_is_not_named(
+    models: Path, text: str, command: str, shown: str
+) -> None:
+    """As a backend does, `check` falls back to the newest revision."""
+    copy_revision(models, "2")
+    (models / "tiny" / "serving.yaml").write_text(text)
+
+    lines = run_models(command, "--models", str(models)).output.splitlines()
+
+    (line,) = [line for line in lines if line.startswith("tiny ") and line.endswith(")")]
+    assert line.endswith(shown)
+
+
+def copy_revision(models: Path, number: str) -> Path:
+    return Path(shutil.copytree(models / "tiny" / "1", models / "tiny" / number))
+
+
+def line_of(name: str, output: str) -> str:
+    (line,) = [line for line in output.splitlines() if line.startswith(f"{name} ")]
+    return line
 
 
 @pytest.mark.parametrize("command", ["list", "check"])

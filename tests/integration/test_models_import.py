@@ -4,11 +4,13 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from click.testing import CliRunner, Result
 
 from backends.cli import main
+from backends.model_tools.importing import hub
 from backends.model_tools.importing.convert import convert
 from tests.parity.checkpoints import (
     FAMILIES,
@@ -135,6 +137,27 @@ def test_a_model_that_cannot_be_built_says_why(
     (source / "config.json").write_text(json.dumps(config))
 
     result = run("import", source, "--models", tmp_path / "m")
+
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--precision", "int8"], "`--precision` needs `--judge`"),
+        (["--input", "tokens"], "`--input` must be NAME=VALUE"),
+    ],
+)
+def test_wrong_options_are_told_before_a_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+) -> None:
+    def find_folder(source: str, *, revision: str | None) -> NoReturn:
+        pytest.fail(f"`{source}` at {revision} was looked for")
+
+    monkeypatch.setattr(hub, "find_folder", find_folder)
+
+    result = run("import", "owner/name", "--models", tmp_path / "m", *options)
 
     assert result.exit_code == 2
     assert message in result.output

@@ -96,6 +96,21 @@ async def test_a_model_ends_served_and_reported(
     assert float(rows[0][8].rstrip(" |")) > 0
 
 
+@pytest.mark.parametrize("checkpoint", KINDS[:1], ids=lambda each: each.name)
+def test_a_dry_run_reports_no_served_variant(
+    models: Path, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    page, before = tmp_path / "report.md", read_catalogue(models)
+
+    result = optimize(models, checkpoint.name, page, "--dry-run", *LOOSE)
+
+    assert result.exit_code == 0, result.output
+    report = page.read_text(encoding="utf-8")
+    assert "| int8 | accepted, fastest |" in report
+    assert "served" not in report.lower()
+    assert read_catalogue(models) == before
+
+
 @pytest.mark.parametrize(
     "checkpoint", [Checkpoint(family="bert", purpose="text")], ids=lambda each: each.name
 )

@@ -327,7 +327,8 @@ def pad_for_sum(graph: GraphBuilder, values: str, output: str, *, rank: int = 2)
     sizes = np.zeros(2 * rank, dtype=np.int64)
     sizes[rank + 1] = 3
     pads = graph.constant(f"{output}.pads", sizes)
-    return graph.plain("Pad", [values, pads], output)
+    # The mode is the default. Written out, it keeps the revision of earlier imports.
+    return graph.plain("Pad", [values, pads], output, mode="constant")
 
 
 def open_grid(graph: GraphBuilder, *, width: int) -> Grid | PaddedGrid:

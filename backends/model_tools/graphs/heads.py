@@ -197,7 +197,8 @@ def _pool_max(graph: GraphBuilder) -> None:
 
 
 def _pool_mean(graph: GraphBuilder, *, exact: bool) -> None:
-    axis = "" if exact else graph.constant("pool.axis", np.array([-1], dtype=np.int64))
+    # An exact mean does not use the axis, which only keeps the revision of earlier imports.
+    axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
     rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
     # The mean of an empty row must be zero, not NaN.
     least = graph.constant("pool.least", np.array(1, dtype=np.float32))

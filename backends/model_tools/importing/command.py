@@ -91,6 +91,9 @@ def import_command(
     variant stays within the bounds, it becomes a second new revision. Otherwise, its measurements
     are printed and the exit code is 1.
     """
+    # Options are checked before files are downloaded from the hub.
+    wanted = choose_variant(**variant)
+    given = _fields(inputs, outputs, labels, truncate=truncate)
     if reloads:
         # `sluicegate models import` handles `--reload`, because this package knows no gateway.
         raise StartProblem("`--reload` is an option of `sluicegate models import`")
@@ -107,10 +110,10 @@ def import_command(
         found.path,
         settings,
         name=chosen,
-        given=_fields(inputs, outputs, labels, truncate=truncate),
+        given=given,
         files=found.files,
         ignored=ignored,
-        variant=choose_variant(**variant),
+        variant=wanted,
         dry_run=dry_run,
         echo=click.echo,
     ):

@@ -42,7 +42,8 @@ class VariantEntry(msgspec.Struct, frozen=True, kw_only=True):
 class OptimizeResult(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the result of `models optimize`: all variants, and measurements of the served model.
 
-    `chosen` is the precision of the served model. `written` holds the folders of new revisions.
+    `chosen` is the best precision. `written` holds the folders of new revisions. A dry run writes
+    none, so the model is still served in fp32.
     """
 
     model: str
@@ -52,6 +53,11 @@ class OptimizeResult(msgspec.Struct, frozen=True, kw_only=True):
     chosen: str
     written: list[Path]
     sweep: Sweep
+
+    @property
+    def is_served(self) -> bool:
+        """Whether the repository has the model in the chosen precision."""
+        return bool(self.written) or self.chosen == "fp32"
 
 
 def describe_sweep(sweep: Sweep) -> list[str]:
@@ -162,12 +168,13 @@ def write_report(result: OptimizeResult, *, price: float | None, plot: str | Non
     sweep, best = result.sweep, result.sweep.best
     machine = sweep.machine
     rows = [_row(result, entry, price) for entry in result.variants]
+    served = f"- Served: `{sweep.model}`, revision {sweep.folder.name}, in {result.chosen}."
     lines = [
         f"# `{result.model}`: {result.chosen}",
         "",
         f"- Machine: {', '.join([*machine.devices, *machine.runtimes])}; {machine.date}.",
         f"- {result.judged:,} texts or pairs judged, {result.calibrated:,} others calibrated int8.",
-        f"- Served: `{sweep.model}`, revision {sweep.folder.name}, in {result.chosen}.",
+        *([served] if result.is_served else []),
         f"- Batches: {best.batch_size} rows, {best.threads} at a time.",
         *(f"- Written: `{folder}`." for folder in result.written),
         "",
@@ -209,7 +216,7 @@ def _row(result: OptimizeResult, entry: VariantEntry, price: float | None) -> li
 
 def _verdict(result: OptimizeResult, entry: VariantEntry) -> str:
     if entry.name == result.chosen:
-        return "served"
+        return "served" if result.is_served else "accepted, fastest"
     if entry.name == "fp32":
         return "reference"
     if entry.report is None:

@@ -1,10 +1,14 @@
 """The fused graph computes BERT, whatever travels in the same batch."""
 
+import hashlib
+
 import numpy as np
 import pytest
+from onnx import helper
 
 from backends.executors.onnx import OnnxExecutor
 from backends.model_tools.graphs.bert import build_bert
+from backends.model_tools.graphs.heads import add_pooling
 from backends.model_tools.graphs.options import GraphOptions
 from backends.model_tools.graphs.shapes import BertShape
 from backends.model_tools.graphs.weights import Weights, WeightsError
@@ -90,6 +94,16 @@ def test_equal_arguments_build_equal_bytes(weights: Weights) -> None:
     second = build_bert(SHAPE, seeded_weights(SHAPE, seed=3)).SerializeToString()
 
     assert first == second
+
+
+def test_an_exact_mean_keeps_its_bytes() -> None:
+    """With other bytes, an encoder that is imported again would get another revision."""
+    graph = helper.make_graph([], "encoder", [], [])
+    encoder = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+
+    content = add_pooling(encoder, "mean", hidden=4, exact=True).SerializeToString()
+
+    assert hashlib.blake2b(content, digest_size=6).hexdigest() == "d9b794003385"
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_products_without_a_plan_stay_in_float(
     kind, whole = KINDS[attention]
     assert after.count(whole) == after.count("QuantizeLinear") == 1
     assert after.count(kind) == before.count(kind) - 1
-    assert quantize(model, {}).SerializeToString() == model.SerializeToString()
+    assert quantize(model, {}).graph.node == model.graph.node
 
 
 def test_batch_mates_and_padding_do_not_change_a_bit(
