@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from itertools import islice
 from math import inf
+from typing import Annotated
 
 import msgspec
 
@@ -20,6 +21,7 @@ from gateway.regional_limits.values import (
     ShareReport,
 )
 from gateway.types import CONCURRENT, Rule
+from wire.metric_declaration import Aggregation, gauge
 
 _MAX_REPORTED = 500
 _LOW = 2
@@ -39,9 +41,29 @@ class SharesStatistics(msgspec.Struct, frozen=True, kw_only=True):
     happens if the region cannot reach the store.
     """
 
-    regions: int
-    rest: float
-    lease: float
+    regions: Annotated[
+        int,
+        gauge(
+            "sluicegate_region_limit_regions",
+            "Regions that share limits, summed over workers.",
+        ),
+    ]
+    rest: Annotated[
+        float,
+        gauge(
+            "sluicegate_region_limit_share_ratio",
+            "This region's share of buckets without a share of their own.",
+            over=Aggregation.LEAST,
+        ),
+    ]
+    lease: Annotated[
+        float,
+        gauge(
+            "sluicegate_region_limit_lease_seconds",
+            "Time until the region's shares expire; 0 if the region cannot reach the ledger.",
+            over=Aggregation.LEAST,
+        ),
+    ]
 
 
 class _QuotaState(msgspec.Struct):

@@ -16,7 +16,6 @@ from typing_extensions import override
 from wire.installing import install_command
 from wire.otlp.encoding import SpanBatch, encode_message, encode_spans
 from wire.otlp.session import ExportSession
-from wire.otlp.statistics import TracingStatistics
 from wire.otlp.variables import (
     COMPRESSIONS,
     OTLP,
@@ -104,11 +103,9 @@ class SpanQueue(SpanProcessor):
         self._wakes.set()
         self._thread.join(self._close_within)
 
-    def statistics(self) -> TracingStatistics:
-        """Return the counts since the start."""
-        return TracingStatistics(
-            exported=self._exported, failed=self._failed, dropped=self._dropped
-        )
+    def counts(self) -> dict[str, int]:
+        """Return how many spans were exported, failed or dropped since the start."""
+        return {"exported": self._exported, "failed": self._failed, "dropped": self._dropped}
 
     def _export_batches(self) -> None:
         while not self._is_closing:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.mmap_dict import MmapedDict, mmap_key
+from prometheus_client.mmap_dict import mmap_key
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.telemetry.catalogue import DeclaredSeries
 from gateway.telemetry.metric_files import MetricFile, add_up_dead
 from tests.support.small_disk import mounted
 
@@ -24,10 +23,11 @@ folder = Path(sys.argv[1])
 keep_metrics_in_files(folder)
 from prometheus_client import CollectorRegistry
 from gateway.telemetry.metrics import GatewayMetrics
+from wire.metric_declaration import gauge
 metrics = GatewayMetrics(CollectorRegistry())
 for _ in range(int(sys.argv[2])):
     metrics.request("/v1/classify", "sentiment", 0.001)
-metrics.instruments.set_gauge("tasks", int(sys.argv[2]))
+metrics.instruments.set_gauge(gauge("sluicegate_tasks", "Tasks."), int(sys.argv[2]))
 metrics.flush()
 print("counted", flush=True)
 if sys.argv[3] == "stay":
@@ -170,39 +170,3 @@ def test_a_file_that_a_crash_spoilt_is_passed_over(tmp_path: Path) -> None:
     add_up_dead(tmp_path)
 
     assert page(tmp_path) == {}
-
-
-@pytest.mark.parametrize("process", ["0", "7"])
-def test_what_a_former_version_counted_under_other_labels_is_dropped(
-    tmp_path: Path, process: str
-) -> None:
-    name, count = "sluicegate_requests", "sluicegate_requests_total"
-    duration = "sluicegate_request_duration_seconds"
-    labels, values = ["route", "model", "status"], ["/v1/classify", "sentiment", "200"]
-    of_duration = ["route", "model", "outcome", "le"]
-    kept = {
-        ("counter", mmap_key(name, count, labels, values, "Requests.")),
-        ("histogram", mmap_key(duration, f"{duration}_bucket", of_duration, list("abc1"), "")),
-    }
-    dropped = {
-        ("counter", mmap_key(name, count, ["task", "status"], ["classify", "200"], "")),
-        ("counter", mmap_key("sluicegate_gone", "sluicegate_gone_total", [], [], "")),
-        ("histogram", mmap_key(duration, f"{duration}_bucket", ["task", "le"], ["x", "1.0"], "")),
-        ("histogram", mmap_key(duration, f"{duration}_bucket", of_duration, list("abc3"), "")),
-    }
-    kept = {(kind, key.replace('"le": "1"', '"le": "1.0"')) for kind, key in kept}
-    for kind in ("counter", "histogram"):
-        file = MetricFile(tmp_path / f"{kind}_{process}.db")
-        for of_kind, key in kept | dropped:
-            if of_kind == kind:
-                file.write(key, 2.0)
-        file.close()
-
-    add_up_dead(tmp_path, is_kept=DeclaredSeries().has)
-
-    found = {
-        (path.stem.partition("_")[0], key)
-        for path in tmp_path.glob("*.db")
-        for key, *_ in MmapedDict.read_all_values_from_file(path)  # type: ignore[no-untyped-call]
-    }
-    assert found == kept

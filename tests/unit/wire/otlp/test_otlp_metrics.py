@@ -10,6 +10,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, M
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric as Family
 
+from gateway.cache.statistics import BYTES
 from gateway.telemetry.metric_files import add_up_dead, counted_since
 from gateway.telemetry.metric_push import NoPush, push_from
 from gateway.telemetry.metrics import GatewayMetrics
@@ -27,7 +28,7 @@ def families() -> list[Family]:
     metrics = GatewayMetrics(registry)
     for duration in (0.000004, 0.003, 20.0):
         metrics.request(_ROUTE, "sentiment", duration)
-    metrics.instruments.set_gauge("cache_bytes", 7.0, ("memory",))
+    metrics.instruments.set_gauge(BYTES, 7.0, ("memory",))
     metrics.flush()
     return list(registry.collect())
 

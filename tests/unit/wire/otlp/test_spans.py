@@ -102,7 +102,7 @@ def test_spans_arrive_with_headers_and_resource_by_either_protocol(
 
     assert [span.name for span in sink.spans] == ["0", "1", "2"]
     assert sink.headers[0]["x-key"] == "abc"
-    assert queue.statistics().exported == 3
+    assert queue.counts()["exported"] == 3
 
 
 def test_the_signals_own_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,12 +247,12 @@ def test_spans_beyond_the_queue_are_dropped_and_counted() -> None:
     record(queue)
     assert exporter.is_asked.wait(60.0)
     record(queue, 10)  # 4 of them fit
-    statistics = queue.statistics()
+    counts = queue.counts()
     exporter.answers.set()
     queue.shutdown()
 
-    assert statistics.dropped == 6
-    assert queue.statistics().exported == 5
+    assert counts["dropped"] == 6
+    assert queue.counts()["exported"] == 5
 
 
 def test_batches_have_at_most_the_size_that_is_set() -> None:
@@ -279,7 +279,7 @@ def test_spans_that_are_not_taken_are_counted(error: Exception | None) -> None:
     record(queue, 3)
     queue.shutdown()
 
-    assert queue.statistics().failed == 3
+    assert queue.counts()["failed"] == 3
 
 
 def test_a_full_batch_does_not_wait_for_the_delay() -> None:
