@@ -82,6 +82,64 @@ _RELEASES: Final = counter(
     "`length`, for a batch of one row).",
     *("encoder", "reason"),
 )
+_QUEUED_ROWS: Final = gauge("sluicegate_backend_queued_rows", "Rows waiting.", "encoder")
+_QUEUED_TOKENS: Final = gauge(
+    "sluicegate_backend_queued_tokens",
+    "Tokens waiting. Use this metric for autoscaling.",
+    "encoder",
+)
+_RUNS_IN_FLIGHT: Final = gauge("sluicegate_backend_runs_in_flight", "Batches running.", "encoder")
+_BATCHES: Final = counter("sluicegate_backend_batches_total", "Batches run.", "encoder")
+_ROWS: Final = counter("sluicegate_backend_rows_total", "Rows run through the encoder.", "encoder")
+_TOKENS: Final = counter(
+    "sluicegate_backend_tokens_total", "Tokens run, without padding.", "encoder"
+)
+_PADDED_TOKENS: Final = counter(
+    "sluicegate_backend_padded_tokens_total",
+    "Tokens of padded batches: the number of rows times the length of the longest row. "
+    "This includes positions that a graph skips, but not the rounding of shapes on a GPU.",
+    "encoder",
+)
+_FAILED_ROWS: Final = counter(
+    "sluicegate_backend_failed_rows_total", "Rows that the model could not compute.", "encoder"
+)
+_SKIPPED_ROWS: Final = counter(
+    "sluicegate_backend_skipped_rows_total",
+    "Rows dropped because their callers had disconnected.",
+    "encoder",
+)
+_EXPIRED_ROWS: Final = counter(
+    "sluicegate_backend_expired_rows_total",
+    "Rows dropped because they could not end before their deadline.",
+    "encoder",
+)
+_LATE_ROWS: Final = counter(
+    "sluicegate_backend_late_rows_total",
+    "Rows run after their deadline; expected to stay 0.",
+    "encoder",
+)
+_REFUSED_ROWS: Final = counter(
+    "sluicegate_backend_refused_rows_total",
+    "Rows refused because the queue was full, or too slow for their deadline. An item "
+    "that is refused before tokenization counts as one row.",
+    "encoder",
+)
+_BUSY: Final = counter(
+    "sluicegate_backend_busy_seconds_total", "Seconds that worker threads were busy.", "encoder"
+)
+_ROWS_PER_SECOND: Final = gauge(
+    "sluicegate_backend_rows_per_second", "Rows per second while the encoder is busy.", "encoder"
+)
+_TOKENS_PER_SECOND: Final = gauge(
+    "sluicegate_backend_tokens_per_second",
+    "Tokens per second while the encoder is busy.",
+    "encoder",
+)
+_QUEUED_SECONDS: Final = gauge(
+    "sluicegate_backend_queued_seconds",
+    "Predicted seconds to run the waiting interactive rows.",
+    "encoder",
+)
 
 
 class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,138 +149,24 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     the part of `work` that padding takes (`CostModel.padding`).
     """
 
-    queued_rows: Annotated[
-        int,
-        gauge(
-            "sluicegate_backend_queued_rows",
-            "Rows waiting.",
-            "encoder",
-        ),
-    ] = 0
-    queued_tokens: Annotated[
-        int,
-        gauge(
-            "sluicegate_backend_queued_tokens",
-            "Tokens waiting. Use this metric for autoscaling.",
-            "encoder",
-        ),
-    ] = 0
-    runs_in_flight: Annotated[
-        int,
-        gauge(
-            "sluicegate_backend_runs_in_flight",
-            "Batches running.",
-            "encoder",
-        ),
-    ] = 0
-    batches: Annotated[
-        int,
-        counter(
-            "sluicegate_backend_batches_total",
-            "Batches run.",
-            "encoder",
-        ),
-    ] = 0
-    rows: Annotated[
-        int,
-        counter(
-            "sluicegate_backend_rows_total",
-            "Rows run through the encoder.",
-            "encoder",
-        ),
-    ] = 0
-    tokens: Annotated[
-        int,
-        counter(
-            "sluicegate_backend_tokens_total",
-            "Tokens run, without padding.",
-            "encoder",
-        ),
-    ] = 0
-    padded_tokens: Annotated[
-        int,
-        counter(
-            "sluicegate_backend_padded_tokens_total",
-            "Tokens of padded batches: the number of rows times the length of the longest row. "
-            "This includes positions that a graph skips, but not the rounding of shapes on a GPU.",
-            "encoder",
-        ),
-    ] = 0
+    queued_rows: Annotated[int, _QUEUED_ROWS] = 0
+    queued_tokens: Annotated[int, _QUEUED_TOKENS] = 0
+    runs_in_flight: Annotated[int, _RUNS_IN_FLIGHT] = 0
+    batches: Annotated[int, _BATCHES] = 0
+    rows: Annotated[int, _ROWS] = 0
+    tokens: Annotated[int, _TOKENS] = 0
+    padded_tokens: Annotated[int, _PADDED_TOKENS] = 0
     work: float = 0.0
     wasted: float = 0.0
-    failed_rows: Annotated[
-        int,
-        counter(
-            "sluicegate_backend_failed_rows_total",
-            "Rows that the model could not compute.",
-            "encoder",
-        ),
-    ] = 0
-    skipped_rows: Annotated[
-        int,
-        counter(
-            "sluicegate_backend_skipped_rows_total",
-            "Rows dropped because their callers had disconnected.",
-            "encoder",
-        ),
-    ] = 0
-    expired_rows: Annotated[
-        int,
-        counter(
-            "sluicegate_backend_expired_rows_total",
-            "Rows dropped because they could not end before their deadline.",
-            "encoder",
-        ),
-    ] = 0
-    late_rows: Annotated[
-        int,
-        counter(
-            "sluicegate_backend_late_rows_total",
-            "Rows run after their deadline; expected to stay 0.",
-            "encoder",
-        ),
-    ] = 0
-    refused_rows: Annotated[
-        int,
-        counter(
-            "sluicegate_backend_refused_rows_total",
-            "Rows refused because the queue was full, or too slow for their deadline. An item "
-            "that is refused before tokenization counts as one row.",
-            "encoder",
-        ),
-    ] = 0
-    busy: Annotated[
-        float,
-        counter(
-            "sluicegate_backend_busy_seconds_total",
-            "Seconds that worker threads were busy.",
-            "encoder",
-        ),
-    ] = 0.0
-    rows_per_second: Annotated[
-        float,
-        gauge(
-            "sluicegate_backend_rows_per_second",
-            "Rows per second while the encoder is busy.",
-            "encoder",
-        ),
-    ] = 0.0
-    tokens_per_second: Annotated[
-        float,
-        gauge(
-            "sluicegate_backend_tokens_per_second",
-            "Tokens per second while the encoder is busy.",
-            "encoder",
-        ),
-    ] = 0.0
-    queued_seconds: Annotated[
-        float,
-        gauge(
-            "sluicegate_backend_queued_seconds",
-            "Predicted seconds to run the waiting interactive rows.",
-            "encoder",
-        ),
-    ] = 0.0
+    failed_rows: Annotated[int, _FAILED_ROWS] = 0
+    skipped_rows: Annotated[int, _SKIPPED_ROWS] = 0
+    expired_rows: Annotated[int, _EXPIRED_ROWS] = 0
+    late_rows: Annotated[int, _LATE_ROWS] = 0
+    refused_rows: Annotated[int, _REFUSED_ROWS] = 0
+    busy: Annotated[float, _BUSY] = 0.0
+    rows_per_second: Annotated[float, _ROWS_PER_SECOND] = 0.0
+    tokens_per_second: Annotated[float, _TOKENS_PER_SECOND] = 0.0
+    queued_seconds: Annotated[float, _QUEUED_SECONDS] = 0.0
     releases: Annotated[dict[str, int], _RELEASES] = {}
     durations: Annotated[dict[str, tuple[tuple[int, ...], float]], _PHASES] = {}
     """For the phases `queue` and `run`: the counts by bucket, and the sum in seconds."""
@@ -234,25 +178,19 @@ def padding_waste_ratio(*queues: QueueStatistics) -> float:
     return sum(queue.wasted for queue in queues) / work if work else 0.0
 
 
+_CACHED_ROWS: Final = counter(
+    "sluicegate_backend_known_rows_total", "Rows answered from the row cache.", "encoder"
+)
+_COALESCED_ROWS: Final = counter(
+    "sluicegate_backend_joined_rows_total", "Rows coalesced with an equal row in flight.", "encoder"
+)
+
+
 class RowStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts rows that were cached, coalesced and computed, and describes the row cache."""
 
-    cached_rows: Annotated[
-        int,
-        counter(
-            "sluicegate_backend_known_rows_total",
-            "Rows answered from the row cache.",
-            "encoder",
-        ),
-    ] = 0
-    coalesced_rows: Annotated[
-        int,
-        counter(
-            "sluicegate_backend_joined_rows_total",
-            "Rows coalesced with an equal row in flight.",
-            "encoder",
-        ),
-    ] = 0
+    cached_rows: Annotated[int, _CACHED_ROWS] = 0
+    coalesced_rows: Annotated[int, _COALESCED_ROWS] = 0
     computed_rows: int = 0
     entries: int = 0
     size_bytes: int = 0
@@ -295,13 +233,18 @@ class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):
     ] = {}
 
 
+_READY: Final = gauge("sluicegate_backend_ready", "Whether the backend is ready.")
+_CALLS_IN_FLIGHT: Final = gauge("sluicegate_backend_calls_in_flight", "Calls being answered.")
+_DEVICE_BUSY_SHARE: Final = gauge(
+    "sluicegate_backend_device_busy_share", "Utilization of the device over the last seconds."
+)
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a backend's statistics at one moment."""
 
-    ready: Annotated[bool, gauge("sluicegate_backend_ready", "Whether the backend is ready.")]
-    calls_in_flight: Annotated[
-        int, gauge("sluicegate_backend_calls_in_flight", "Calls being answered.")
-    ]
+    ready: Annotated[bool, _READY]
+    calls_in_flight: Annotated[int, _CALLS_IN_FLIGHT]
     items: Annotated[
         dict[tuple[str, str, str], int],
         counter(
@@ -311,13 +254,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ]
     encoders: list[EncoderStatistics]
-    device_busy_share: Annotated[
-        float,
-        gauge(
-            "sluicegate_backend_device_busy_share",
-            "Utilization of the device over the last seconds.",
-        ),
-    ] = 0.0
+    device_busy_share: Annotated[float, _DEVICE_BUSY_SHARE] = 0.0
     shadows: ShadowStatistics = ShadowStatistics()
     revisions: list[RevisionStatistics] = []
     lost_hosts: Annotated[

@@ -29,9 +29,7 @@ _GAUGES: Final[dict[MetricDeclaration, Callable[[EndpointStatistics], float]]] =
         over=Aggregation.MOST,
     ): lambda one: one.finish_time,
     gauge(
-        "sluicegate_endpoint_in_flight_items",
-        "Items that wait for the endpoint.",
-        *_ENDPOINT,
+        "sluicegate_endpoint_in_flight_items", "Items that wait for the endpoint.", *_ENDPOINT
     ): lambda one: one.in_flight,
     gauge(
         "sluicegate_endpoint_limit_items",
@@ -39,10 +37,7 @@ _GAUGES: Final[dict[MetricDeclaration, Callable[[EndpointStatistics], float]]] =
         *_ENDPOINT,
     ): lambda one: one.limit,
     gauge(
-        "sluicegate_endpoint_drained",
-        "Whether it is drained.",
-        *_ENDPOINT,
-        over=Aggregation.MOST,
+        "sluicegate_endpoint_drained", "Whether it is drained.", *_ENDPOINT, over=Aggregation.MOST
     ): lambda one: one.drained,
     gauge(
         "sluicegate_endpoint_ejected",

@@ -11,26 +11,24 @@ from wire.metric_declaration import Aggregation, counter, gauge
 
 Source = Callable[[], msgspec.Struct]
 
-
 _RELOADS: Final = counter(
     "sluicegate_config_reloads_total",
     "Configuration documents that workers applied (`ok`) or could not apply (`failed`).",
     "result",
+)
+_TASKS: Final = gauge("sluicegate_tasks", "Tasks on the workers' event loops.")
+_GENERATION: Final = gauge(
+    "sluicegate_config_generation",
+    "Lowest generation of the configuration document that a worker uses.",
+    over=Aggregation.LEAST,
 )
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Holds statistics of a worker as a whole."""
 
-    tasks: Annotated[int, gauge("sluicegate_tasks", "Tasks on the workers' event loops.")]
-    generation: Annotated[
-        int,
-        gauge(
-            "sluicegate_config_generation",
-            "Lowest generation of the configuration document that a worker uses.",
-            over=Aggregation.LEAST,
-        ),
-    ]
+    tasks: Annotated[int, _TASKS]
+    generation: Annotated[int, _GENERATION]
     reloads: Annotated[int, _RELOADS("ok")]
     failed_reloads: Annotated[int, _RELOADS("failed")]
     state_redis: Annotated[bool, DEPENDENCY_UP("state_redis")]

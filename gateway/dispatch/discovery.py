@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import Random
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,19 +24,19 @@ UNRESOLVED_INTERVAL = 1.0
 JITTER = 0.2
 
 
+_NAMES: Final = gauge("sluicegate_discovery_names", "DNS names of backends, summed over workers.")
+_FAILING: Final = gauge("sluicegate_discovery_failing_names", "DNS names whose last lookup failed.")
+_ADDRESSES: Final = gauge("sluicegate_discovery_addresses", "Resolved addresses in use.")
+_FAILURES: Final = counter("sluicegate_discovery_failures_total", "Failed DNS lookups.")
+
+
 class DiscoveryStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of names, of those whose last look-up failed, and of their addresses."""
 
-    names: Annotated[
-        int,
-        gauge("sluicegate_discovery_names", "DNS names of backends, summed over workers."),
-    ]
-    failing: Annotated[
-        int,
-        gauge("sluicegate_discovery_failing_names", "DNS names whose last lookup failed."),
-    ]
-    addresses: Annotated[int, gauge("sluicegate_discovery_addresses", "Resolved addresses in use.")]
-    failures: Annotated[int, counter("sluicegate_discovery_failures_total", "Failed DNS lookups.")]
+    names: Annotated[int, _NAMES]
+    failing: Annotated[int, _FAILING]
+    addresses: Annotated[int, _ADDRESSES]
+    failures: Annotated[int, _FAILURES]
 
 
 class _FollowedName:

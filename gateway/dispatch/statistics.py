@@ -62,8 +62,7 @@ class DispatchStatistics(msgspec.Struct, kw_only=True):
     hedged: int = 0
     """Items tried at a second backend as well, because the first was late."""
     denied: Annotated[
-        int,
-        counter("sluicegate_retries_denied_total", "Retries that the retry budget denied."),
+        int, counter("sluicegate_retries_denied_total", "Retries that the retry budget denied.")
     ] = 0
     computed: Annotated[int, _ITEMS("computed")] = 0
     failed: Annotated[int, _ITEMS("failed")] = 0

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from itertools import islice
 from math import inf
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -33,6 +33,21 @@ _DAY = 86_400.0
 _NOTHING = BucketShare(used=0.0, before=0.0, raised=-inf)
 
 
+_REGIONS: Final = gauge(
+    "sluicegate_region_limit_regions", "Regions that share limits, summed over workers."
+)
+_REST: Final = gauge(
+    "sluicegate_region_limit_share_ratio",
+    "This region's share of buckets without a share of their own.",
+    over=Aggregation.LEAST,
+)
+_LEASE: Final = gauge(
+    "sluicegate_region_limit_lease_seconds",
+    "Time until the region's shares expire; 0 if the region cannot reach the ledger.",
+    over=Aggregation.LEAST,
+)
+
+
 class SharesStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the number of regions, and this region's default share.
 
@@ -41,29 +56,9 @@ class SharesStatistics(msgspec.Struct, frozen=True, kw_only=True):
     happens if the region cannot reach the store.
     """
 
-    regions: Annotated[
-        int,
-        gauge(
-            "sluicegate_region_limit_regions",
-            "Regions that share limits, summed over workers.",
-        ),
-    ]
-    rest: Annotated[
-        float,
-        gauge(
-            "sluicegate_region_limit_share_ratio",
-            "This region's share of buckets without a share of their own.",
-            over=Aggregation.LEAST,
-        ),
-    ]
-    lease: Annotated[
-        float,
-        gauge(
-            "sluicegate_region_limit_lease_seconds",
-            "Time until the region's shares expire; 0 if the region cannot reach the ledger.",
-            over=Aggregation.LEAST,
-        ),
-    ]
+    regions: Annotated[int, _REGIONS]
+    rest: Annotated[float, _REST]
+    lease: Annotated[float, _LEASE]
 
 
 class _QuotaState(msgspec.Struct):

@@ -44,8 +44,7 @@ class RequestLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the lines written, and the events dropped, since the start."""
 
     lines: Annotated[
-        int,
-        counter("sluicegate_request_log_lines_total", "Lines written to the request log."),
+        int, counter("sluicegate_request_log_lines_total", "Lines written to the request log.")
     ]
     dropped: Annotated[int, EVENTS_DROPPED("request_log")]
     failures: Annotated[int, FAILURES]

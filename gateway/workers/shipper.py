@@ -37,12 +37,49 @@ _CHECK_EVERY: Final = 2
 """The logs are compared with the stream at every other poll."""
 _log = logging.getLogger(__name__)
 
-
 _LAGGING: Final = gauge(
     "sluicegate_stream_lag_events",
     "Estimated events in the stream that a `consumer` (`billing`, `request_log`) has not "
     "acknowledged.",
     "consumer",
+)
+_LOGS: Final = gauge("sluicegate_shipper_logs", "Event logs that the shipper reads.")
+_EVENTS: Final = counter("sluicegate_shipped_events_total", "Usage events added to the stream.")
+_BLOCKS: Final = counter(
+    "sluicegate_shipped_blocks_total", "Blocks of usage events added to the stream."
+)
+_REWINDS: Final = counter(
+    "sluicegate_shipper_rewinds_total",
+    "How often a log was shipped again because the stream or the ledger had lost events.",
+)
+_DROPPED: Final = counter(
+    "sluicegate_stream_dropped_blocks_total", "Blocks deleted before the request log read them."
+)
+_UNREADABLE: Final = gauge(
+    "sluicegate_shipper_unreadable_logs", "Files that cannot be read as event logs."
+)
+_SEGMENTS_DELETED: Final = counter(
+    "sluicegate_event_log_deleted_segments_total", "Deleted segments that had been shipped."
+)
+_SEGMENTS_KEPT: Final = gauge(
+    "sluicegate_event_log_kept_segments", "Shipped segments kept in case the ledger is lost."
+)
+_KEPT_BYTES: Final = gauge("sluicegate_event_log_kept_bytes", "Bytes of the kept segments.")
+_UNCONSUMED: Final = gauge(
+    "sluicegate_stream_blocks", "Blocks in the stream that a consumer has not acknowledged."
+)
+_FULL: Final = gauge(
+    "sluicegate_stream_full",
+    "Whether the stream is full and accepts no more blocks.",
+    over=Aggregation.MOST,
+)
+_LAG: Final = gauge(
+    "sluicegate_shipper_lag_seconds",
+    "Age of the oldest events that are not in the stream; 0 if all are.",
+    over=Aggregation.MOST,
+)
+_UNSHIPPED_BYTES: Final = gauge(
+    "sluicegate_events_unshipped_bytes", "Bytes of event logs that are not yet in the stream."
 )
 
 
@@ -52,79 +89,22 @@ class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
     `lagging` is an estimate from the average size of a block (a group of events).
     """
 
-    logs: Annotated[int, gauge("sluicegate_shipper_logs", "Event logs that the shipper reads.")]
-    events: Annotated[
-        int, counter("sluicegate_shipped_events_total", "Usage events added to the stream.")
-    ]
-    blocks: Annotated[
-        int,
-        counter("sluicegate_shipped_blocks_total", "Blocks of usage events added to the stream."),
-    ]
-    rewinds: Annotated[
-        int,
-        counter(
-            "sluicegate_shipper_rewinds_total",
-            "How often a log was shipped again because the stream or the ledger had lost events.",
-        ),
-    ]
+    logs: Annotated[int, _LOGS]
+    events: Annotated[int, _EVENTS]
+    blocks: Annotated[int, _BLOCKS]
+    rewinds: Annotated[int, _REWINDS]
     lost: Annotated[int, EVENTS_DROPPED("usage")]
-    dropped: Annotated[
-        int,
-        counter(
-            "sluicegate_stream_dropped_blocks_total",
-            "Blocks deleted before the request log read them.",
-        ),
-    ]
-    unreadable: Annotated[
-        int, gauge("sluicegate_shipper_unreadable_logs", "Files that cannot be read as event logs.")
-    ]
-    segments_deleted: Annotated[
-        int,
-        counter(
-            "sluicegate_event_log_deleted_segments_total", "Deleted segments that had been shipped."
-        ),
-    ]
-    segments_kept: Annotated[
-        int,
-        gauge(
-            "sluicegate_event_log_kept_segments",
-            "Shipped segments kept in case the ledger is lost.",
-        ),
-    ]
-    kept_bytes: Annotated[
-        int, gauge("sluicegate_event_log_kept_bytes", "Bytes of the kept segments.")
-    ]
-    unconsumed: Annotated[
-        int,
-        gauge(
-            "sluicegate_stream_blocks", "Blocks in the stream that a consumer has not acknowledged."
-        ),
-    ]
-    full: Annotated[
-        bool,
-        gauge(
-            "sluicegate_stream_full",
-            "Whether the stream is full and accepts no more blocks.",
-            over=Aggregation.MOST,
-        ),
-    ]
+    dropped: Annotated[int, _DROPPED]
+    unreadable: Annotated[int, _UNREADABLE]
+    segments_deleted: Annotated[int, _SEGMENTS_DELETED]
+    segments_kept: Annotated[int, _SEGMENTS_KEPT]
+    kept_bytes: Annotated[int, _KEPT_BYTES]
+    unconsumed: Annotated[int, _UNCONSUMED]
+    full: Annotated[bool, _FULL]
     failures: Annotated[int, FAILURES]
     lagging: Annotated[dict[str, int], _LAGGING] = {}
-    lag: Annotated[
-        float,
-        gauge(
-            "sluicegate_shipper_lag_seconds",
-            "Age of the oldest events that are not in the stream; 0 if all are.",
-            over=Aggregation.MOST,
-        ),
-    ] = 0.0
-    unshipped_bytes: Annotated[
-        int,
-        gauge(
-            "sluicegate_events_unshipped_bytes",
-            "Bytes of event logs that are not yet in the stream.",
-        ),
-    ] = 0
+    lag: Annotated[float, _LAG] = 0.0
+    unshipped_bytes: Annotated[int, _UNSHIPPED_BYTES] = 0
 
 
 class _ShippedLog(RetainedLog):
