@@ -11,15 +11,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.mmap_dict import mmap_key
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.telemetry.metric_files import MetricFile, add_up_dead
+from gateway.telemetry.metric_files import ReservedDict, add_up_dead
 from tests.support.small_disk import mounted
 
 # Counts `n` requests and one in flight; then waits, or is gone at once.
 PROCESS = """
-import sys
+import os, sys
 from pathlib import Path
 from gateway.telemetry.metric_files import keep_metrics_in_files
 folder = Path(sys.argv[1])
+os.environ["PROMETHEUS_MULTIPROC_DIR"] = sys.argv[1]
 keep_metrics_in_files(folder)
 from prometheus_client import CollectorRegistry
 from gateway.telemetry.metrics import GatewayMetrics
@@ -56,6 +57,11 @@ def page(folder: Path) -> dict[str, float]:
     return {name: float(value) for name, _, value in found}
 
 
+def value(file: ReservedDict, key: str) -> float:
+    found, _ = file.read_value(key)  # type: ignore[no-untyped-call]
+    return float(found)
+
+
 def run(folder: Path, count: int, *, stay: bool = False) -> "subprocess.Popen[str]":
     process = subprocess.Popen(
         [sys.executable, "-c", PROCESS, str(folder), str(count), "stay" if stay else "go"],
@@ -73,9 +79,9 @@ def run(folder: Path, count: int, *, stay: bool = False) -> "subprocess.Popen[st
 def test_every_block_of_a_file_is_reserved_before_it_is_written_to(tmp_path: Path) -> None:
     path = tmp_path / "counter_7.db"
 
-    file = MetricFile(path)
+    file = ReservedDict(path)
     for number in range(2000):
-        file.write(KEY.replace("classify", f"task-{number}"), float(number))
+        file.write_value(KEY.replace("classify", f"task-{number}"), float(number))
 
     found = path.stat()
     assert found.st_blocks * 512 >= found.st_size > 1 << 16
@@ -89,17 +95,17 @@ def test_a_full_disk_ends_nobody_and_values_come_back_with_the_room(tmp_path: Pa
     now = [0.0]
     with mounted(tmp_path / "disk", megabytes=1) as disk:
         path = disk.path / "counter_7.db"
-        file = MetricFile(path, clock=lambda: now[0])
-        file.write(KEY, 1.0)
+        file = ReservedDict(path, clock=lambda: now[0])
+        file.write_value(KEY, 1.0)
         disk.fill()
         for number in range(2000):
-            file.write(KEY.replace("classify", f"task-{number}"), 1.0)
+            file.write_value(KEY.replace("classify", f"task-{number}"), 1.0)
         was_on_disk = file.is_on_disk
         stale = page(disk.path)
         disk.empty()
 
         now[0] += 1.0
-        file.write(KEY, 2.0)
+        file.write_value(KEY, 2.0)
 
         assert (was_on_disk, file.is_on_disk) == (False, True)
         assert 'requests_total{task="classify"}' in stale
@@ -110,15 +116,15 @@ def test_a_full_disk_ends_nobody_and_values_come_back_with_the_room(tmp_path: Pa
 def test_a_file_that_could_not_be_made_is_made_later(tmp_path: Path) -> None:
     disk, now = Disk(), [0.0]
     disk.full = True
-    file = MetricFile(tmp_path / "counter_7.db", allocate=disk.allocate, clock=lambda: now[0])
-    file.write(KEY, 5.0)
+    file = ReservedDict(tmp_path / "counter_7.db", allocate=disk.allocate, clock=lambda: now[0])
+    file.write_value(KEY, 5.0)
     before = (page(tmp_path), list(tmp_path.iterdir()))
     disk.full = False
 
-    file.write(KEY, file.read(KEY) + 1)
+    file.write_value(KEY, value(file, KEY) + 1)
     soon = page(tmp_path)
     now[0] += 1.0
-    file.write(KEY, file.read(KEY) + 1)
+    file.write_value(KEY, value(file, KEY) + 1)
 
     assert before == ({}, [])
     assert soon == {}
@@ -127,15 +133,15 @@ def test_a_file_that_could_not_be_made_is_made_later(tmp_path: Path) -> None:
 
 
 def test_a_file_grows_with_the_values_that_are_read_first(tmp_path: Path) -> None:
-    file = MetricFile(tmp_path / "gauge_livesum_7.db")
+    file = ReservedDict(tmp_path / "gauge_livesum_7.db")
 
     keys = [mmap_key("up", "up", ["endpoint"], [f"eu-{n}"], "Up.") for n in range(2000)]
-    first = [file.read(key) for key in keys]
+    first = [value(file, key) for key in keys]
     for number, key in enumerate(keys):
-        file.write(key, float(number))
+        file.write_value(key, float(number))
 
     assert first == [0.0] * len(keys)
-    assert [file.read(key) for key in keys] == list(map(float, range(2000)))
+    assert [value(file, key) for key in keys] == list(map(float, range(2000)))
     file.close()
 
 
