@@ -15,7 +15,6 @@ from typing_extensions import override
 
 from wire.installing import install_command
 from wire.otlp.encoding import SpanBatch, encode_message, encode_spans
-from wire.otlp.session import ExportSession
 from wire.otlp.variables import (
     COMPRESSIONS,
     OTLP,
@@ -30,8 +29,6 @@ _log = logging.getLogger(__name__)
 # process while the collector is down.
 CLOSE_WITHIN: Final = 2.0
 _PACKAGES = {"http/protobuf": "http", "grpc": "grpc"}
-# Variables with this suffix name a package that provides a session with credentials to the SDK.
-_CREDENTIALS = "_CREDENTIAL_PROVIDER"
 _KINDS = {"TRACES": ("trace", "OTLPSpanExporter"), "METRICS": ("metric", "OTLPMetricExporter")}
 
 
@@ -206,8 +203,6 @@ def open_exporter(environ: Mapping[str, str], signal: str = "TRACES") -> Any:
     compressed = otlp_variable(environ, "COMPRESSION", signal).strip().lower()
     compression = getattr(module.Compression, COMPRESSIONS.get(compressed, "NoCompression"))
     options: dict[str, Any] = {"timeout": timeout / 1000, "compression": compression}
-    if package == "http" and not any(name.endswith(_CREDENTIALS) for name in environ):
-        options["session"] = ExportSession()
     try:
         return getattr(module, made)(**options)
     except Exception as error:  # exporters raise various errors for invalid variables

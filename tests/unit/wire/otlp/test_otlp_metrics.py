@@ -93,7 +93,6 @@ async def test_totals_that_outlive_processes_do_not_begin_with_each(
     pusher = open_pusher(dict(sink.environment), {}, counted_since=counted_since(tmp_path))
     stop.set()
 
-    pusher.push(families())
     await pusher.run(read, stop)
     sink.stop()
 
@@ -102,22 +101,42 @@ async def test_totals_that_outlive_processes_do_not_begin_with_each(
 
 
 @pytest.mark.anyio
-async def test_a_collector_that_does_not_answer_keeps_nobody_waiting(
+async def test_a_collector_that_does_not_answer_holds_up_no_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sink, stop = HttpSink(), asyncio.Event()
+    sink, stop, is_read = HttpSink(), asyncio.Event(), asyncio.Event()
     sink.answers.clear()
     interval = {"OTEL_METRIC_EXPORT_INTERVAL": "1"}
     pusher = open_from(monkeypatch, sink.environment | interval)
     pusher.close_within = 0.05
-    reads: list[int] = []
 
-    async def counted() -> Iterable[Family]:
-        reads.append(1)
+    async def noted() -> Iterable[Family]:
+        is_read.set()
         return families()
 
-    running = asyncio.create_task(pusher.run(counted, stop))
-    await until(lambda: len(reads) > 20, what="many pushes")
+    running = asyncio.create_task(pusher.run(noted, stop))
+    await is_read.wait()
+    stop.set()
+    await running
+
+    assert not sink.answers.is_set()
+    sink.stop()
+
+
+@pytest.mark.anyio
+async def test_a_failed_reading_does_not_prevent_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sink, stop, failed = HttpSink(), asyncio.Event(), [OSError("first")]
+    pusher = open_from(monkeypatch, sink.environment | {"OTEL_METRIC_EXPORT_INTERVAL": "1"})
+
+    async def failing() -> Iterable[Family]:
+        if failed:
+            raise failed.pop()
+        return families()
+
+    running = asyncio.create_task(pusher.run(failing, stop))
+    await until(lambda: len(sink.metrics) > 0, what="a push")
     stop.set()
     await running
     sink.stop()
