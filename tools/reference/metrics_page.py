@@ -50,16 +50,17 @@ GATEWAY: Final = {
     ),
 }
 """The modules that declare the metrics of a gateway machine, by the section of the page."""
-BACKEND: Final = {"Backend": ("backends.types", "backends.telemetry.metrics")}
+BACKEND: Final = {
+    "Items, encoders and queues": ("backends.types",),
+    "Revisions, device and process": ("backends.telemetry.metrics",),
+}
 
 
 def metrics_page() -> str:
     """Return the page."""
     gateway = [part for title, names in GATEWAY.items() for part in _table(title, names)]
-    (backend,) = BACKEND.values()
-    return "".join(
-        [_HEAD, "\n## Gateway machine\n", *gateway, *_table("Backend", backend, level=2)]
-    )
+    backend = [part for title, names in BACKEND.items() for part in _table(title, names)]
+    return "".join([_HEAD, "\n## Gateway machine\n", *gateway, "\n## Backend\n", *backend])
 
 
 def declared_metrics(*sections: Mapping[str, tuple[str, ...]]) -> dict[str, MetricDeclaration]:
@@ -85,9 +86,8 @@ def _of_module(module: ModuleType) -> Iterator[MetricDeclaration]:
             yield from declared_by(value)
 
 
-def _table(title: str, modules: Iterable[str], *, level: int = 3) -> Iterator[str]:
-    head = "| metric | kind | labels | meaning |\n|---|---|---|---|\n"
-    yield f"\n{'#' * level} {title}\n\n{head}"
+def _table(title: str, modules: Iterable[str]) -> Iterator[str]:
+    yield f"\n### {title}\n\n| metric | kind | labels | meaning |\n|---|---|---|---|\n"
     yield from map(_row, _declared_in(modules))
 
 
