@@ -7,6 +7,7 @@ A field of statistics names its metric in `Annotated`: `hits: Annotated[int, LOO
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Any, Final, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -90,27 +91,23 @@ LABEL: Final = "label"
 """Marks a field of statistics whose value is a label of all metrics of its class."""
 
 
-class Sample(NamedTuple):
-    """Holds the value of a series.
+Sample = tuple[MetricDeclaration, Labels, Any, str]
+"""A series and its value, with the path of the value's field, such as `cache.memory.hits`.
 
-    `field` is the path of the field from which the value comes, such as `memory.hits`. The value of
-    a histogram is a pair: the counts by bucket, and the sum.
-    """
-
-    metric: MetricDeclaration
-    labels: Labels
-    value: Any
-    field: str
+The value of a histogram is a pair: the counts by bucket, and the sum.
+"""
 
 
-def read_samples(statistics: msgspec.Struct, *, above: Labels = ()) -> Iterator[Sample]:
+def read_samples(
+    statistics: msgspec.Struct, *, path: str = "", given: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Sample]:
     """Yield a sample for each declared series of `statistics`, and of the structs in its fields.
 
-    The labels of a sample are `above`, the values of fields that `LABEL` marks, the labels in the
-    annotation, and the keys of a field that is a mapping, in this order. A text is the state of a
-    circuit breaker.
+    The labels of a sample are the values of fields that `LABEL` marks, the labels in the
+    annotation, and the keys of a field that is a mapping, in this order. `given` replaces labels in
+    annotations. A text is the state of a circuit breaker. Paths begin with `path`.
     """
-    return _read(statistics, above, "")
+    return _read(statistics, (), path, given)
 
 
 def declared_by(kind: type[msgspec.Struct]) -> Iterator[MetricDeclaration]:
@@ -154,27 +151,26 @@ def _series(marks: tuple[object, ...]) -> Iterator[Series]:
             yield Series(mark)
 
 
-def _read(statistics: msgspec.Struct, above: Labels, path: str) -> Iterator[Sample]:
+def _read(
+    statistics: msgspec.Struct, above: Labels, path: str, given: Mapping[str, str]
+) -> Iterator[Sample]:
     fields = _fields(type(statistics))
     above += tuple(getattr(statistics, name) for name in fields.labels)
     for name, all_series in fields.series:
-        value = getattr(statistics, name)
-        for metric, labels in all_series:
-            for key, one in _values(value):
-                yield Sample(metric, (*above, *labels, *key), one, path + name)
+        value, field = getattr(statistics, name), path + name
+        for metric, annotated in all_series:
+            labels = (*above, *(given.get(label, label) for label in annotated))
+            if isinstance(value, Mapping):
+                for key, one in value.items():
+                    yield metric, labels + ((key,) if isinstance(key, str) else key), one, field
+            else:
+                number = float(value != "closed") if isinstance(value, str) else value
+                yield metric, labels, number, field
     for name in fields.others:
         value = getattr(statistics, name)
         for each in value if isinstance(value, list) else (value,):
             if isinstance(each, msgspec.Struct):
-                yield from _read(each, above, f"{path}{name}.")
-
-
-def _values(value: Any) -> Iterator[tuple[Labels, Any]]:
-    if isinstance(value, Mapping):
-        for key, one in value.items():
-            yield (key,) if isinstance(key, str) else key, one
-    else:
-        yield (), float(value != "closed") if isinstance(value, str) else value
+                yield from _read(each, above, f"{path}{name}.", given)
 
 
 UNITS: Final = ("seconds", "bytes", "ratio", "tokens", "items")

@@ -105,10 +105,10 @@ class Instruments:
         """
         numbered = _NUMBERED.fullmatch(component)
         given = {COMPONENT: component, NUMBER: numbered[1] if numbered else "0"}
-        for metric, declared_labels, value, field in read_samples(statistics):
-            labels = tuple([given.get(label, label) for label in declared_labels])
+        samples = read_samples(statistics, path=f"{component}.", given=given)
+        for metric, labels, value, field in samples:
             if metric.kind is MetricKind.COUNTER:
-                self.set_total(metric, value, labels, source=f"{component}.{field}")
+                self.set_total(metric, value, labels, source=field)
             else:
                 self.set_gauge(metric, float(value), labels)
 
