@@ -211,6 +211,21 @@ def test_the_compression_of_traces_alone_wins(monkeypatch: pytest.MonkeyPatch) -
     assert [span.name for span in sink.spans] == ["0"]
 
 
+def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = HttpSink()
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("http_proxy", sink.environment["OTEL_EXPORTER_OTLP_ENDPOINT"])
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector.invalid:4318"}
+    queue, _ = open_from(monkeypatch, environ)
+
+    record(queue)
+    queue.shutdown()
+    sink.stop()
+
+    assert [each["path"] for each in sink.headers] == ["http://collector.invalid:4318/v1/traces"]
+
+
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
 
