@@ -21,7 +21,7 @@ from wire.metric_declaration import (
     read_samples,
 )
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 _LOOKUPS = counter("lookups_total", "Lookups.", "name", "tier", "result")
 _OPEN = gauge("open", "Whether it is open.", "name")
 
