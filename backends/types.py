@@ -1,12 +1,13 @@
 """Defines values that packages of a backend exchange."""
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from wire.metric_declaration import LABEL, counter, gauge, histogram
 from wire.plans import RevisionStatistics
 
 FloatArray = NDArray[np.float32]
@@ -68,6 +69,79 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     pieces: list[TokenOffsets]
 
 
+_PHASES: Final = histogram(
+    "sluicegate_backend_phase_duration_seconds",
+    "Time of a phase. `phase`: `tokenize` (a call of the tokenizer, with the wait for its thread), "
+    "`queue` (the longest wait of a batch's rows), `run` (a batch).",
+    *("encoder", "phase"),
+)
+_RELEASES: Final = counter(
+    "sluicegate_backend_releases_total",
+    "Batches by the reason why no more rows joined: `idle` (no more rows waited), `full`, "
+    "`deadline` (the batch would be late), `length` (lengths differ too much), `outlier` (like "
+    "`length`, for a batch of one row).",
+    *("encoder", "reason"),
+)
+_QUEUED_ROWS: Final = gauge("sluicegate_backend_queued_rows", "Rows waiting.", "encoder")
+_QUEUED_TOKENS: Final = gauge(
+    "sluicegate_backend_queued_tokens",
+    "Tokens waiting. Use this metric for autoscaling.",
+    "encoder",
+)
+_RUNS_IN_FLIGHT: Final = gauge("sluicegate_backend_runs_in_flight", "Batches running.", "encoder")
+_BATCHES: Final = counter("sluicegate_backend_batches_total", "Batches run.", "encoder")
+_ROWS: Final = counter("sluicegate_backend_rows_total", "Rows run through the encoder.", "encoder")
+_TOKENS: Final = counter(
+    "sluicegate_backend_tokens_total", "Tokens run, without padding.", "encoder"
+)
+_PADDED_TOKENS: Final = counter(
+    "sluicegate_backend_padded_tokens_total",
+    "Tokens of padded batches: the number of rows times the length of the longest row. "
+    "This includes positions that a graph skips, but not the rounding of shapes on a GPU.",
+    "encoder",
+)
+_FAILED_ROWS: Final = counter(
+    "sluicegate_backend_failed_rows_total", "Rows that the model could not compute.", "encoder"
+)
+_SKIPPED_ROWS: Final = counter(
+    "sluicegate_backend_skipped_rows_total",
+    "Rows dropped because their callers had disconnected.",
+    "encoder",
+)
+_EXPIRED_ROWS: Final = counter(
+    "sluicegate_backend_expired_rows_total",
+    "Rows dropped because they could not end before their deadline.",
+    "encoder",
+)
+_LATE_ROWS: Final = counter(
+    "sluicegate_backend_late_rows_total",
+    "Rows run after their deadline; expected to stay 0.",
+    "encoder",
+)
+_REFUSED_ROWS: Final = counter(
+    "sluicegate_backend_refused_rows_total",
+    "Rows refused because the queue was full, or too slow for their deadline. An item "
+    "that is refused before tokenization counts as one row.",
+    "encoder",
+)
+_BUSY: Final = counter(
+    "sluicegate_backend_busy_seconds_total", "Seconds that worker threads were busy.", "encoder"
+)
+_ROWS_PER_SECOND: Final = gauge(
+    "sluicegate_backend_rows_per_second", "Rows per second while the encoder is busy.", "encoder"
+)
+_TOKENS_PER_SECOND: Final = gauge(
+    "sluicegate_backend_tokens_per_second",
+    "Tokens per second while the encoder is busy.",
+    "encoder",
+)
+_QUEUED_SECONDS: Final = gauge(
+    "sluicegate_backend_queued_seconds",
+    "Predicted seconds to run the waiting interactive rows.",
+    "encoder",
+)
+
+
 class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the present size of a batcher's queue, and its counts since the start.
 
@@ -75,26 +149,26 @@ class QueueStatistics(msgspec.Struct, frozen=True, kw_only=True):
     the part of `work` that padding takes (`CostModel.padding`).
     """
 
-    queued_rows: int = 0
-    queued_tokens: int = 0
-    runs_in_flight: int = 0
-    batches: int = 0
-    rows: int = 0
-    tokens: int = 0
-    padded_tokens: int = 0
+    queued_rows: Annotated[int, _QUEUED_ROWS] = 0
+    queued_tokens: Annotated[int, _QUEUED_TOKENS] = 0
+    runs_in_flight: Annotated[int, _RUNS_IN_FLIGHT] = 0
+    batches: Annotated[int, _BATCHES] = 0
+    rows: Annotated[int, _ROWS] = 0
+    tokens: Annotated[int, _TOKENS] = 0
+    padded_tokens: Annotated[int, _PADDED_TOKENS] = 0
     work: float = 0.0
     wasted: float = 0.0
-    failed_rows: int = 0
-    skipped_rows: int = 0
-    expired_rows: int = 0
-    late_rows: int = 0
-    refused_rows: int = 0
-    busy: float = 0.0
-    rows_per_second: float = 0.0
-    tokens_per_second: float = 0.0
-    queued_seconds: float = 0.0
-    releases: dict[str, int] = {}
-    durations: dict[str, tuple[tuple[int, ...], float]] = {}
+    failed_rows: Annotated[int, _FAILED_ROWS] = 0
+    skipped_rows: Annotated[int, _SKIPPED_ROWS] = 0
+    expired_rows: Annotated[int, _EXPIRED_ROWS] = 0
+    late_rows: Annotated[int, _LATE_ROWS] = 0
+    refused_rows: Annotated[int, _REFUSED_ROWS] = 0
+    busy: Annotated[float, _BUSY] = 0.0
+    rows_per_second: Annotated[float, _ROWS_PER_SECOND] = 0.0
+    tokens_per_second: Annotated[float, _TOKENS_PER_SECOND] = 0.0
+    queued_seconds: Annotated[float, _QUEUED_SECONDS] = 0.0
+    releases: Annotated[dict[str, int], _RELEASES] = {}
+    durations: Annotated[dict[str, tuple[tuple[int, ...], float]], _PHASES] = {}
     """For the phases `queue` and `run`: the counts by bucket, and the sum in seconds."""
 
 
@@ -104,11 +178,19 @@ def padding_waste_ratio(*queues: QueueStatistics) -> float:
     return sum(queue.wasted for queue in queues) / work if work else 0.0
 
 
+_CACHED_ROWS: Final = counter(
+    "sluicegate_backend_known_rows_total", "Rows answered from the row cache.", "encoder"
+)
+_COALESCED_ROWS: Final = counter(
+    "sluicegate_backend_joined_rows_total", "Rows coalesced with an equal row in flight.", "encoder"
+)
+
+
 class RowStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts rows that were cached, coalesced and computed, and describes the row cache."""
 
-    cached_rows: int = 0
-    coalesced_rows: int = 0
+    cached_rows: Annotated[int, _CACHED_ROWS] = 0
+    coalesced_rows: Annotated[int, _COALESCED_ROWS] = 0
     computed_rows: int = 0
     entries: int = 0
     size_bytes: int = 0
@@ -118,10 +200,10 @@ class RowStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class EncoderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the statistics of an encoder's queue and rows."""
 
-    name: str
+    name: Annotated[str, LABEL]
     queue: QueueStatistics
     rows: RowStatistics
-    tokenization: tuple[tuple[int, ...], float] = ((), 0.0)
+    tokenization: Annotated[tuple[tuple[int, ...], float], _PHASES("tokenize")] = ((), 0.0)
     """Durations of calls of the tokenizer: the counts by bucket, and the sum in seconds."""
 
 
@@ -132,24 +214,59 @@ class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):
     revision, shadow)`, the largest difference between numbers in results that otherwise agree.
     """
 
-    outcomes: dict[tuple[str, str, str, str], int] = {}
-    largest: dict[tuple[str, str, str], float] = {}
+    outcomes: Annotated[
+        dict[tuple[str, str, str, str], int],
+        counter(
+            "sluicegate_backend_shadow_items_total",
+            "Items mirrored to a shadow revision. `outcome`: `same`, `moved`, `changed`, `failed`, "
+            "`skipped`.",
+            *("model", "arm", "shadow", "outcome"),
+        ),
+    ] = {}
+    largest: Annotated[
+        dict[tuple[str, str, str], float],
+        gauge(
+            "sluicegate_backend_shadow_largest_difference",
+            "The largest difference between numbers of results that otherwise agree.",
+            *("model", "arm", "shadow"),
+        ),
+    ] = {}
+
+
+_READY: Final = gauge("sluicegate_backend_ready", "Whether the backend is ready.")
+_CALLS_IN_FLIGHT: Final = gauge("sluicegate_backend_calls_in_flight", "Calls being answered.")
+_DEVICE_BUSY_SHARE: Final = gauge(
+    "sluicegate_backend_device_busy_share", "Utilization of the device over the last seconds."
+)
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a backend's statistics at one moment.
+    """Holds a backend's statistics at one moment."""
 
-    `items` counts items for each `(model, task, outcome)`. `lost_hosts` counts failed processes of
-    algorithms for each `(model, reason)`.
-    """
-
-    ready: bool
-    calls_in_flight: int
-    items: dict[tuple[str, str, str], int]
+    ready: Annotated[bool, _READY]
+    calls_in_flight: Annotated[int, _CALLS_IN_FLIGHT]
+    items: Annotated[
+        dict[tuple[str, str, str], int],
+        counter(
+            "sluicegate_backend_items_total",
+            "Items. `outcome`: `done`, `refused`, `expired`, `failed`, `cancelled`.",
+            *("model", "task", "outcome"),
+        ),
+    ]
     encoders: list[EncoderStatistics]
-    device_busy_share: float = 0.0
+    device_busy_share: Annotated[float, _DEVICE_BUSY_SHARE] = 0.0
     shadows: ShadowStatistics = ShadowStatistics()
     revisions: list[RevisionStatistics] = []
-    lost_hosts: dict[tuple[str, str], int] = {}
+    lost_hosts: Annotated[
+        dict[tuple[str, str], int],
+        counter(
+            "sluicegate_backend_lost_algorithm_hosts_total",
+            "Failed processes of algorithms. The next item starts a new process. `reason`: `ended` "
+            "by itself; killed as `held_by_one_step`, `held_after_its_time`, `starved`, "
+            "`over_its_memory`, `over_its_threads`, `busy_without_an_item`; replaced as "
+            "`worn_by_earlier_items`; `not_started`.",
+            *("model", "reason"),
+        ),
+    ] = {}
     models: dict[str, str] = {}
     """The revision of each served model."""

@@ -67,12 +67,11 @@ def run_entry(entry: str, settings: Settings) -> None:
     )
     _log.info("the process starts", extra={"pid": os.getpid()})
     export_metrics_dir(settings)
-    from gateway.telemetry.catalogue import DeclaredSeries  # noqa: PLC0415 - like the next import
     from gateway.telemetry.metric_files import (  # noqa: PLC0415 - the library reads the folder
         keep_metrics_in_files,
     )
 
-    keep_metrics_in_files(settings.metrics_dir, is_kept=DeclaredSeries().has)
+    keep_metrics_in_files(settings.metrics_dir)
     from gateway.telemetry.process_metrics import measured_process  # noqa: PLC0415 - like the imports above
 
     module, function = ENTRIES[entry]

@@ -2,6 +2,13 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Final
+
+SECONDS: Final = (
+    *(1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3),
+    *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+"""Upper bounds of the buckets in which metrics count durations."""
 
 
 class DurationCounts:

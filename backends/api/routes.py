@@ -76,9 +76,7 @@ class Routes:
         self._reload = reload
         self._check = check
         self._assign = assign
-        self._metrics = BackendMetrics(
-            core.snapshot, tracing.statistics, process=process, gpus=gpus
-        )
+        self._metrics = BackendMetrics(core.snapshot, tracing.counts, process=process, gpus=gpus)
         self._handlers: dict[str, tuple[str, Handler]] = {
             CALL_PATH: ("POST", calls),
             STATE_PATH: ("GET", self.state),

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 from backends.batching.policy import Release
 from backends.executors.cost import CostModel
-from backends.telemetry.catalogue import SECONDS
 from backends.types import QueueStatistics
-from wire.durations import DurationCounts
+from wire.durations import SECONDS, DurationCounts
 
 # The time constant of the rates of rows and tokens, in seconds in which a batch runs.
 _MEMORY = 5.0

@@ -1,9 +1,9 @@
 """Renders a backend's statistics for Prometheus."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
+from typing import Any, Final
 
-import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -14,48 +14,101 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from backends.telemetry.catalogue import SECONDS, backend_metrics
 from backends.telemetry.nvml import THROTTLING, GpuReader, NoGpuReader
 from backends.telemetry.process import ProcessFigures
-from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
-from wire.metric_declaration import MetricDeclaration, MetricKind
-from wire.otlp.statistics import TracingStatistics
+from backends.types import Snapshot, padding_waste_ratio
+from wire.metric_declaration import (
+    Labels,
+    MetricDeclaration,
+    MetricKind,
+    counter,
+    gauge,
+    histogram,
+    read_samples,
+)
 from wire.plans import RevisionStatistics, bucket_bound
 from wire.protocol import GpuState
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 # The exported duration buckets of revisions: powers of two from 0.1 ms to 13 s.
 _EDGES = range(0, 69, 4)
-_Counts = tuple[Sequence[int], float]
-_Labelled = Iterable[tuple[Sequence[str], float]]
 
-_ENCODERS: Final[Mapping[str, Callable[[EncoderStatistics], float]]] = {
-    "batches_total": lambda e: e.queue.batches,
-    "rows_total": lambda e: e.queue.rows,
-    "tokens_total": lambda e: e.queue.tokens,
-    "padded_tokens_total": lambda e: e.queue.padded_tokens,
-    "busy_seconds_total": lambda e: e.queue.busy,
-    "failed_rows_total": lambda e: e.queue.failed_rows,
-    "skipped_rows_total": lambda e: e.queue.skipped_rows,
-    "expired_rows_total": lambda e: e.queue.expired_rows,
-    "late_rows_total": lambda e: e.queue.late_rows,
-    "refused_rows_total": lambda e: e.queue.refused_rows,
-    "known_rows_total": lambda e: e.rows.cached_rows,
-    "joined_rows_total": lambda e: e.rows.coalesced_rows,
-    "queued_rows": lambda e: e.queue.queued_rows,
-    "queued_tokens": lambda e: e.queue.queued_tokens,
-    "runs_in_flight": lambda e: e.queue.runs_in_flight,
-    "rows_per_second": lambda e: e.queue.rows_per_second,
-    "tokens_per_second": lambda e: e.queue.tokens_per_second,
-    "queued_seconds": lambda e: e.queue.queued_seconds,
-    "padding_waste_ratio": lambda e: padding_waste_ratio(e.queue),
+_LOADED: Final = gauge(
+    "sluicegate_backend_model_loaded", "Is 1 for each served revision.", *("model", "revision")
+)
+_REVISION_ITEMS: Final = counter(
+    "sluicegate_backend_arm_items_total",
+    "Items by the revision that answered, and by outcome.",
+    *("model", "arm", "outcome"),
+)
+_REVISION_DURATION: Final = histogram(
+    "sluicegate_backend_arm_duration_seconds",
+    "Time from a call's arrival to an item's result, by the revision that answered.",
+    *("model", "arm"),
+)
+_REVISION_LABELS: Final = counter(
+    "sluicegate_backend_arm_labels_total",
+    "Results by their first label and the revision that answered.",
+    *("model", "arm", "label"),
+)
+_WASTE: Final = gauge(
+    "sluicegate_backend_padding_waste_ratio",
+    "Fraction of the predicted time that padding takes, without the fixed cost of batches. "
+    "Positions that a graph skips cost nothing.",
+    "encoder",
+)
+_CACHE_BYTES: Final = gauge("sluicegate_backend_row_cache_bytes", "Size of the row cache.")
+_CACHE_ROWS: Final = gauge("sluicegate_backend_row_cache_rows", "Rows in the row cache.")
+_LAG: Final = histogram(
+    "sluicegate_backend_event_loop_lag_seconds",
+    "Delay of an event-loop timer, measured ten times a second.",
+)
+_HELD: Final = histogram(
+    "sluicegate_backend_event_loop_held_seconds",
+    "How long code held the event loop, at least: the delay without the time that the loop's "
+    "thread waited for a core.",
+)
+_MEMORY: Final = gauge(
+    "sluicegate_backend_resident_memory_bytes", "Resident memory of the process."
+)
+_CPU: Final = counter("sluicegate_backend_cpu_seconds_total", "CPU time of the process.")
+_SPANS: Final = counter(
+    "sluicegate_backend_spans_total",
+    "Spans. `outcome`: `exported`, `failed`, `dropped` (the queue was full).",
+    "outcome",
+)
+_GPU: Final = ("device", "uuid")
+_GPUS: Final[Mapping[MetricDeclaration, Callable[[GpuState], float | None]]] = {
+    gauge(
+        "sluicegate_backend_gpu_memory_used_bytes",
+        "GPU memory that all processes use, if NVML is available. Each backend reports all GPUs "
+        "that it can see. `device` is the driver's number.",
+        *_GPU,
+    ): lambda gpu: gpu.used_bytes,
+    gauge("sluicegate_backend_gpu_memory_total_bytes", "Memory of a GPU.", *_GPU): lambda gpu: (
+        gpu.total_bytes
+    ),
+    gauge(
+        "sluicegate_backend_gpu_utilization_ratio",
+        "Fraction of the last sample period in which a GPU was busy. MIG devices do not report it.",
+        *_GPU,
+    ): lambda gpu: gpu.utilization,
+    gauge("sluicegate_backend_gpu_power_watts", "Power draw of a GPU.", *_GPU): lambda gpu: (
+        gpu.watts
+    ),
 }
-_GPUS: Final[Mapping[str, Callable[[GpuState], float | None]]] = {
-    "gpu_memory_used_bytes": lambda gpu: gpu.used_bytes,
-    "gpu_memory_total_bytes": lambda gpu: gpu.total_bytes,
-    "gpu_utilization_ratio": lambda gpu: gpu.utilization,
-    "gpu_power_watts": lambda gpu: gpu.watts,
-}
+_THROTTLED: Final = gauge(
+    "sluicegate_backend_gpu_throttled",
+    "Is 1 while clocks are reduced because of the `reason`: `power`, `heat` or `hardware`.",
+    *_GPU,
+    "reason",
+)
+_ECC_ERRORS: Final = counter(
+    "sluicegate_backend_gpu_ecc_errors_total",
+    "Memory errors of a GPU since its driver was loaded. `kind`: `corrected`, `uncorrected`.",
+    *_GPU,
+    "kind",
+)
 
 
 class BackendMetrics(Collector):
@@ -64,16 +117,15 @@ class BackendMetrics(Collector):
     def __init__(
         self,
         read: Callable[[], Snapshot],
-        read_tracing: Callable[[], TracingStatistics],
+        read_spans: Callable[[], Mapping[str, int]],
         *,
         process: ProcessFigures | None = None,
         gpus: GpuReader | None = None,
     ) -> None:
         self._read = read
-        self._read_tracing = read_tracing
+        self._read_spans = read_spans
         self._process = process or ProcessFigures()
         self._gpus = gpus or NoGpuReader()
-        self._declared = backend_metrics()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -84,115 +136,98 @@ class BackendMetrics(Collector):
     @override
     def collect(self) -> Iterator[Metric]:
         snapshot = self._read()
-        yield self._gauge("ready", float(snapshot.ready))
-        yield self._labelled("model_loaded", [(one, 1.0) for one in snapshot.models.items()])
-        yield self._gauge("calls_in_flight", snapshot.calls_in_flight)
-        yield self._labelled("items_total", snapshot.items.items())
-        yield self._labelled("lost_algorithm_hosts_total", snapshot.lost_hosts.items())
-        yield from self._revisions(snapshot.revisions)
-        yield self._labelled("shadow_items_total", snapshot.shadows.outcomes.items())
-        yield self._labelled("shadow_largest_difference", snapshot.shadows.largest.items())
-        yield from self._encoders(snapshot.encoders)
-        yield self._gauge("device_busy_share", snapshot.device_busy_share)
-        yield from self._of_process()
-        yield from self._of_gpus()
-        if snapshot.encoders:
-            cache = snapshot.encoders[0].rows
-            yield self._gauge("row_cache_bytes", cache.size_bytes)
-            yield self._gauge("row_cache_rows", cache.entries)
+        families = _Families()
+        for metric, labels, value, _ in read_samples(snapshot):
+            families.add(metric, labels, value)
+        for model in snapshot.models.items():
+            families.add(_LOADED, model, 1.0)
+        for each in snapshot.revisions:
+            _add_revision(families, each)
+        for encoder in snapshot.encoders:
+            families.add(_WASTE, (encoder.name,), padding_waste_ratio(encoder.queue))
+        for encoder in snapshot.encoders[:1]:  # all encoders share the row cache
+            families.add(_CACHE_BYTES, (), encoder.rows.size_bytes)
+            families.add(_CACHE_ROWS, (), encoder.rows.entries)
+        self._add_process(families)
+        for gpu in self._gpus.read():
+            _add_gpu(families, gpu)
+        return iter(families)
 
-    def _revisions(self, revisions: Sequence[RevisionStatistics]) -> Iterator[Metric]:
-        outcomes = [
-            ((e.model, e.arm, name), n) for e in revisions for name, n in e.outcomes.items()
-        ]
-        yield self._labelled("arm_items_total", outcomes)
-        first = [((e.model, e.arm, label), n) for e in revisions for label, n in e.labels.items()]
-        yield self._labelled("arm_labels_total", first)
-        family = self._histogram("arm_duration_seconds")
-        for each in revisions:
-            buckets = [
-                (f"{bucket_bound(edge):g}", sum(n for b, n in each.durations.items() if b <= edge))
-                for edge in _EDGES
-            ]
-            buckets.append(("+Inf", sum(each.durations.values())))
-            family.add_metric((each.model, each.arm), buckets, each.seconds)
-        yield family
+    def _add_process(self, families: "_Families") -> None:
+        families.add(_LAG, (), self._process.lags.seen())
+        families.add(_HELD, (), self._process.holds.seen())
+        families.add(_MEMORY, (), self._process.resident_bytes())
+        families.add(_CPU, (), self._process.processor_seconds())
+        for outcome, count in self._read_spans().items():
+            families.add(_SPANS, (outcome,), count)
 
-    def _encoders(self, encoders: Sequence[EncoderStatistics]) -> Iterator[Metric]:
-        for name, read in _ENCODERS.items():
-            yield self._labelled(name, [((encoder.name,), read(encoder)) for encoder in encoders])
-        releases = [((e.name, why), n) for e in encoders for why, n in e.queue.releases.items()]
-        yield self._labelled("releases_total", releases)
-        phases = self._histogram("phase_duration_seconds")
-        for each in encoders:
-            found = {"tokenize": each.tokenization, **each.queue.durations}
-            for phase, durations in found.items():
-                _add_durations(phases, (each.name, phase), durations)
-        yield phases
 
-    def _of_process(self) -> Iterator[Metric]:
-        for name, delays in (("lag", self._process.lags), ("held", self._process.holds)):
-            histogram = self._histogram(f"event_loop_{name}_seconds")
-            _add_durations(histogram, (), delays.seen())
-            yield histogram
-        yield self._gauge("resident_memory_bytes", self._process.resident_bytes())
-        yield self._labelled("cpu_seconds_total", [((), self._process.processor_seconds())])
-        spans = msgspec.structs.asdict(self._read_tracing())
-        yield self._labelled("spans_total", [((outcome,), n) for outcome, n in spans.items()])
+class _Families:
+    """Groups values by metric."""
 
-    def _of_gpus(self) -> Iterator[Metric]:
-        found = [((str(gpu.device), gpu.uuid), gpu) for gpu in self._gpus.read()]
-        if not found:
-            return
-        for name, read in _GPUS.items():
-            values = [(labels, read(gpu)) for labels, gpu in found]
-            told = [(labels, value) for labels, value in values if value is not None]
-            yield self._labelled(name, told)
-        throttled = [
-            ((*labels, reason), float(reason in gpu.throttling))
-            for labels, gpu in found
-            if gpu.throttling is not None
-            for reason in THROTTLING
-        ]
-        yield self._labelled("gpu_throttled", throttled)
-        errors = [
-            ((*labels, kind), float(count))
-            for labels, gpu in found
-            if gpu.ecc_errors is not None
-            for kind, count in zip(("corrected", "uncorrected"), gpu.ecc_errors, strict=True)
-        ]
-        yield self._labelled("gpu_ecc_errors_total", errors)
+    def __init__(self) -> None:
+        # `Any`: the families of counters, gauges and histograms have different methods
+        self._families: dict[str, Any] = {}
 
-    def _labelled(self, name: str, values: _Labelled) -> Metric:
-        declared = self._declaration(name)
-        family: CounterMetricFamily | GaugeMetricFamily
-        if declared.kind is MetricKind.COUNTER:
-            family = CounterMetricFamily(declared.family, declared.help, labels=declared.labels)
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(self._families.values())
+
+    def add(self, metric: MetricDeclaration, labels: Labels, value: Any) -> None:
+        """Add a value. The value of a histogram is a pair: the counts by bucket, and the sum."""
+        if metric.kind is MetricKind.HISTOGRAM:
+            counts, total = value
+            bounds = (*map(str, metric.buckets), "+Inf")
+            self.add_buckets(metric, labels, zip(bounds, accumulate(counts), strict=False), total)
         else:
-            family = GaugeMetricFamily(declared.name, declared.help, labels=declared.labels)
-        for labels, value in values:
-            family.add_metric(labels, value)
-        return family
+            self._family(metric).add_metric(labels, value)
 
-    def _gauge(self, name: str, value: float) -> Metric:
-        return self._labelled(name, [((), value)])
+    def add_buckets(
+        self,
+        metric: MetricDeclaration,
+        labels: Labels,
+        buckets: Iterable[tuple[str, float]],
+        total: float,
+    ) -> None:
+        """Add a histogram with these cumulative counts, unless there are none."""
+        if found := list(buckets):
+            self._family(metric).add_metric(labels, found, total)
 
-    def _histogram(self, name: str) -> HistogramMetricFamily:
-        declared = self._declaration(name)
-        return HistogramMetricFamily(declared.name, declared.help, labels=declared.labels)
+    def _family(self, metric: MetricDeclaration) -> Any:
+        if metric.name not in self._families:
+            made = _MADE[metric.kind](metric.family, metric.help, labels=metric.labels)
+            self._families[metric.name] = made
+        return self._families[metric.name]
 
-    def _declaration(self, name: str) -> MetricDeclaration:
-        return self._declared[f"sluicegate_backend_{name}"]
+
+_MADE: Final[Mapping[MetricKind, type[Any]]] = {
+    MetricKind.COUNTER: CounterMetricFamily,
+    MetricKind.GAUGE: GaugeMetricFamily,
+    MetricKind.HISTOGRAM: HistogramMetricFamily,
+}
 
 
-def _add_durations(
-    family: HistogramMetricFamily, labels: Sequence[str], durations: _Counts
-) -> None:
-    counts, total = durations
-    if not counts:
-        return
-    buckets, seen = [], 0
-    for bound, count in zip((*map(str, SECONDS), "+Inf"), counts, strict=True):
-        seen += count
-        buckets.append((bound, seen))
-    family.add_metric(labels, buckets, total)
+def _add_revision(families: _Families, each: RevisionStatistics) -> None:
+    labels = each.model, each.arm
+    for outcome, count in each.outcomes.items():
+        families.add(_REVISION_ITEMS, (*labels, outcome), count)
+    for label, count in each.labels.items():
+        families.add(_REVISION_LABELS, (*labels, label), count)
+    buckets = [
+        (f"{bucket_bound(edge):g}", sum(n for b, n in each.durations.items() if b <= edge))
+        for edge in _EDGES
+    ]
+    buckets.append(("+Inf", sum(each.durations.values())))
+    families.add_buckets(_REVISION_DURATION, labels, buckets, each.seconds)
+
+
+def _add_gpu(families: _Families, gpu: GpuState) -> None:
+    labels = str(gpu.device), gpu.uuid
+    for metric, read in _GPUS.items():
+        if (value := read(gpu)) is not None:
+            families.add(metric, labels, value)
+    if gpu.throttling is not None:
+        for reason in THROTTLING:
+            families.add(_THROTTLED, (*labels, reason), float(reason in gpu.throttling))
+    if gpu.ecc_errors is not None:
+        for kind, errors in zip(("corrected", "uncorrected"), gpu.ecc_errors, strict=True):
+            families.add(_ECC_ERRORS, (*labels, kind), float(errors))

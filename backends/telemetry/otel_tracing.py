@@ -15,7 +15,6 @@ from typing_extensions import override
 from backends.errors import StartProblem
 from backends.telemetry.spans import NO_SPAN, NO_TRACING, Attributes, Span, Tracing
 from wire.otlp.spans import SpanQueue, open_provider, open_queue
-from wire.otlp.statistics import TracingStatistics
 from wire.otlp.variables import TracingProblem, exporter_names
 
 # Matches a `traceparent` of version 00 whose `sampled` flag is not set.
@@ -91,8 +90,8 @@ class OtelTracing(Tracing):
         return SampledSpan(self._tracer, span)
 
     @override
-    def statistics(self) -> TracingStatistics:
-        return TracingStatistics() if self._queue is None else self._queue.statistics()
+    def counts(self) -> Mapping[str, int]:
+        return super().counts() if self._queue is None else self._queue.counts()
 
     @override
     def close(self) -> None:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from backends.telemetry.catalogue import SECONDS
-from wire.durations import DurationCounts
+from wire.durations import SECONDS, DurationCounts
 from wire.loop_delays import measured_loop
 
 _STATM: Final = Path("/proc/self/statm")

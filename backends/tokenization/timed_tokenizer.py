@@ -7,10 +7,9 @@ from typing import Any
 from typing_extensions import override
 
 from backends.errors import BackendError
-from backends.telemetry.catalogue import SECONDS
 from backends.tokenization.tokenizer import TextKind, Texts, Tokenizer
 from backends.types import Encoding
-from wire.durations import DurationCounts
+from wire.durations import SECONDS, DurationCounts
 
 
 class TimedTokenizer(Tokenizer):

@@ -20,7 +20,7 @@ from gateway.admin.openapi import SOON
 from gateway.admin.operators import Operator, Role
 from gateway.api.health import Liveness
 from gateway.api.openapi_parts import Content, Operation
-from gateway.cache.base import CacheStatistics
+from gateway.cache.statistics import CacheStatistics
 from gateway.errors import DependencyUnavailable, GatewayError, InvalidRequest, NotFound
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger

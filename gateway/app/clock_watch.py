@@ -3,12 +3,13 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
 import msgspec
 
 from gateway.errors import DependencyUnavailable
 from gateway.tasks import PeriodicTask
+from wire.metric_declaration import Aggregation, gauge
 
 _INTERVAL: Final = 10.0
 ServerClock = Callable[[], Awaitable[float | None]]
@@ -19,14 +20,23 @@ Raises:
 """
 
 
+_SKEW: Final = gauge(
+    "sluicegate_clock_skew_seconds",
+    "Lower bound of the absolute difference between the machine's clock and the clock of "
+    "`state_redis` or of the PostgreSQL `ledger`.",
+    "dependency",
+    over=Aggregation.MOST,
+)
+
+
 class ClockSkews(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the least possible difference of each server's clock from this machine's clock.
 
     Differences are in seconds.
     """
 
-    state_redis: float = 0.0
-    ledger: float = 0.0
+    state_redis: Annotated[float, _SKEW("state_redis")] = 0.0
+    ledger: Annotated[float, _SKEW("ledger")] = 0.0
 
 
 class ClockWatch:

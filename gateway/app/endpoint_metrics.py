@@ -6,18 +6,56 @@ from typing import Final
 from gateway.routing.endpoint_state import Health
 from gateway.routing.statistics import EndpointStatistics
 from gateway.telemetry.instruments import Instruments
+from wire.metric_declaration import Aggregation, MetricDeclaration, counter, gauge
 
-_GAUGES: Final[dict[str, Callable[[EndpointStatistics], float]]] = {
-    "endpoint_up": lambda one: one.health is Health.READY,
-    "endpoint_share": lambda one: one.share,
-    "endpoint_predicted_finish_seconds": lambda one: one.finish_time,
-    "endpoint_in_flight_items": lambda one: one.in_flight,
-    "endpoint_limit_items": lambda one: one.limit,
-    "endpoint_drained": lambda one: one.drained,
-    "endpoint_ejected": lambda one: one.ejected_for > 0,
+_ENDPOINT: Final = ("region", "endpoint")
+_GAUGES: Final[dict[MetricDeclaration, Callable[[EndpointStatistics], float]]] = {
+    gauge(
+        "sluicegate_endpoint_up",
+        "Whether the endpoint is ready in the view of every worker.",
+        *_ENDPOINT,
+        over=Aggregation.LEAST,
+    ): lambda one: one.health is Health.READY,
+    gauge(
+        "sluicegate_endpoint_share",
+        "Fraction of its speed that is used; below 1 during slow start.",
+        *_ENDPOINT,
+        over=Aggregation.LEAST,
+    ): lambda one: one.share,
+    gauge(
+        "sluicegate_endpoint_predicted_finish_seconds",
+        "Predicted time until an item sent now has a result.",
+        *_ENDPOINT,
+        over=Aggregation.MOST,
+    ): lambda one: one.finish_time,
+    gauge(
+        "sluicegate_endpoint_in_flight_items", "Items that wait for the endpoint.", *_ENDPOINT
+    ): lambda one: one.in_flight,
+    gauge(
+        "sluicegate_endpoint_limit_items",
+        "Items in flight above which sheddable requests are refused.",
+        *_ENDPOINT,
+    ): lambda one: one.limit,
+    gauge(
+        "sluicegate_endpoint_drained", "Whether it is drained.", *_ENDPOINT, over=Aggregation.MOST
+    ): lambda one: one.drained,
+    gauge(
+        "sluicegate_endpoint_ejected",
+        "Whether a worker has ejected it.",
+        *_ENDPOINT,
+        over=Aggregation.MOST,
+    ): lambda one: one.ejected_for > 0,
 }
-_FASTEST: Final = "endpoint_fastest_finish_seconds"
-_NAMES: Final = (*_GAUGES, _FASTEST)
+_FASTEST: Final = gauge(
+    "sluicegate_endpoint_fastest_finish_seconds",
+    "Lowest predicted time of all usable endpoints (ready, not drained, not ejected) that serve a "
+    "model of this endpoint.",
+    *_ENDPOINT,
+    over=Aggregation.MOST,
+)
+_EJECTIONS: Final = counter(
+    "sluicegate_endpoint_ejections_total", "Ejections by all workers.", *_ENDPOINT
+)
 _AT_ONCE: Final = 128
 
 
@@ -53,10 +91,10 @@ class EndpointMetrics:
         now, self._left = self._left[:_AT_ONCE], self._left[_AT_ONCE:]
         for one in now:
             labels = (one.region, one.backend)
-            for name, value in _GAUGES.items():
-                self._instruments.set_gauge(name, float(value(one)), labels)
+            for metric, value in _GAUGES.items():
+                self._instruments.set_gauge(metric, float(value(one)), labels)
             self._instruments.set_gauge(_FASTEST, self._fastest_finish(one), labels)
-            self._instruments.set_total("endpoint_ejections_total", one.ejections, labels)
+            self._instruments.set_total(_EJECTIONS, one.ejections, labels)
 
     def _fastest_finish(self, one: EndpointStatistics) -> float:
         """Return the shortest predicted finish time of endpoints that share a model with `one`.
@@ -78,5 +116,5 @@ class EndpointMetrics:
     def _forget(self, found: set[tuple[str, ...]]) -> None:
         """Remove the metrics of all endpoints that are not in `found`."""
         if self._known - found:
-            self._instruments.retain(_NAMES, found)
+            self._instruments.retain((*_GAUGES, _FASTEST), found)
         self._known = found

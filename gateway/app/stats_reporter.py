@@ -1,30 +1,38 @@
 """Reports a worker's statistics to the metrics and to the operators' listener."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from typing import Annotated, Final, Self
 
 import msgspec
 
 from gateway.tasks import PeriodicTask
-from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.metrics import DEPENDENCY_UP, GatewayMetrics
+from wire.metric_declaration import Aggregation, counter, gauge
 
 Source = Callable[[], msgspec.Struct]
 
+_RELOADS: Final = counter(
+    "sluicegate_config_reloads_total",
+    "Configuration documents that workers applied (`ok`) or could not apply (`failed`).",
+    "result",
+)
+_TASKS: Final = gauge("sluicegate_tasks", "Tasks on the workers' event loops.")
+_GENERATION: Final = gauge(
+    "sluicegate_config_generation",
+    "Lowest generation of the configuration document that a worker uses.",
+    over=Aggregation.LEAST,
+)
+
 
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds statistics of a worker as a whole.
+    """Holds statistics of a worker as a whole."""
 
-    `tasks` is the number of tasks on the worker's event loop. `generation` is the number of the
-    configuration document that the worker applies. `reloads` and `failed_reloads` count changes of
-    this document. `state_redis` and `cache_redis` say whether the worker can reach each Redis.
-    """
-
-    tasks: int
-    generation: int
-    reloads: int
-    failed_reloads: int
-    state_redis: bool
-    cache_redis: bool
+    tasks: Annotated[int, _TASKS]
+    generation: Annotated[int, _GENERATION]
+    reloads: Annotated[int, _RELOADS("ok")]
+    failed_reloads: Annotated[int, _RELOADS("failed")]
+    state_redis: Annotated[bool, DEPENDENCY_UP("state_redis")]
+    cache_redis: Annotated[bool, DEPENDENCY_UP("cache_redis")]
 
 
 class StatsReporter:

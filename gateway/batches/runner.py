@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Annotated, Final
 
 import msgspec
 
@@ -14,6 +15,7 @@ from gateway.ledger.files import FileStore
 from gateway.storage.base import FileStorage
 from gateway.storage.build import file_object
 from gateway.workers.backoff import pause
+from wire.metric_declaration import counter, gauge
 
 _LEASE = 30.0
 _RENEW_EVERY = 1.0
@@ -21,14 +23,25 @@ _SWEEP_EVERY = 60.0
 _log = logging.getLogger(__name__)
 
 
+_RUNNING: Final = gauge("sluicegate_batches", "Batch jobs by `state`: `running`.", "state")
+_CHANGES: Final = counter(
+    "sluicegate_batch_changes_total",
+    "Batch jobs by `change`: `begun`, `ended`, `lost` (taken over by another process).",
+    "change",
+)
+_REMOVED: Final = counter(
+    "sluicegate_batch_files_removed_total", "Files deleted because they expired."
+)
+
+
 class RunnerStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts batches: those that run, and those begun and ended since the start."""
 
-    running: int
-    begun: int
-    ended: int
-    lost: int
-    files_removed: int
+    running: Annotated[int, _RUNNING("running")]
+    begun: Annotated[int, _CHANGES("begun")]
+    ended: Annotated[int, _CHANGES("ended")]
+    lost: Annotated[int, _CHANGES("lost")]
+    files_removed: Annotated[int, _REMOVED]
 
 
 class BatchRunner:

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.cache.entry import CachedResult
 from gateway.cache.key import CacheKey
-from gateway.cache.memory_tier import MemoryStatistics
+from gateway.cache.statistics import RemoteStatistics
 from gateway.tasks import log_failure
 
 LookupCallback = Callable[[list[CachedResult | None]], object]
@@ -38,40 +38,6 @@ class PendingLookup(msgspec.Struct, eq=False):
     def miss(self) -> None:
         """End the lookup with a miss (`None`) for each key."""
         self.end([None] * len(self.keys))
-
-
-class RemoteStatistics(msgspec.Struct, kw_only=True):
-    """Counts keys and entries since the remote tier started."""
-
-    hits: int = 0
-    misses: int = 0
-    reads: int = 0
-    """Round trips to Redis. All lookups of an event-loop iteration share a round trip."""
-    read_errors: int = 0
-    timeouts: int = 0
-    """Lookups that ended as a miss because Redis did not respond in time."""
-    mismatches: int = 0
-    """Values that belong to another key, because of a hash collision or an error."""
-    corrupt: int = 0
-    claimed: int = 0
-    """Misses of keys whose results another worker was computing."""
-    skipped: int = 0
-    """Keys that were not looked up, and entries that were not written, because the circuit breaker
-    was open."""
-    written: int = 0
-    write_errors: int = 0
-    dropped: int = 0
-    """Entries that were not written because the queue was full."""
-    queued: int = 0
-    breaker: str = "closed"
-    breaker_opened: int = 0
-
-
-class CacheStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the statistics of both tiers."""
-
-    memory: MemoryStatistics
-    remote: RemoteStatistics
 
 
 class RemoteTier(Protocol):

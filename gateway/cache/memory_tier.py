@@ -18,6 +18,7 @@ import msgspec
 from gateway.cache.entry import CachedResult
 from gateway.cache.frequency_sketch import FrequencySketch
 from gateway.cache.key import CacheKey
+from gateway.cache.statistics import MemoryStatistics
 
 ENTRY_OVERHEAD_BYTES = 512
 """The measured memory that an entry takes in addition to its payload: Python objects, a place in
@@ -40,21 +41,6 @@ class _Node(msgspec.Struct, gc=False):
     hits: int = 0
     in_main: bool = False
     is_new: bool = True
-
-
-class MemoryStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the present sizes, and counts since the start."""
-
-    entries: int
-    used_bytes: int
-    capacity_bytes: int
-    hits: int
-    misses: int
-    mismatches: int
-    """Reads that found an entry with another tag, because of a hash collision or an error."""
-    evicted: int
-    refused: int
-    """Entries that were not admitted, because they were too rare or too large."""
 
 
 class MemoryTier:

@@ -9,7 +9,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from gateway.cache.base import LookupCallback, PendingLookup, RemoteStatistics
+from gateway.cache.base import LookupCallback, PendingLookup
 from gateway.cache.claims import Claims
 from gateway.cache.entry import (
     PACKED,
@@ -21,6 +21,7 @@ from gateway.cache.entry import (
 )
 from gateway.cache.key import CacheKey
 from gateway.cache.redis_writer import RedisWriter
+from gateway.cache.statistics import RemoteStatistics
 from gateway.cache.value_reader import ValueReader
 from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from gateway.redis.connect import PipelinedClient

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gateway.cache.base import RemoteStatistics
 from gateway.cache.entry import (
     PLAIN,
     WORTH_PACKING,
@@ -17,6 +16,7 @@ from gateway.cache.entry import (
     pack,
 )
 from gateway.cache.key import CacheKey
+from gateway.cache.statistics import RemoteStatistics
 from gateway.redis.connect import PipelinedClient
 from gateway.tasks import TaskScope
 

@@ -7,10 +7,11 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from gateway.cache.base import CacheStatistics, RemoteTier
+from gateway.cache.base import RemoteTier
 from gateway.cache.entry import CachedResult, CacheHit, Validity
 from gateway.cache.key import CacheKey, address_of
 from gateway.cache.memory_tier import MemoryTier
+from gateway.cache.statistics import CacheStatistics
 from gateway.config.document import CacheConfig
 from gateway.tasks import TaskScope
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from gateway.cache.base import RemoteStatistics
 from gateway.cache.claims import Claims
 from gateway.cache.entry import CLAIM, CachedResult, decode_entry
 from gateway.cache.key import CacheKey
+from gateway.cache.statistics import RemoteStatistics
 
 
 class ValueReader:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import Random
-from typing import Self
+from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -13,6 +13,7 @@ from gateway.config.document import RoutingConfig
 from gateway.tasks import TaskScope
 from gateway.types import BackendId, Endpoint
 from gateway.upstream.resolving import Addresses, ResolutionFailed, Resolver
+from wire.metric_declaration import counter, gauge
 
 _log = logging.getLogger(__name__)
 # More addresses are a mistake, or need a load balancer of their own.
@@ -23,14 +24,19 @@ UNRESOLVED_INTERVAL = 1.0
 JITTER = 0.2
 
 
+_NAMES: Final = gauge("sluicegate_discovery_names", "DNS names of backends, summed over workers.")
+_FAILING: Final = gauge("sluicegate_discovery_failing_names", "DNS names whose last lookup failed.")
+_ADDRESSES: Final = gauge("sluicegate_discovery_addresses", "Resolved addresses in use.")
+_FAILURES: Final = counter("sluicegate_discovery_failures_total", "Failed DNS lookups.")
+
+
 class DiscoveryStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of names, of those whose last look-up failed, and of their addresses."""
 
-    names: int
-    failing: int
-    addresses: int
-    failures: int
-    """Look-ups that failed, since the start."""
+    names: Annotated[int, _NAMES]
+    failing: Annotated[int, _FAILING]
+    addresses: Annotated[int, _ADDRESSES]
+    failures: Annotated[int, _FAILURES]
 
 
 class _FollowedName:

@@ -5,16 +5,52 @@ many for a page of metrics, the later ones are counted as one.
 """
 
 from collections import Counter
+from functools import partial
+from typing import Annotated, Final
 
 import msgspec
 
 from gateway.types import Endpoint, RegionName
 from gateway.upstream.base import CallFailed, Cause
+from wire.metric_declaration import counter
 
 _MOST_CODES = 100
 OTHER_CODES = "(others)"
 _MOST_ENDPOINTS = 4096
 OTHERS = "(others)"
+_count = partial(msgspec.field, default_factory=Counter)
+
+
+_ITEMS: Final = counter(
+    "sluicegate_dispatched_items_total",
+    "Ended items that were sent to backends. `outcome`: `computed`, `failed`.",
+    "outcome",
+)
+_CALLS: Final = counter(
+    "sluicegate_endpoint_calls_total",
+    "Ended calls. `outcome`: `ok`, `refused`, `failed`, `given_up` (the deadline passed, or all "
+    "callers left).",
+    *("region", "endpoint", "outcome"),
+)
+_FAILURES: Final = counter(
+    "sluicegate_endpoint_failures_total",
+    "Refused or failed calls. `cause`: `refused`, `unreachable`, `cut` (the connection closed), "
+    "`timed_out`, `unexpected` (a fault of the gateway).",
+    *("region", "endpoint", "cause"),
+)
+_HEDGES: Final = counter(
+    "sluicegate_hedges_total",
+    "Items sent to a second backend because the first one, in this region, was late.",
+    "region",
+)
+_RETRIES: Final = counter(
+    "sluicegate_retries_total", "Items retried after they failed in this region.", "region"
+)
+_SPILLED: Final = counter(
+    "sluicegate_spilled_items_total",
+    "Items first sent to another region than the preferred one.",
+    *("from_region", "to_region"),
+)
 
 
 class DispatchStatistics(msgspec.Struct, kw_only=True):
@@ -25,11 +61,15 @@ class DispatchStatistics(msgspec.Struct, kw_only=True):
     retried: int = 0
     hedged: int = 0
     """Items tried at a second backend as well, because the first was late."""
-    denied: int = 0
-    """Retries that the retry budget did not allow."""
-    computed: int = 0
-    failed: int = 0
-    failed_by_code: dict[str, int] = {}
+    denied: Annotated[
+        int, counter("sluicegate_retries_denied_total", "Retries that the retry budget denied.")
+    ] = 0
+    computed: Annotated[int, _ITEMS("computed")] = 0
+    failed: Annotated[int, _ITEMS("failed")] = 0
+    failed_by_code: Annotated[
+        dict[str, int],
+        counter("sluicegate_failed_items_total", "Items that failed, by error code.", "code"),
+    ] = {}
 
     def count_failure(self, code: str) -> None:
         """Count an item that failed; beyond a hundred codes, new ones are counted as one.
@@ -45,11 +85,11 @@ class DispatchStatistics(msgspec.Struct, kw_only=True):
 class CallStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Gives counts since the start, by their labels."""
 
-    calls: Counter[tuple[str, str, str]] = msgspec.field(default_factory=Counter)
-    failures: Counter[tuple[str, str, str]] = msgspec.field(default_factory=Counter)
-    hedges: Counter[str] = msgspec.field(default_factory=Counter)
-    retries: Counter[str] = msgspec.field(default_factory=Counter)
-    spilled: Counter[tuple[str, str]] = msgspec.field(default_factory=Counter)
+    calls: Annotated[Counter[tuple[str, str, str]], _CALLS] = _count()
+    failures: Annotated[Counter[tuple[str, str, str]], _FAILURES] = _count()
+    hedges: Annotated[Counter[str], _HEDGES] = _count()
+    retries: Annotated[Counter[str], _RETRIES] = _count()
+    spilled: Annotated[Counter[tuple[str, str]], _SPILLED] = _count()
 
 
 class EndpointCounts:

@@ -17,7 +17,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Final, Self
 from zlib import crc32
 
 import msgspec
@@ -26,6 +26,7 @@ from gateway.errors import EventLogUnavailable
 from gateway.events import segment
 from gateway.events.syncing import LogSync, SyncStatistics
 from gateway.types import RequestEvent
+from wire.metric_declaration import Aggregation, counter, gauge
 
 # The errors if the disk is full, a disk quota is used up, or a limit on file sizes is reached.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -34,18 +35,36 @@ _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,20}")
 
 
+_PUBLISHED: Final = counter("sluicegate_events_published_total", "Usage events written to the log.")
+_REFUSED: Final = counter(
+    "sluicegate_events_refused_total",
+    "Usage events refused because the log was full; their requests failed with status 503.",
+)
+_SEGMENTS: Final = gauge("sluicegate_event_log_segments", "Open segments of event logs.")
+_WRITABLE: Final = gauge(
+    "sluicegate_event_log_writable",
+    "Whether every worker can write its log.",
+    over=Aggregation.LEAST,
+)
+_SYNC_FAILURES: Final = counter(
+    "sluicegate_event_log_sync_failures_total", "Failed syncs of event logs to disk."
+)
+_UNSYNCED: Final = gauge(
+    "sluicegate_event_log_unsynced_seconds",
+    "Age of the oldest usage event that is not synced to disk; a power cut loses unsynced events.",
+    over=Aggregation.MOST,
+)
+
+
 class LogStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts recorded and refused events since the log was opened.
+    """Counts recorded and refused events since the log was opened."""
 
-    `unsynced` is the time in seconds for which the oldest unsynced event has waited.
-    """
-
-    published: int
-    refused: int
-    segments: int
-    writable: bool
-    sync_failures: int
-    unsynced: float
+    published: Annotated[int, _PUBLISHED]
+    refused: Annotated[int, _REFUSED]
+    segments: Annotated[int, _SEGMENTS]
+    writable: Annotated[bool, _WRITABLE]
+    sync_failures: Annotated[int, _SYNC_FAILURES]
+    unsynced: Annotated[float, _UNSYNCED]
 
 
 class EventLog:

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Collection, Hashable
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
 from gateway.http.byte_budget import ByteBudget
 from wire.http import writing
 from wire.http.slow_readers import ReadingPeer, choose_to_close
+from wire.metric_declaration import gauge
 
 _SHARE_OF_MEMORY: Final = 4
 """Unsent answers may take one part in this many of a process's memory limit."""
@@ -32,7 +33,13 @@ def unsent_limit(memory_limit_bytes: int) -> int:
 class UnsentStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes of answers that are being encoded or are not yet sent."""
 
-    unsent_bytes: int
+    unsent_bytes: Annotated[
+        int,
+        gauge(
+            "sluicegate_unsent_answer_bytes",
+            "Bytes of responses that workers are encoding or have not sent.",
+        ),
+    ]
 
 
 class WatchedConnection(Protocol):

@@ -21,7 +21,7 @@ import secrets
 from collections.abc import Callable, Coroutine
 from enum import StrEnum
 from math import inf
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 from urllib.parse import quote
 
 import msgspec
@@ -34,6 +34,7 @@ from gateway.redis.scripts import ScriptClient
 from gateway.redis.timeouts import is_timeout
 from gateway.tasks import TaskScope
 from gateway.types import TenantId
+from wire.metric_declaration import counter
 
 LIFETIME: Final = 86_400.0
 """Seconds from when a key is first seen for which its answer is replayed."""
@@ -157,14 +158,30 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     answer: bytes = b""
 
 
+_CLAIMS: Final = counter(
+    "sluicegate_idempotency_claims_total",
+    "Requests with an idempotency key. `outcome`: `owned` (the first request), `done` (the first "
+    "response was replayed), `running` (the first request is not answered yet), `other` (a "
+    "different request used the key).",
+    "outcome",
+)
+_REPLAYS: Final = counter(
+    "sluicegate_idempotent_replays_total", "Responses replayed for a repeated idempotency key."
+)
+_UNCHECKED: Final = counter(
+    "sluicegate_idempotency_failures_total",
+    "Idempotency keys that were not checked because Redis failed.",
+)
+
+
 class IdempotencyStatistics(msgspec.Struct, kw_only=True):
     """Counts claims by their outcome since the start, and calls of Redis that failed."""
 
-    owned: int = 0
-    done: int = 0
-    running: int = 0
-    other: int = 0
-    failures: int = 0
+    owned: Annotated[int, _CLAIMS("owned")] = 0
+    done: Annotated[int, _CLAIMS("done"), _REPLAYS] = 0
+    running: Annotated[int, _CLAIMS("running")] = 0
+    other: Annotated[int, _CLAIMS("other")] = 0
+    failures: Annotated[int, _UNCHECKED] = 0
 
 
 class IdempotencyStore:

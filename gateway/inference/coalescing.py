@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
+from typing import Annotated, Final
 
 import msgspec
 
@@ -12,6 +13,7 @@ from gateway.dispatch.work import OpenItem
 from gateway.inference.outcomes import GIVEN_UP, LATE, joined_outcome
 from gateway.telemetry.spans import NO_SPAN, Span
 from gateway.types import Caller, ItemOutcome
+from wire.metric_declaration import counter, gauge
 
 # Read by C code, without a step in Python for each item.
 _key = attrgetter("key")
@@ -28,12 +30,24 @@ _LIMITED = "rate_limited"
 _SHED = "overloaded"
 
 
+_ITEMS: Final = counter(
+    "sluicegate_coalescing_items_total",
+    "Cache misses by `role`: `led` (this request started the computation, or waited for another "
+    "worker's), `joined` (this worker was already computing an equal item). An item whose wait "
+    "failed is counted again.",
+    "role",
+)
+_IN_FLIGHT: Final = gauge(
+    "sluicegate_coalescing_in_flight", "Distinct items that are being computed."
+)
+
+
 class FlightStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the items in flight now, and the items that led or joined since the start."""
 
-    in_flight: int
-    led: int
-    joined: int
+    in_flight: Annotated[int, _IN_FLIGHT]
+    led: Annotated[int, _ITEMS("led")]
+    joined: Annotated[int, _ITEMS("joined")]
 
 
 class Flights:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Annotated, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -22,22 +23,34 @@ from gateway.inference.outcomes import hit_outcome
 from gateway.inference.prepared_request import PreparedRequest
 from gateway.tasks import log_failure
 from gateway.types import CacheDirectives, Criticality, ItemOutcome, ServedModel, Stale
+from wire.metric_declaration import counter, gauge
 
 # With these a region, or all of them, did not answer; 500 is a fault that must not stay hidden.
 _UNANSWERED = frozenset({502, 503, 504})
 
 
+_ITEMS: Final = counter(
+    "sluicegate_stale_items_total",
+    "Items answered with a stale result. `reason`: `refresh_due`, `error` (no backend).",
+    "reason",
+)
+_REFRESHES: Final = counter(
+    "sluicegate_stale_refreshes_total",
+    "Stale items due for a refresh. `result`: `started`, `skipped` (too many refreshes were under "
+    "way).",
+    "result",
+)
+_REFRESHING: Final = gauge("sluicegate_stale_refreshes_in_flight", "Refreshes under way.")
+
+
 class StaleStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Items answered with stale answers since the start, and the refreshes that followed."""
 
-    served: int
-    """While a refresh was due."""
-    served_on_error: int
-    """Because no backend answered."""
-    refreshing: int
-    refreshes: int
-    refreshes_skipped: int
-    """Items not refreshed because as many as allowed were."""
+    served: Annotated[int, _ITEMS("refresh_due")]
+    served_on_error: Annotated[int, _ITEMS("error")]
+    refreshing: Annotated[int, _REFRESHING]
+    refreshes: Annotated[int, _REFRESHES("started")]
+    refreshes_skipped: Annotated[int, _REFRESHES("skipped")]
 
 
 class _StaleAnswer(msgspec.Struct, frozen=True, kw_only=True):

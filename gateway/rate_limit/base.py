@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from math import inf
-from typing import Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
+from gateway.redis.circuit_breaker import BREAKER_OPEN, BREAKER_OPENINGS
+from gateway.telemetry.metrics import LIMIT_DECISIONS
 from gateway.types import Rule
+from wire.metric_declaration import counter, gauge
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -64,30 +67,57 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return self.retry_after == inf
 
 
+_ALLOWED: Final = LIMIT_DECISIONS("", "allowed")
+_ADMISSIONS: Final = counter(
+    "sluicegate_limit_admissions_total",
+    "Admitted requests. `source`: `lease`, `redis`, `local_share` (Redis was down or late).",
+    "source",
+)
+_LOCAL_DECISIONS: Final = counter(
+    "sluicegate_limit_local_decisions_total",
+    "Requests decided by this worker's local share of limits, without Redis and without a lease.",
+)
+_REFUSALS: Final = counter(
+    "sluicegate_limit_refusals_total",
+    "Requests that limits refused, including limits on computed rows and tokens.",
+)
+_SHADOW_REFUSALS: Final = counter(
+    "sluicegate_limit_shadow_refusals_total",
+    "Charges that limits in shadow mode would have refused.",
+)
+_LEASES: Final = gauge("sluicegate_limit_leases", "Leases of bucket units that workers hold.")
+_LEASED: Final = gauge("sluicegate_limit_leased_units", "Units that workers lease.")
+_RESERVED: Final = gauge(
+    "sluicegate_limit_reserved_units", "Units reserved for admitted calls to backends."
+)
+_LAPSED: Final = counter("sluicegate_limit_lapsed_units_total", "Leased units that expired unused.")
+_REDIS_CALLS: Final = counter(
+    "sluicegate_limit_redis_calls_total",
+    "Limiter calls to Redis. `result`: `sent` (all calls), `failed`.",
+    "result",
+)
+
+
 class LimiterStatistics(msgspec.Struct, kw_only=True):
     """Counts a limiter's decisions since the limiter started, and the leases that it has now."""
 
-    admitted_by_lease: int = 0
-    admitted_by_redis: int = 0
-    admitted_by_share: int = 0
+    admitted_by_lease: Annotated[int, _ALLOWED, _ADMISSIONS("lease")] = 0
+    admitted_by_redis: Annotated[int, _ALLOWED, _ADMISSIONS("redis")] = 0
+    admitted_by_share: Annotated[int, _ALLOWED, _ADMISSIONS("local_share")] = 0
     """Requests that this worker's own buckets admitted while Redis was down or late."""
-    local_decisions: int = 0
+    local_decisions: Annotated[int, _LOCAL_DECISIONS] = 0
     """All decisions by this worker's own buckets, admissions and refusals."""
-    refused: int = 0
-    shadowed: int = 0
-    """Charges that rules in shadow mode would have refused."""
-    asked: int = 0
-    """Calls to Redis."""
-    failures: int = 0
-    leases: int = 0
-    leased: int = 0
-    """Units that this worker leases now."""
-    reserved: int = 0
-    """Units that are reserved now."""
-    lapsed: int = 0
+    refused: Annotated[int, _REFUSALS] = 0
+    shadowed: Annotated[int, _SHADOW_REFUSALS] = 0
+    asked: Annotated[int, _REDIS_CALLS("sent")] = 0
+    failures: Annotated[int, _REDIS_CALLS("failed")] = 0
+    leases: Annotated[int, _LEASES] = 0
+    leased: Annotated[int, _LEASED] = 0
+    reserved: Annotated[int, _RESERVED] = 0
+    lapsed: Annotated[int, _LAPSED] = 0
     """Units whose lease expired before the worker spent them or gave them back."""
-    breaker: str = "closed"
-    breaker_opened: int = 0
+    breaker: Annotated[str, BREAKER_OPEN("state_redis")] = "closed"
+    breaker_opened: Annotated[int, BREAKER_OPENINGS("state_redis")] = 0
 
 
 class RepeatedCharge(Protocol):

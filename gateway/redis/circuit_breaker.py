@@ -1,6 +1,20 @@
 """Implements a circuit breaker for calls to Redis, without I/O."""
 
 from enum import StrEnum
+from typing import Final
+
+from wire.metric_declaration import Aggregation, counter, gauge
+
+BREAKER_OPEN: Final = gauge(
+    "sluicegate_breaker_open",
+    "Whether the circuit breaker of `cache_redis` or `state_redis` is open or half-open in any "
+    "worker.",
+    "dependency",
+    over=Aggregation.MOST,
+)
+BREAKER_OPENINGS: Final = counter(
+    "sluicegate_breaker_openings_total", "How often a circuit breaker opened.", "dependency"
+)
 
 
 class BreakerState(StrEnum):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from itertools import islice
 from math import inf
+from typing import Annotated, Final
 
 import msgspec
 
@@ -21,6 +22,7 @@ from gateway.regional_limits.values import (
     ShareReport,
 )
 from gateway.types import CONCURRENT, Rule
+from wire.metric_declaration import Aggregation, gauge
 
 _MAX_REPORTED = 500
 _LOW = 2
@@ -33,6 +35,21 @@ clocks do."""
 _NOTHING = BucketShare(used=0.0, before=0.0, raised=-inf)
 
 
+_REGIONS: Final = gauge(
+    "sluicegate_region_limit_regions", "Regions that share limits, summed over workers."
+)
+_REST: Final = gauge(
+    "sluicegate_region_limit_share_ratio",
+    "This region's share of buckets without a share of their own.",
+    over=Aggregation.LEAST,
+)
+_LEASE: Final = gauge(
+    "sluicegate_region_limit_lease_seconds",
+    "Time until the region's shares expire; 0 if the region cannot reach the ledger.",
+    over=Aggregation.LEAST,
+)
+
+
 class SharesStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the number of regions, and this region's default share.
 
@@ -41,9 +58,9 @@ class SharesStatistics(msgspec.Struct, frozen=True, kw_only=True):
     happens if the region cannot reach the store.
     """
 
-    regions: int
-    rest: float
-    lease: float
+    regions: Annotated[int, _REGIONS]
+    rest: Annotated[float, _REST]
+    lease: Annotated[float, _LEASE]
 
 
 class _QuotaState(msgspec.Struct):

@@ -1,8 +1,7 @@
 """Encodes the trace spans of cache hits in memory, by filling in a template.
 
 The spans of equal hits differ only in span ids, times and the request id. A template is the
-encoding of the spans, with placeholders for these values. Filling in a template takes a quarter of
-the time that building the spans takes.
+encoding of the spans, with placeholders for these values.
 """
 
 import re
@@ -21,7 +20,7 @@ from gateway.telemetry.recorded_spans import OK, RecordedSpan, SpanSink
 from gateway.telemetry.spans import MEMORY, Attributes
 from gateway.telemetry.trace_context import SAMPLED
 from gateway.telemetry.tracing import ReplayedHit
-from wire.otlp.encoding import RareSpan, encode_span
+from wire.otlp.encoding import encode_fields
 
 _FOUR_TIMES: Final = Struct("<QQQQ").pack
 # These values stand for ids and times while a template is built. Their bytes occur nowhere else in
@@ -76,14 +75,10 @@ class HitTemplate:
             started=_TIMES[0],
         )
         record_hit(root, msgspec.structs.replace(hit, times=_TIMES))
-        try:
-            encoded = [encode_span(s, s.resource, s.instrumentation_scope) for s in sink.spans]
-        except RareSpan:
-            encoded = []
-        self._format, values = _opened(b"".join(encoded), hit.request_id)
+        self._format, values = _opened(encode_fields(sink.spans), hit.request_id)
         self.is_usable = _ID in values
         self._pick = itemgetter(*values) if self.is_usable else tuple
-        self._nothing = [b""] * (len(encoded) - 1)
+        self._nothing = [b""] * (len(sink.spans) - 1)
 
     def spans(self, hit: ReplayedHit, trace: bytes, parent: bytes) -> list[bytes]:
         """Return the encoded spans of a hit as a list with one element for each span.

@@ -1,21 +1,22 @@
-"""Creates the counters, gauges and histograms (instruments) of declared metrics on first use.
-
-A metric's name is its name in the catalogue without `sluicegate_`. A name that is not in the
-catalogue raises `KeyError`, so that every metric on the metrics page is documented.
-"""
+"""Creates the counters, gauges and histograms (instruments) of declared metrics on first use."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gateway.telemetry.catalogue import gateway_metrics
-from wire.metric_declaration import MetricDeclaration, MetricKind
+from wire.metric_declaration import Labels, MetricDeclaration, MetricKind, read_samples
 
-PREFIX: Final = "sluicegate_"
-Labels = tuple[str, ...]
 NO_LABELS: Final[Labels] = ()
+COMPONENT: Final = "$component"
+"""Stands for the name of a component among the labels of its statistics."""
+NUMBER: Final = "$number"
+"""Stands for the number at the end of a component's name, such as 1 in `billing_1`."""
+_NUMBERED: Final = re.compile(r".+_(\d+)")
 
 
 class TalliedHistogram(Histogram):
@@ -37,101 +38,108 @@ class Instruments:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._declared: Mapping[str, MetricDeclaration] = gateway_metrics()
         # `Any`: counters, gauges and histograms have different methods
         self._families: dict[str, Any] = {}
         self._children: dict[tuple[str, Labels], Any] = {}
         self._values: dict[tuple[str, Labels], float] = {}
         self._totals: dict[tuple[str, str, Labels], float] = {}
 
-    def add(self, name: str, labels: Labels = NO_LABELS, amount: float = 1.0) -> None:
+    def add(
+        self, metric: MetricDeclaration, labels: Labels = NO_LABELS, amount: float = 1.0
+    ) -> None:
         """Add `amount` to a counter."""
-        self._child(name, labels).inc(amount)
+        self._child(metric, labels).inc(amount)
 
-    def set_gauge(self, name: str, value: float, labels: Labels = NO_LABELS) -> None:
+    def set_gauge(
+        self, metric: MetricDeclaration, value: float, labels: Labels = NO_LABELS
+    ) -> None:
         """Set a gauge."""
-        if self._values.get((name, labels)) != value:
-            self._values[name, labels] = value
-            self._child(name, labels).set(value)
+        if self._values.get((metric.name, labels)) != value:
+            self._values[metric.name, labels] = value
+            self._child(metric, labels).set(value)
 
     def set_total(
-        self, name: str, total: float, labels: Labels = NO_LABELS, *, source: str = ""
+        self,
+        metric: MetricDeclaration,
+        total: float,
+        labels: Labels = NO_LABELS,
+        *,
+        source: str = "",
     ) -> None:
         """Increment a counter by the growth of a running total since the last call.
 
         `source` names where the running total comes from. If `total` is less than at the last call,
         the source has started again from 0.
         """
-        key = (source, name, labels)
+        key = (source, metric.name, labels)
         grown = total - self._totals.get(key, 0.0)
         self._totals[key] = total
-        if grown or (name, labels) not in self._children:
-            self._child(name, labels).inc(grown if grown >= 0 else total)
+        if grown or (metric.name, labels) not in self._children:
+            self._child(metric, labels).inc(grown if grown >= 0 else total)
 
-    def begin_total(self, name: str, total: float, labels: Labels = NO_LABELS) -> None:
+    def begin_total(
+        self, metric: MetricDeclaration, total: float, labels: Labels = NO_LABELS
+    ) -> None:
         """Set the running total from which the next `set_total` computes the growth.
 
         The counter itself does not change. Use this for running totals that began before this
         process. Only the first call has an effect.
         """
-        self._totals.setdefault(("", name, labels), total)
+        self._totals.setdefault(("", metric.name, labels), total)
 
-    def record(self, name: str, value: float, labels: Labels, *, source: str) -> None:
-        """Set a gauge to `value`. For a counter, `value` is a running total; see `set_total`."""
-        if self._declared[PREFIX + name].kind is MetricKind.COUNTER:
-            self.set_total(name, value, labels, source=source)
-        else:
-            self.set_gauge(name, value, labels)
-
-    def add_durations(self, name: str, labels: Labels, counts: Sequence[int], total: float) -> None:
+    def add_durations(
+        self, metric: MetricDeclaration, labels: Labels, counts: Sequence[int], total: float
+    ) -> None:
         """Record observations in a histogram.
 
         `counts` holds their number in each bucket, and `total` the sum of their values.
         """
         if any(counts):
-            self._child(name, labels).add(counts, total)
+            self._child(metric, labels).add(counts, total)
 
-    def retain(self, names: Iterable[str], keep: Collection[Labels]) -> None:
-        """Hide all series of the gauges `names`, except series whose labels are in `keep`.
+    def publish(self, component: str, statistics: msgspec.Struct) -> None:
+        """Publish the fields of a component's statistics that have a metric.
+
+        The field of a counter holds a running total; see `set_total`. The component's name may end
+        in a number: `billing_1`.
+        """
+        numbered = _NUMBERED.fullmatch(component)
+        given = {COMPONENT: component, NUMBER: numbered[1] if numbered else "0"}
+        samples = read_samples(statistics, path=f"{component}.", given=given)
+        for metric, labels, value, field in samples:
+            if metric.kind is MetricKind.COUNTER:
+                self.set_total(metric, value, labels, source=field)
+            else:
+                self.set_gauge(metric, float(value), labels)
+
+    def retain(self, metrics: Iterable[MetricDeclaration], keep: Collection[Labels]) -> None:
+        """Hide all series of the gauges `metrics`, except series whose labels are in `keep`.
 
         Setting a hidden series shows the series again.
         """
-        for name in names:
-            for labels in [labels for (one, labels) in self._values if one == name]:
+        for metric in metrics:
+            for labels in [labels for (one, labels) in self._values if one == metric.name]:
                 if labels not in keep:
                     # A value cannot be removed from the files, so NaN replaces the value. The
                     # metrics page omits NaN.
-                    self._child(name, labels).set(math.nan)
-                    del self._values[name, labels]
+                    self._child(metric, labels).set(math.nan)
+                    del self._values[metric.name, labels]
 
-    def _child(self, name: str, labels: Labels) -> Any:
-        child = self._children.get((name, labels))
+    def _child(self, metric: MetricDeclaration, labels: Labels) -> Any:
+        child = self._children.get((metric.name, labels))
         if child is None:
-            family = self._families.get(name) or self._open(name)
-            child = self._children[name, labels] = family.labels(*labels) if labels else family
+            family = self._families.get(metric.name) or self._open(metric)
+            child = family.labels(*labels) if labels else family
+            self._children[metric.name, labels] = child
         return child
 
-    def _open(self, name: str) -> Any:
-        declared = self._declared[PREFIX + name]
-        if declared.kind is MetricKind.COUNTER:
-            family: Any = Counter(
-                declared.family, declared.help, declared.labels, registry=self._registry
-            )
-        elif declared.kind is MetricKind.GAUGE:
-            family = Gauge(
-                declared.name,
-                declared.help,
-                declared.labels,
-                registry=self._registry,
-                multiprocess_mode=declared.aggregation.value,
-            )
-        else:
-            family = TalliedHistogram(
-                declared.name,
-                declared.help,
-                declared.labels,
-                buckets=declared.buckets,
-                registry=self._registry,
-            )
-        self._families[name] = family
+    def _open(self, metric: MetricDeclaration) -> Any:
+        made: dict[MetricKind, Callable[..., Any]] = {
+            MetricKind.COUNTER: Counter,
+            MetricKind.GAUGE: partial(Gauge, multiprocess_mode=metric.aggregation.value),
+            MetricKind.HISTOGRAM: partial(TalliedHistogram, buckets=metric.buckets),
+        }
+        family = self._families[metric.name] = made[metric.kind](
+            metric.family, metric.help, metric.labels, registry=self._registry
+        )
         return family

@@ -1,251 +1,154 @@
-"""Stores a process's metrics in files that the operators' listener reads.
+"""Keeps a process's metrics in the files of `prometheus_client`, for the operators' listener.
 
-The files have the format of the library `prometheus_client`. The library itself creates sparse
-files and maps them into memory. On a full disk, the kernel then kills a process that writes to such
-a file. This module therefore reserves the blocks of a file first. While the disk is full, values
-stay in memory.
+`prometheus_client` creates sparse files and maps them into memory. On a full disk, the kernel then
+kills a process that writes to such a file. `ReservedDict` therefore reserves the blocks of a file
+first. While the disk is full, values stay in memory.
 
 A process locks its files while it lives. The values of ended processes are added up in common
 files, whose names contain 0 instead of a process id. A new process adds them up at its start, and
-then deletes the files of the ended processes. Series that this version does not declare are
-dropped.
+then deletes the files of the ended processes.
 """
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from io import FileIO
 from pathlib import Path
-from threading import Lock
-from typing import Final
+from typing import Any, Final
 
 from prometheus_client import values
-from prometheus_client.mmap_dict import MmapedDict, mmap_key
+from prometheus_client.mmap_dict import MmapedDict
+from typing_extensions import override
 
 _INITIAL_BYTES: Final = 1 << 16
 _USED: Final = struct.Struct("i")
-_LENGTH: Final = struct.Struct("i")
-_VALUE: Final = struct.Struct("dd")
 _HEADER_BYTES: Final = 8
+_ENTRY_BYTES: Final = 28
+"""The most bytes that an entry needs beside its key: lengths, padding, value and time."""
 _LOCK_NAME: Final = ".lock"
 _DEAD: Final = "0"
 _RETRY: Final = 1.0
 
 Allocate = Callable[[int, int, int], None]
-IsKept = Callable[[str], bool]
-"""Returns whether the value of a key should be kept."""
 
 
-class MetricFile:
-    """Stores values by key in the file at `path`, or in memory while the disk is full.
+class ReservedDict(MmapedDict):
+    """Stores values by key in the file `filename`, or in memory while the disk is full.
 
     Not thread-safe.
     """
 
     def __init__(
         self,
-        path: Path,
+        filename: str | Path,
         *,
         allocate: Allocate = os.posix_fallocate,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path = path
+        # The base class would map a sparse file. The next fields are those that its methods use.
+        self._f: Any = None  # `Any`: there is no file while the disk is full
+        self._m = mmap.mmap(-1, _INITIAL_BYTES)
+        self._capacity = _INITIAL_BYTES
+        self._used = _HEADER_BYTES
+        self._m[: _USED.size] = _USED.pack(self._used)
+        self._positions: dict[str, int] = {}
+        self._path = Path(filename)
         self._allocate = allocate
         self._clock = clock
-        self._buffer: bytearray | mmap.mmap = bytearray(_INITIAL_BYTES)
-        self._used = _HEADER_BYTES
-        self._positions: dict[str, int] = {}
-        self._file = -1
         self._retry_at = 0.0
-        self._save_used()
+        self.is_on_disk = False
+        """Whether the values are in the file, where other processes can read them."""
         self._attach()
 
-    @property
-    def is_on_disk(self) -> bool:
-        """Whether the values are in the file, where other processes can read them."""
-        return isinstance(self._buffer, mmap.mmap)
-
-    def read(self, key: str) -> float:
-        """Return the value of `key`. A new key has the value 0."""
-        position = self._position(key)  # called first, because it may replace the buffer
-        value, _ = _VALUE.unpack_from(self._buffer, position)
-        return float(value)
-
-    def write(self, key: str, value: float, timestamp: float = 0.0) -> None:
+    @override
+    def write_value(self, key: str, value: float, timestamp: float = 0.0) -> None:
         """Set the value of `key`.
 
         Switch from memory back to the file if the disk has room again.
         """
-        position = self._position(key)
         if not self.is_on_disk and self._clock() >= self._retry_at:
             self._attach()
-        # A single assignment writes the whole value, so that no reader sees half of it.
-        self._buffer[position : position + _VALUE.size] = _VALUE.pack(value, timestamp)
+        super().write_value(key, value, timestamp)  # type: ignore[no-untyped-call]
 
+    @override
     def close(self) -> None:
-        """Close the file."""
-        if isinstance(self._buffer, mmap.mmap):
-            self._buffer.close()
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1
+        super().close()  # type: ignore[no-untyped-call]
 
-    def _position(self, key: str) -> int:
-        position = self._positions.get(key)
-        if position is None:
-            entry = _entry(key, 0.0)
-            begin, end = self._used, self._used + len(entry)
-            if end > len(self._buffer):
-                self._grow()
-            self._buffer[begin:end] = entry
-            self._used = end
-            self._save_used()
-            position = self._positions[key] = end - _VALUE.size
-        return position
+    @override
+    def _init_value(self, key: str) -> None:
+        if self._used + len(key.encode()) + _ENTRY_BYTES > self._capacity:
+            self._grow()
+        super()._init_value(key)  # type: ignore[no-untyped-call]
 
     def _grow(self) -> None:
-        content = bytes(self._buffer[: self._used])
-        size = 2 * len(self._buffer)
-        if isinstance(self._buffer, mmap.mmap):
-            self._buffer.close()
-        self._buffer = bytearray(size)
-        self._buffer[: len(content)] = content
+        self._capacity *= 2
+        self._move_to(mmap.mmap(-1, self._capacity))
+        self.is_on_disk = False
         self._attach()
 
     def _attach(self) -> None:
-        """Switch to the file, if the disk has room for the whole buffer."""
+        """Switch to the file, if the disk has room for all values."""
         self._retry_at = self._clock() + _RETRY
         try:
-            if self._file < 0:
-                self._create()
-            self._allocate(self._file, 0, len(self._buffer))
-            memory = mmap.mmap(self._file, len(self._buffer))
+            if self._f is None:
+                self._f = self._create()
+            self._allocate(self._f.fileno(), 0, self._capacity)
+            self._move_to(mmap.mmap(self._f.fileno(), self._capacity))
         except OSError:
             return
-        memory[: self._used] = bytes(self._buffer[: self._used])
-        self._buffer = memory
+        self.is_on_disk = True
 
-    def _create(self) -> None:
+    def _move_to(self, memory: mmap.mmap) -> None:
+        memory[: self._used] = self._m[: self._used]
+        self._m.close()
+        self._m = memory
+
+    def _create(self) -> FileIO:
         """Create the file under a hidden name, because readers would reject an empty file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         hidden = self._path.with_name(f".{self._path.name}")
-        file = os.open(hidden, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o600)
+        file = FileIO(hidden, "w+")
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            self._allocate(file, 0, len(self._buffer))
-            os.pwrite(file, self._buffer[: self._used], 0)
+            self._allocate(file.fileno(), 0, self._capacity)
+            os.pwrite(file.fileno(), self._m[: self._used], 0)
             hidden.rename(self._path)
         except OSError:
-            os.close(file)
+            file.close()
             hidden.unlink(missing_ok=True)
             raise
-        self._file = file
-
-    def _save_used(self) -> None:
-        self._buffer[: _USED.size] = _USED.pack(self._used)
+        return file
 
 
-class MetricFiles:
-    """Holds the metric files of this process in `folder`.
-
-    There is one file for each kind of metric. One lock protects all of them.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.lock = Lock()
-        self._folder = folder
-        self._files: dict[str, MetricFile] = {}
-
-    def of(self, kind: str) -> MetricFile:
-        """Return the file for a kind of metrics, such as `counter` or `gauge_livesum`."""
-        if kind not in self._files:
-            self._files[kind] = MetricFile(self._folder / f"{kind}_{os.getpid()}.db")
-        return self._files[kind]
-
-
-class FileValue:
-    """Holds a metric's value. Implements the interface that `prometheus_client` requires."""
-
-    _multiprocess = True
-
-    def __init__(
-        self,
-        files: MetricFiles,
-        typ: str,
-        metric_name: str,
-        name: str,
-        labelnames: list[str],
-        labelvalues: list[str],
-        help_text: str,
-        multiprocess_mode: str = "",
-        **_: object,
-    ) -> None:
-        self._lock = files.lock
-        self._key = mmap_key(metric_name, name, labelnames, labelvalues, help_text)
-        with self._lock:
-            self._file = files.of(f"gauge_{multiprocess_mode}" if typ == "gauge" else typ)
-            self._file.read(self._key)
-
-    def inc(self, amount: float) -> None:
-        """Add `amount`."""
-        with self._lock:
-            self._file.write(self._key, self._file.read(self._key) + amount)
-
-    def set(self, value: float, timestamp: float | None = None) -> None:
-        """Set the value."""
-        with self._lock:
-            self._file.write(self._key, value, timestamp or 0.0)
-
-    def get(self) -> float:
-        """Return the value."""
-        with self._lock:
-            return self._file.read(self._key)
-
-    def set_exemplar(self, exemplar: object) -> None:
-        """Do nothing.
-
-        The file format of `prometheus_client` has no exemplars.
-        """
-
-    def get_exemplar(self) -> None:
-        """Return `None`."""
-
-
-def _keep_all(_: str) -> bool:
-    return True
-
-
-def keep_metrics_in_files(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
+def keep_metrics_in_files(folder: Path) -> None:
     """Store every metric that is created from now on in files in `folder`.
 
-    Call this once in a process, before the first metric is created. The process must not fork
-    afterwards.
+    `PROMETHEUS_MULTIPROC_DIR` must name the folder. Call this once in a process, before the first
+    metric is created. The process must not fork afterwards.
     """
-    add_up_dead(folder, is_kept=is_kept)
-    values.ValueClass = partial(FileValue, MetricFiles(folder))
+    add_up_dead(folder)
+    setattr(values, "MmapedDict", ReservedDict)  # noqa: B010 - the library has no other way in
+    values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]
 
 
-def add_up_dead(folder: Path, *, is_kept: IsKept = _keep_all) -> None:
+def add_up_dead(folder: Path) -> None:
     """Add the values of ended processes to common files, and delete the old files.
 
-    The names of the common files contain 0 instead of a process id. Values for which `is_kept`
-    returns false are dropped.
+    The names of the common files contain 0 instead of a process id.
     """
     with files_held(folder, exclusive=True):
-        for total in folder.glob(f"*_{_DEAD}.db"):
-            with contextlib.suppress(OSError):  # the disk is full; a later start retries
-                _drop(total, is_kept)
         for path in sorted(folder.glob("*_*.db")):
             kind, _, process = path.stem.rpartition("_")
             if process == _DEAD or not _is_orphaned(path):
                 continue
             try:
                 if not kind.startswith("gauge"):
-                    _add(path, folder / f"{kind}_{_DEAD}.db", is_kept)
+                    _add(path, folder / f"{kind}_{_DEAD}.db")
             except OSError:  # on a full disk, a process that starts later retries
                 continue
             path.unlink(missing_ok=True)
@@ -283,29 +186,24 @@ def files_held(folder: Path, *, exclusive: bool) -> Iterator[None]:
         os.close(file)
 
 
-def _add(path: Path, total: Path, is_kept: IsKept) -> None:
+def _add(path: Path, total: Path) -> None:
     sums = _read(total)
     for key, value in _read(path).items():
-        if is_kept(key):
-            sums[key] = sums.get(key, 0.0) + value
+        sums[key] = sums.get(key, 0.0) + value
     _write(total, sums)
 
 
-def _drop(total: Path, is_kept: IsKept) -> None:
-    sums = _read(total)
-    kept = {key: value for key, value in sums.items() if is_kept(key)}
-    if len(kept) < len(sums):
-        _write(total, kept)
-
-
 def _write(total: Path, sums: Mapping[str, float]) -> None:
-    entries = b"".join(_entry(key, value) for key, value in sums.items())
-    used = _HEADER_BYTES + len(entries)
     temporary = total.with_suffix(".new")
+    file = ReservedDict(temporary)
     try:
-        temporary.write_bytes(_USED.pack(used).ljust(_HEADER_BYTES, b"\0") + entries)
+        for key, value in sums.items():
+            file.write_value(key, value)
+        if not file.is_on_disk:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         temporary.replace(total)
     finally:
+        file.close()
         temporary.unlink(missing_ok=True)
 
 
@@ -316,13 +214,6 @@ def _read(path: Path) -> dict[str, float]:
         return {key: value for key, value, *_ in found}
     except (FileNotFoundError, RuntimeError, ValueError, struct.error):
         return {}
-
-
-def _entry(key: str, value: float) -> bytes:
-    """Return the encoding of a key and its value in a file."""
-    encoded = key.encode()
-    padded = encoded + b" " * (8 - (len(encoded) + _LENGTH.size) % 8)
-    return _LENGTH.pack(len(encoded)) + padded + _VALUE.pack(value, 0.0)
 
 
 def _is_orphaned(path: Path) -> bool:

@@ -20,15 +20,62 @@ from gateway.errors import (
     RateLimited,
     RequestTimeout,
 )
-from gateway.telemetry.catalogue import SECONDS
 from gateway.telemetry.exemplars import ExemplarFile
 from gateway.telemetry.instruments import Instruments
-from gateway.telemetry.phases import PhaseDurations
+from gateway.telemetry.phases import DURATIONS, PhaseDurations
 from gateway.telemetry.refused_tenants import RefusedTenants
-from gateway.telemetry.statistics_metrics import StatisticsPublisher
 from gateway.types import RevisionUsage, Source
-from wire.durations import DurationCounts
+from wire.durations import SECONDS, DurationCounts
+from wire.metric_declaration import Aggregation, counter, gauge, histogram
 
+_REQUESTS: Final = counter(
+    "sluicegate_requests_total",
+    "Answered inference requests. `route` is the template of a route, or `grpc`. `model` is empty "
+    "if no model was found. Responses replayed for an idempotency key are counted only in "
+    "`idempotent_replays_total`. Requests without inference are not counted.",
+    *("route", "model", "status"),
+)
+_REQUEST_DURATION: Final = histogram(
+    "sluicegate_request_duration_seconds",
+    "Time from the head of a request to its response. On the fast path, the time starts when the "
+    "whole request has arrived. `outcome`: `ok`, `client_error`, `rate_limited`, `overloaded`, "
+    "`deadline`, `server_error`.",
+    *("route", "model", "outcome"),
+)
+_ITEMS: Final = counter(
+    "sluicegate_items_total",
+    "Items by `source`: `memory_hit`, `redis_hit`, `stale`, `collapsed` (coalesced), `computed`, "
+    "`refused` (invalid, or no capacity or time), `failed`.",
+    *("model", "revision", "source"),
+)
+_REVISION_ITEMS: Final = counter(
+    "sluicegate_arm_items_total",
+    "Items of models with a traffic split or a shadow revision. `arm` is the number of the "
+    "revision that computed the result.",
+    *("model", "arm", "source"),
+)
+_ROWS: Final = counter("sluicegate_rows_total", "Rows that backends computed.", "model")
+_TOKENS: Final = counter("sluicegate_tokens_total", "Tokens that backends computed.", "model")
+_SHED: Final = counter(
+    "sluicegate_requests_shed_total",
+    "Requests that an overloaded worker refused before processing them. `reason`: `worker_delay` "
+    "(the event loop was late), `deadline` (the deadline could not be met).",
+    "reason",
+)
+LIMIT_DECISIONS: Final = counter(
+    "sluicegate_limit_decisions_total",
+    "Limit decisions, one for each request. `decision`: `allowed` (`policy` is empty), `refused` "
+    "(by the limit `policy`), `shadow_refused` (by `policy` in shadow mode, which refuses "
+    "nothing).",
+    *("policy", "decision"),
+)
+DEPENDENCY_UP: Final = gauge(
+    "sluicegate_dependency_up",
+    "Whether every worker reaches `cache_redis` and `state_redis`, and the operators' listener "
+    "reaches the `ledger`.",
+    "dependency",
+    over=Aggregation.LEAST,
+)
 OK: Final = "ok"
 _OUTCOMES: Final = {
     RateLimited.code: "rate_limited",
@@ -60,7 +107,6 @@ class GatewayMetrics:
         self.phases = PhaseDurations()
         self.exemplars = ExemplarFile()
         self.refused_tenants = RefusedTenants()
-        self._statistics = StatisticsPublisher(self.instruments)
         self._durations: dict[tuple[str, str, int, str], DurationCounts] = {}
         self._items: Tally[tuple[str, str, str]] = Tally()
         self._revision_items: Tally[tuple[str, str, str]] = Tally()
@@ -134,31 +180,28 @@ class GatewayMetrics:
         for (route, model, status, code), durations in self._durations.items():
             counts, total = durations.take()
             if count := sum(counts):
-                instruments.add("requests_total", (route, model, str(status)), count)
+                instruments.add(_REQUESTS, (route, model, str(status)), count)
                 labels = (route, model, outcome_of(status, code))
-                instruments.add_durations("request_duration_seconds", labels, counts, total)
+                instruments.add_durations(_REQUEST_DURATION, labels, counts, total)
         for phase, counts, total in self.phases.take():
-            instruments.add_durations("phase_duration_seconds", (phase,), counts, total)
-        for name, tally in (
-            ("items_total", self._items),
-            ("arm_items_total", self._revision_items),
-        ):
+            instruments.add_durations(DURATIONS, (phase,), counts, total)
+        for metric, tally in ((_ITEMS, self._items), (_REVISION_ITEMS, self._revision_items)):
             for key, count in tally.items():
-                instruments.add(name, key, count)
+                instruments.add(metric, key, count)
             tally.clear()
-        for name, counted in (
-            ("rows_total", self._rows),
-            ("tokens_total", self._tokens),
-            ("requests_shed_total", self._shed),
+        for metric, counted in (
+            (_ROWS, self._rows),
+            (_TOKENS, self._tokens),
+            (_SHED, self._shed),
         ):
             for label, count in counted.items():
-                instruments.add(name, (label,), count)
+                instruments.add(metric, (label,), count)
             counted.clear()
 
     def rate_limited(self, policy: str, tenant: str) -> None:
         """Count a request of `tenant` that the limit `policy` refused."""
         self.refused_tenants.add(tenant)
-        self.instruments.add("limit_decisions_total", (policy, "refused"))
+        self.instruments.add(LIMIT_DECISIONS, (policy, "refused"))
 
     def shed(self, reason: str) -> None:
         """Count a request that was refused before it was processed."""
@@ -166,8 +209,8 @@ class GatewayMetrics:
 
     def shadowed(self, policy: str) -> None:
         """Count a request that the limit `policy`, which is in shadow mode, would have refused."""
-        self.instruments.add("limit_decisions_total", (policy, "shadow_refused"))
+        self.instruments.add(LIMIT_DECISIONS, (policy, "shadow_refused"))
 
     def statistics(self, component: str, statistics: msgspec.Struct) -> None:
         """Publish the statistics of a component. Called about once a second."""
-        self._statistics.publish(component, statistics)
+        self.instruments.publish(component, statistics)

@@ -20,10 +20,9 @@ from gateway.telemetry.recorded_spans import OK, RecordedSpan, SpanSink, below
 from gateway.telemetry.sampling import HeadSampler
 from gateway.telemetry.spans import NO_ATTRIBUTES, NO_SPAN, Attributes, Span, UnsampledSpan
 from gateway.telemetry.trace_context import LENGTH, SAMPLED, is_sampled
-from gateway.telemetry.tracing import ReplayedHit, Tracer
+from gateway.telemetry.tracing import ReplayedHit, SpanStatistics, Tracer
 from wire.otlp.encoding import SCOPE
 from wire.otlp.spans import SpanQueue, open_provider, open_queue
-from wire.otlp.statistics import TracingStatistics
 
 _MAX_ATTRIBUTES: Final = 16
 _MAX_TEMPLATES: Final = 4096
@@ -118,8 +117,8 @@ class OtelTracer(Tracer):
         self._queue.add([self._make(name, context, parent, times, attributes, kind, status)])
 
     @override
-    def statistics(self) -> TracingStatistics:
-        return self._queue.statistics()
+    def statistics(self) -> SpanStatistics:
+        return SpanStatistics(**self._queue.counts())
 
     @override
     def close(self) -> None:

@@ -9,9 +9,18 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import Final
 
-from gateway.telemetry.catalogue import SECONDS
-from wire.durations import DurationCounts
+from wire.durations import SECONDS, DurationCounts
+from wire.metric_declaration import histogram
 
+DURATIONS: Final = histogram(
+    "sluicegate_phase_duration_seconds",
+    "Duration of a phase of a request. `phase`: `admission` (key, body, limits), `cache` (lookup "
+    "in memory or Redis), `wait` (from the lookup until all missing items have an outcome; "
+    "includes the lookup if Redis decided the limits), `dispatch` (a call to a backend). One in 64 "
+    "repeated hits is measured and counts 64 times; a hit that its caller traces is always "
+    "measured.",
+    "phase",
+)
 PHASES: Final = ("admission", "cache", "wait", "dispatch")
 
 

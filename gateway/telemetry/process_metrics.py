@@ -9,10 +9,27 @@ from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from gateway.telemetry.catalogue import SECONDS
 from gateway.telemetry.instruments import Instruments
-from wire.durations import DurationCounts
+from wire.durations import SECONDS, DurationCounts
 from wire.loop_delays import measured_loop
+from wire.metric_declaration import counter, gauge, histogram
+
+_LAG: Final = histogram(
+    "sluicegate_event_loop_lag_seconds",
+    "Delay of an event-loop timer, measured ten times a second. Roles other than `gateway` and "
+    "`admin` run at a low priority.",
+    "role",
+)
+_HELD: Final = histogram(
+    "sluicegate_event_loop_held_seconds",
+    "How long code of this process held the event loop, at least: the delay without the time that "
+    "the loop's thread waited for a core.",
+    "role",
+)
+_MEMORY: Final = gauge(
+    "sluicegate_process_resident_memory_bytes", "Resident memory by process role.", "role"
+)
+_CPU: Final = counter("sluicegate_process_cpu_seconds_total", "CPU time by process role.", "role")
 
 PUBLISHED_EVERY: Final = 0.5
 _STATM: Final = Path("/proc/self/statm")
@@ -39,14 +56,14 @@ class ProcessMetrics:
     def publish(self) -> None:
         """Publish event-loop delays, memory and CPU time."""
         labels = (self._role,)
-        for name, durations in (("lag", self._lags), ("held", self._holds)):
+        for metric, durations in ((_LAG, self._lags), (_HELD, self._holds)):
             counts, total = durations.take()
-            self._instruments.add_durations(f"event_loop_{name}_seconds", labels, counts, total)
+            self._instruments.add_durations(metric, labels, counts, total)
         used = os.times()
-        self._instruments.set_total("process_cpu_seconds_total", used.user + used.system, labels)
+        self._instruments.set_total(_CPU, used.user + used.system, labels)
         with contextlib.suppress(OSError):
             resident = int(_STATM.read_bytes().split()[1]) * self._page_bytes
-            self._instruments.set_gauge("process_resident_memory_bytes", resident, labels)
+            self._instruments.set_gauge(_MEMORY, resident, labels)
 
 
 @contextlib.asynccontextmanager

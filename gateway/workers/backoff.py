@@ -5,8 +5,21 @@ import random
 from collections.abc import Callable
 from typing import Final
 
+from gateway.telemetry.instruments import COMPONENT
+from wire.metric_declaration import Aggregation, gauge
+
 _FIRST: Final = 0.05
 _IN_A_ROW: Final = 20
+
+
+FAILURES: Final = gauge(
+    "sluicegate_consecutive_failures",
+    "Consecutive failures of a `part` (`shipper`, `billing`, `request_log`, `rollup`, `budgets`); "
+    "0 after a success.",
+    "part",
+    over=Aggregation.MOST,
+)(COMPONENT)
+"""The series of `StoppableBackoff.failures`."""
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> None:

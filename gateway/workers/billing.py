@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -21,13 +21,15 @@ from gateway.events.block import STREAM
 from gateway.ledger.ledger import Ledger
 from gateway.redis.client import connect
 from gateway.settings import Settings
+from gateway.telemetry.instruments import NUMBER
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.workers.backoff import StoppableBackoff, pause
+from gateway.workers.backoff import FAILURES, StoppableBackoff, pause
 from gateway.workers.budget_monitor import BudgetMonitor
 from gateway.workers.group import GroupReader, StreamEntry, consumer_name
 from gateway.workers.ledger_writer import LedgerWriter, WriteResult
 from gateway.workers.stream import BILLING
 from gateway.workers.usage_rollup import UsageRollup
+from wire.metric_declaration import Aggregation, counter, gauge
 
 _REDIS_TIMEOUT: Final = 5.0
 _DRAIN: Final = 5.0
@@ -35,19 +37,29 @@ _BLOCKS: Final = 8
 _log = logging.getLogger(__name__)
 
 
+_EVENTS: Final = counter(
+    "sluicegate_billed_events_total",
+    "Events read from streams. `result`: `counted`, `duplicate`, `dead` (a dead letter), `lost`.",
+    "result",
+)
+_LAG: Final = gauge(
+    "sluicegate_billing_lag_seconds",
+    "Age of the oldest event when the last blocks were committed. `stream` is the number of a "
+    "region's stream.",
+    "stream",
+    over=Aggregation.MOST,
+)
+
+
 class BillingStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts the events that were billed since the start.
+    """Counts the events that were billed since the start, and failures of Redis or the ledger."""
 
-    `lag` is the age in seconds of the oldest event in the last committed blocks, at the time of
-    their commit. `failures` counts consecutive failures of Redis or the ledger.
-    """
-
-    events: int
-    duplicates: int
-    dead: int
-    lost: int
-    lag: float
-    failures: int
+    events: Annotated[int, _EVENTS("counted")]
+    duplicates: Annotated[int, _EVENTS("duplicate")]
+    dead: Annotated[int, _EVENTS("dead")]
+    lost: Annotated[int, _EVENTS("lost")]
+    lag: Annotated[float, _LAG(NUMBER)]
+    failures: Annotated[int, FAILURES]
 
 
 class Billing:

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
 from gateway.errors import GatewayError
 from gateway.ledger.budgets import BudgetEvent
-from gateway.workers.backoff import StoppableBackoff, pause
+from gateway.workers.backoff import FAILURES, StoppableBackoff, pause
+from wire.metric_declaration import counter
 
 _EVERY: Final = 5.0
 _log = logging.getLogger(__name__)
@@ -31,8 +32,11 @@ class BudgetStore(Protocol):
 class BudgetStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the thresholds reached since the start, and consecutive failures."""
 
-    reached: int
-    failures: int
+    reached: Annotated[
+        int,
+        counter("sluicegate_budget_thresholds_total", "Budget thresholds that tenants reached."),
+    ]
+    failures: Annotated[int, FAILURES]
 
 
 class BudgetMonitor:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import lru_cache, partial
 from operator import attrgetter
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -20,9 +20,11 @@ from gateway.redis.client import connect
 from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.types import RequestEvent
-from gateway.workers.backoff import StoppableBackoff, pause
+from gateway.workers.backoff import FAILURES, StoppableBackoff, pause
 from gateway.workers.group import GroupReader, StreamEntry, consumer_name
 from gateway.workers.rotating_file import RotatingFile
+from gateway.workers.stream import EVENTS_DROPPED
+from wire.metric_declaration import counter
 
 GROUP: Final = "request-log"
 _REDIS_TIMEOUT: Final = 5.0
@@ -51,9 +53,11 @@ _copied = attrgetter(*_Line.__struct_fields__[2:])
 class RequestLogStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the lines written, and the events dropped, since the start."""
 
-    lines: int
-    dropped: int
-    failures: int
+    lines: Annotated[
+        int, counter("sluicegate_request_log_lines_total", "Lines written to the request log.")
+    ]
+    dropped: Annotated[int, EVENTS_DROPPED("request_log")]
+    failures: Annotated[int, FAILURES]
 
 
 class RequestLog:

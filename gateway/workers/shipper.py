@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import aclosing, closing
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -23,11 +23,12 @@ from gateway.ledger.store import Store
 from gateway.redis.client import connect
 from gateway.settings import Settings
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.workers.backoff import StoppableBackoff, pause
+from gateway.workers.backoff import FAILURES, StoppableBackoff, pause
 from gateway.workers.file_lock import FileLock
 from gateway.workers.ledger_marks import LedgerMarks
 from gateway.workers.retention import RetainedLog, SegmentRetention
-from gateway.workers.stream import AppendOutcome, EventStream
+from gateway.workers.stream import EVENTS_DROPPED, AppendOutcome, EventStream
+from wire.metric_declaration import Aggregation, counter, gauge
 
 LOCK_NAME: Final = "shipper.lock"
 _REDIS_TIMEOUT: Final = 5.0
@@ -36,37 +37,74 @@ _CHECK_EVERY: Final = 2
 """The logs are compared with the stream at every other poll."""
 _log = logging.getLogger(__name__)
 
+_LAGGING: Final = gauge(
+    "sluicegate_stream_lag_events",
+    "Estimated events in the stream that a `consumer` (`billing`, `request_log`) has not "
+    "acknowledged.",
+    "consumer",
+)
+_LOGS: Final = gauge("sluicegate_shipper_logs", "Event logs that the shipper reads.")
+_EVENTS: Final = counter("sluicegate_shipped_events_total", "Usage events added to the stream.")
+_BLOCKS: Final = counter(
+    "sluicegate_shipped_blocks_total", "Blocks of usage events added to the stream."
+)
+_REWINDS: Final = counter(
+    "sluicegate_shipper_rewinds_total",
+    "How often a log was shipped again because the stream or the ledger had lost events.",
+)
+_DROPPED: Final = counter(
+    "sluicegate_stream_dropped_blocks_total", "Blocks deleted before the request log read them."
+)
+_UNREADABLE: Final = gauge(
+    "sluicegate_shipper_unreadable_logs", "Files that cannot be read as event logs."
+)
+_SEGMENTS_DELETED: Final = counter(
+    "sluicegate_event_log_deleted_segments_total", "Deleted segments that had been shipped."
+)
+_SEGMENTS_KEPT: Final = gauge(
+    "sluicegate_event_log_kept_segments", "Shipped segments kept in case the ledger is lost."
+)
+_KEPT_BYTES: Final = gauge("sluicegate_event_log_kept_bytes", "Bytes of the kept segments.")
+_UNCONSUMED: Final = gauge(
+    "sluicegate_stream_blocks", "Blocks in the stream that a consumer has not acknowledged."
+)
+_FULL: Final = gauge(
+    "sluicegate_stream_full",
+    "Whether the stream is full and accepts no more blocks.",
+    over=Aggregation.MOST,
+)
+_LAG: Final = gauge(
+    "sluicegate_shipper_lag_seconds",
+    "Age of the oldest events that are not in the stream; 0 if all are.",
+    over=Aggregation.MOST,
+)
+_UNSHIPPED_BYTES: Final = gauge(
+    "sluicegate_events_unshipped_bytes", "Bytes of event logs that are not yet in the stream."
+)
+
 
 class ShipperStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the events shipped since the start, and describes the stream and the logs.
 
-    - `unconsumed` is the number of blocks (groups of events) in the stream.
-    - `full` says that the stream accepts no more blocks.
-    - `lost` is the known number of events that a power cut or a machine crash destroyed.
-    - `dropped` is the number of blocks that were deleted before the request log had read
-      them.
-    - `lagging` is the number of events that each consumer has not acknowledged. It is an
-      estimate from the average size of a block.
-    - `lag` is the time in seconds for which the oldest unshipped events have waited.
-    - `unshipped_bytes` is the size of all unshipped events.
+    `lagging` is an estimate from the average size of a block (a group of events).
     """
 
-    logs: int
-    events: int
-    blocks: int
-    rewinds: int
-    lost: int
-    dropped: int
-    unreadable: int
-    segments_deleted: int
-    segments_kept: int
-    kept_bytes: int
-    unconsumed: int
-    full: bool
-    failures: int
-    lagging: dict[str, int] = {}
-    lag: float = 0.0
-    unshipped_bytes: int = 0
+    logs: Annotated[int, _LOGS]
+    events: Annotated[int, _EVENTS]
+    blocks: Annotated[int, _BLOCKS]
+    rewinds: Annotated[int, _REWINDS]
+    lost: Annotated[int, EVENTS_DROPPED("usage")]
+    dropped: Annotated[int, _DROPPED]
+    unreadable: Annotated[int, _UNREADABLE]
+    segments_deleted: Annotated[int, _SEGMENTS_DELETED]
+    segments_kept: Annotated[int, _SEGMENTS_KEPT]
+    kept_bytes: Annotated[int, _KEPT_BYTES]
+    unconsumed: Annotated[int, _UNCONSUMED]
+    full: Annotated[bool, _FULL]
+    failures: Annotated[int, FAILURES]
+    lagging: Annotated[dict[str, int], _LAGGING] = {}
+    lag: Annotated[float, _LAG] = 0.0
+    unshipped_bytes: Annotated[int, _UNSHIPPED_BYTES] = 0
 
 
 class _ShippedLog(RetainedLog):

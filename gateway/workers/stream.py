@@ -9,6 +9,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from gateway.events.block import SHIPPED, STREAM, Block
+from wire.metric_declaration import counter
 
 BILLING: Final = "billing"
 
@@ -28,6 +29,14 @@ _END: Final = """
 local last = redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 1)[1]
 return {redis.call('XLEN', KEYS[1]), last and last[1] or '0-0'}
 """
+
+
+EVENTS_DROPPED: Final = counter(
+    "sluicegate_events_dropped_total",
+    "Lost events. `stream`: `usage` (lost in a power cut or machine crash), `request_log` (not "
+    "written because the disk was full).",
+    "stream",
+)
 
 
 class AppendOutcome(Enum):

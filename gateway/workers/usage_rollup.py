@@ -4,12 +4,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 
 from gateway.errors import GatewayError
-from gateway.workers.backoff import BatchSize, StoppableBackoff, pause
+from gateway.workers.backoff import FAILURES, BatchSize, StoppableBackoff, pause
+from wire.metric_declaration import counter
 
 _ROWS: Final = 1000
 _SECOND: Final = 1_000_000_000
@@ -51,8 +52,11 @@ class UsageStore(Protocol):
 class RollupStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Counts the rows summed since the start, and consecutive failures."""
 
-    rows: int
-    failures: int
+    rows: Annotated[
+        int,
+        counter("sluicegate_usage_rollup_rows_total", "Usage events that the rollup has summed."),
+    ]
+    failures: Annotated[int, FAILURES]
 
 
 class UsageRollup:

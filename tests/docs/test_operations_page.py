@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 import click
 
-from backends.telemetry.catalogue import backend_metrics
 from bulk.ray_stage import sluicegate_stage
 from gateway.cli.root import main
 from gateway.supervisor.errors import ExitCode
-from gateway.telemetry.catalogue import gateway_metrics
 from tests.docs.tables import ROOT, page, rows
+from tools.reference.metrics_page import declared_metrics
 
 PAGE = page("docs/operations/commands.md")
 _PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -56,7 +55,7 @@ def _routes(body: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
 
 
 def test_no_page_names_a_metric_or_label_that_does_not_exist() -> None:
-    declared = {**gateway_metrics(), **backend_metrics()}
+    declared = declared_metrics()
     known = {name: set(metric.labels) for name, metric in declared.items()}
 
     found = [match for path in _PAGES for match in _METRIC.findall(path.read_text("utf-8"))]

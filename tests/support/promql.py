@@ -3,9 +3,8 @@
 import re
 from functools import cache
 
-from backends.telemetry.catalogue import backend_metrics
-from gateway.telemetry.catalogue import gateway_metrics
 from tools.monitoring.rules import groups
+from tools.reference.metrics_page import declared_metrics
 from wire.metric_declaration import MetricKind
 
 TARGET = frozenset({"instance", "job"})
@@ -19,7 +18,7 @@ _ALERT = frozenset({"alertname", "alertstate", "severity"})
 def labels_by_name() -> dict[str, frozenset[str]]:
     """Return the labels of every series that a scrape or a recording rule makes."""
     known: dict[str, frozenset[str]] = {}
-    for metric in (*gateway_metrics().values(), *backend_metrics().values()):
+    for metric in declared_metrics().values():
         labels = frozenset(metric.labels) | TARGET
         if metric.kind is MetricKind.HISTOGRAM:
             known |= {f"{metric.name}_{end}": labels for end in ("count", "sum")}

@@ -1,11 +1,14 @@
-"""Writes the reference of the metrics, from their declarations."""
+"""Collects the declared metrics, and writes their reference."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from types import ModuleType
+from typing import Final
 
-from backends.telemetry.catalogue import BACKEND_METRICS
-from gateway.telemetry.catalogue import GATEWAY_METRICS
+import msgspec
+
 from tools.reference.markdown import NOTE
-from wire.metric_declaration import MetricDeclaration, MetricSection
+from wire.metric_declaration import MetricDeclaration, Series, declared_by
 
 _HEAD = f"""\
 # Metrics
@@ -16,24 +19,76 @@ Every metric of a gateway machine and of a backend.
 - Labels have fixed sets of values. No label holds a tenant, a key or a text.
 - A gateway machine has one page: `/metrics` of the operators' listener. Counters and histograms
   add up all its processes, including processes that have ended. Gauges are summed, unless the
-  kind is `least`, `most` or `newest`.
+  kind is `least` or `most`.
 - A histogram has the series `_bucket`, `_sum` and `_count`. Its buckets range from 10 µs to
   10 s, except for durations of revisions.
 """
+GATEWAY: Final = {
+    "Requests, items and limits": (
+        *("gateway.telemetry.metrics", "gateway.telemetry.phases", "gateway.rate_limit.base"),
+        *("gateway.idempotency.store", "gateway.regional_limits.limits"),
+    ),
+    "Cache and coalescing": (
+        *("gateway.redis.circuit_breaker", "gateway.cache.statistics"),
+        *("gateway.inference.coalescing", "gateway.inference.last_answers"),
+    ),
+    "Regions and backends": (
+        *("gateway.app.endpoint_metrics", "gateway.dispatch.statistics"),
+        "gateway.dispatch.discovery",
+    ),
+    "Usage events, stream and billing": (
+        *("gateway.events.log", "gateway.workers.stream", "gateway.workers.backoff"),
+        *("gateway.workers.shipper", "gateway.workers.billing", "gateway.workers.usage_rollup"),
+        *("gateway.workers.budget_monitor", "gateway.workers.request_log"),
+        "gateway.batches.runner",
+    ),
+    "Processes and listeners": (
+        *("gateway.telemetry.process_metrics", "gateway.telemetry.restarts_collector"),
+        *("gateway.app.stats_reporter", "gateway.app.clock_watch", "gateway.telemetry.tracing"),
+        *("gateway.admin.machine_metrics", "gateway.telemetry.edge_metrics"),
+        "gateway.http.unsent_answers",
+    ),
+}
+"""The modules that declare the metrics of a gateway machine, by the section of the page."""
+BACKEND: Final = {
+    "Items, encoders and queues": ("backends.types",),
+    "Revisions, device and process": ("backends.telemetry.metrics",),
+}
 
 
 def metrics_page() -> str:
     """Return the page."""
-    gateway = _tables(GATEWAY_METRICS)
-    backend = _tables(BACKEND_METRICS)
-    parts = [_HEAD, "\n## Gateway machine\n", *gateway, "\n## Backend\n", *backend]
-    return "".join(parts)
+    gateway = [part for title, names in GATEWAY.items() for part in _table(title, names)]
+    backend = [part for title, names in BACKEND.items() for part in _table(title, names)]
+    return "".join([_HEAD, "\n## Gateway machine\n", *gateway, "\n## Backend\n", *backend])
 
 
-def _tables(sections: Iterable[MetricSection]) -> Iterator[str]:
-    for section in sections:
-        yield f"\n### {section.title}\n\n| metric | kind | labels | meaning |\n|---|---|---|---|\n"
-        yield from map(_row, section.metrics)
+def declared_metrics(*sections: Mapping[str, tuple[str, ...]]) -> dict[str, MetricDeclaration]:
+    """Return the metrics in the modules of `sections`, by default of all, by name."""
+    names = [name for each in sections or (GATEWAY, BACKEND) for name in each.values()]
+    return {metric.name: metric for modules in names for metric in _declared_in(modules)}
+
+
+def _declared_in(modules: Iterable[str]) -> Iterator[MetricDeclaration]:
+    found = (metric for name in modules for metric in _of_module(import_module(name)))
+    return iter(dict.fromkeys(found))
+
+
+def _of_module(module: ModuleType) -> Iterator[MetricDeclaration]:
+    for value in list(vars(module).values()):
+        if isinstance(value, MetricDeclaration):
+            yield value
+        elif isinstance(value, dict):
+            yield from (key for key in value if isinstance(key, MetricDeclaration))
+        elif isinstance(value, Series):
+            yield value.metric
+        elif isinstance(value, type) and issubclass(value, msgspec.Struct):
+            yield from declared_by(value)
+
+
+def _table(title: str, modules: Iterable[str]) -> Iterator[str]:
+    yield f"\n### {title}\n\n| metric | kind | labels | meaning |\n|---|---|---|---|\n"
+    yield from map(_row, _declared_in(modules))
 
 
 def _row(metric: MetricDeclaration) -> str:

@@ -4,13 +4,11 @@ The pushed metrics are those that a scrape would return, as cumulative sums, gau
 """
 
 import asyncio
-import contextlib
 import logging
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
@@ -21,6 +19,7 @@ from opentelemetry.sdk.metrics.export import (
     MetricExporter,
     MetricsData,
     NumberDataPoint,
+    PeriodicExportingMetricReader,
     ResourceMetrics,
     ScopeMetrics,
     Sum,
@@ -41,11 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class MetricPusher:
-    """Exports metrics in a thread, so that no request waits for a collector.
-
-    If an export takes longer than the interval, newer metrics replace the metrics that wait for
-    their export.
-    """
+    """Exports metrics in the SDK's thread, so that no request waits for a collector."""
 
     def __init__(
         self,
@@ -58,48 +53,34 @@ class MetricPusher:
         self._exporter = exporter
         self._interval = interval
         self._resource = resource
-        self.close_within = CLOSE_WITHIN
         self._started = time.time_ns() if counted_since is None else counted_since
-        self._newest: MetricsData | None = None
-        self._is_closing = False
-        self._wakes = threading.Event()
-        self._thread = threading.Thread(target=self._export_all, name="metrics", daemon=True)
+        self.close_within = CLOSE_WITHIN
 
     async def run(
         self, read: Callable[[], Awaitable[Iterable[Family]]], stop: asyncio.Event
     ) -> None:
-        """Push the metrics that `read` returns at every interval, and once more after `stop`."""
-        self._thread.start()
-        while not stop.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), self._interval)
+        """Push the metrics that `read` returns at every interval, and once more after `stop`.
+
+        The SDK's thread calls `read` in this event loop.
+        """
+        loop = asyncio.get_running_loop()
+
+        async def wait_for_metrics() -> Iterable[Family]:
+            return await read()
+
+        def collect(*_: Any, **__: Any) -> Any:  # `MetricsData`, which the SDK does not declare
             try:
-                self.push(await read())
+                found = asyncio.run_coroutine_threadsafe(wait_for_metrics(), loop).result()
             except Exception:  # noqa: BLE001 - a failed reading must not prevent later ones
                 _log.exception("cannot read metrics")
-        self._is_closing = True
-        self._wakes.set()
-        await asyncio.to_thread(self._thread.join, self.close_within)
+                return None
+            return metrics_data(found, self._resource, started=self._started, now=time.time_ns())
 
-    def push(self, families: Iterable[Family]) -> None:
-        """Let the thread export `families`."""
-        self._newest = metrics_data(
-            families, self._resource, started=self._started, now=time.time_ns()
-        )
-        self._wakes.set()
-
-    def _export_all(self) -> None:
-        while self._newest is not None or not self._is_closing:
-            self._wakes.wait()
-            self._wakes.clear()
-            made, self._newest = self._newest, None
-            if made is None:
-                continue
-            try:
-                self._exporter.export(made)
-            except Exception:  # noqa: BLE001 - after any error, the next export may succeed
-                _log.exception("cannot export metrics")
-        self._exporter.shutdown()
+        reader = PeriodicExportingMetricReader(self._exporter, self._interval * 1000)
+        # The SDK's own instruments would hide the values that other processes counted.
+        reader._set_collect_callback(collect)  # noqa: SLF001
+        await stop.wait()
+        await asyncio.to_thread(reader.shutdown, self.close_within * 1000)
 
 
 def open_pusher(

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from backends.telemetry.catalogue import backend_metrics
-from gateway.telemetry.catalogue import gateway_metrics
 from testing.loopback import get
 from testing.ports import free_port
 from testing.system import System, pretty
 from testing.waiting import wait_until
+from tools.reference.metrics_page import BACKEND, GATEWAY, declared_metrics
 
 pytestmark = pytest.mark.e2e
 _CONFIG = Path(__file__).parents[3] / "config"
@@ -152,8 +151,8 @@ def test_the_metrics_of_a_run_are_declared_ones(system: System) -> None:
         page, accept = admin.get("/metrics").text, {"accept": "application/openmetrics-text"}
         open_metrics = admin.get("/metrics", headers=accept)
     (backend, *_) = system.processes("backend")
-    declared = {name: set(metric.labels) for name, metric in gateway_metrics().items()}
-    own = {name: set(metric.labels) for name, metric in backend_metrics().items()}
+    declared = {name: set(metric.labels) for name, metric in declared_metrics(GATEWAY).items()}
+    own = {name: set(metric.labels) for name, metric in declared_metrics(BACKEND).items()}
 
     gateway = _shown(page, of="sluicegate_")
     # Those of what did not happen here: refusals, faults, several regions' limits, certificates.

@@ -18,7 +18,7 @@ from gateway.regional_limits.values import BucketDemand, ShareReport
 from gateway.runtime.control import Control
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
-from gateway.telemetry.metric_files import MetricFile
+from gateway.telemetry.metric_files import ReservedDict
 from testing.waiting import WAIT_LIMIT
 from tests.support.admin import AUTHORIZATION, KEY, application_of, client_of, refused
 
@@ -131,8 +131,8 @@ async def test_readiness_names_what_is_degraded_to_those_who_may_know(
     admin: httpx.AsyncClient, settings: Settings
 ) -> None:
     name = "sluicegate_data_disk_free_bytes"
-    gauges = MetricFile(settings.metrics_dir / "gauge_min_1.db")
-    gauges.write(mmap_key(name, name, [], [], ""), 0.0)
+    gauges = ReservedDict(settings.metrics_dir / "gauge_min_1.db")
+    gauges.write_value(mmap_key(name, name, [], [], ""), 0.0)
     gauges.close()
 
     known = await admin.get("/health/ready")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from prometheus_client.core import Metric
 
-from backends.telemetry.catalogue import SECONDS, backend_metrics
 from backends.telemetry.metrics import BackendMetrics
 from backends.telemetry.nvml import GpuReader, NoGpuReader, open_gpus
 from backends.telemetry.process import ProcessFigures
@@ -18,8 +17,9 @@ from backends.types import (
     Snapshot,
 )
 from tests.support.gpu_library import LOST, FakeDriver, FakeGpu
+from tools.reference.metrics_page import BACKEND, declared_metrics
+from wire.durations import SECONDS
 from wire.metric_declaration import MetricKind
-from wire.otlp.statistics import TracingStatistics
 from wire.plans import RevisionStatistics
 
 _DURATIONS = ((1, *[0] * len(SECONDS)), 0.000004)
@@ -66,7 +66,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 def metrics(gpus: GpuReader) -> BackendMetrics:
     process = ProcessFigures()
     process.lags.add(0.001)
-    return BackendMetrics(lambda: _SNAPSHOT, TracingStatistics, process=process, gpus=gpus)
+    return BackendMetrics(lambda: _SNAPSHOT, lambda: {"exported": 1}, process=process, gpus=gpus)
 
 
 def shown(metric: Metric) -> tuple[str, set[str]]:
@@ -78,13 +78,14 @@ def shown(metric: Metric) -> tuple[str, set[str]]:
 def test_a_scrape_has_every_declared_metric_and_no_other(driver: FakeDriver) -> None:
     reader = GpuReader(ctypes.CDLL(str(driver.library)))
     found = list(metrics(reader).collect())
+    declared = declared_metrics(BACKEND)
 
     assert all(metric.samples for metric in found)
     assert dict(map(shown, found)) == {
-        name: set(declared.labels) for name, declared in backend_metrics().items()
+        name: set(metric.labels) for name, metric in declared.items()
     }
     kinds = {shown(metric)[0]: MetricKind(metric.type) for metric in found}
-    assert kinds == {name: declared.kind for name, declared in backend_metrics().items()}
+    assert kinds == {name: metric.kind for name, metric in declared.items()}
 
 
 def test_durations_are_cumulative_buckets_on_the_page() -> None:

@@ -188,4 +188,4 @@ async def test_a_trace_arrives_whole_by_either_protocol(
 
     assert {span.name for span in sink.spans} >= {"POST /v1/call", "queue", "batch", "model run"}
     assert {span.trace_id.hex() for span in sink.spans} == {TRACE}
-    assert tracing.statistics().exported == len(sink.spans)
+    assert tracing.counts()["exported"] == len(sink.spans)

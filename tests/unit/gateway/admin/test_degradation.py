@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.mmap_dict import mmap_key
 
 from gateway.admin.degradation import DegradationReader, degraded_by
-from gateway.telemetry.metric_files import MetricFile
+from gateway.telemetry.metric_files import ReservedDict
 from gateway.telemetry.metric_reading import Series
 
 pytestmark = pytest.mark.anyio
@@ -40,8 +40,8 @@ def test_what_is_well_is_not_named() -> None:
 async def test_metrics_are_read_from_the_files_of_all_processes(tmp_path: Path) -> None:
     name = "sluicegate_data_disk_free_bytes"
     for process, free in enumerate((5e9, 7.0), 1):
-        gauges = MetricFile(tmp_path / f"gauge_min_{process}.db")
-        gauges.write(mmap_key(name, name, [], [], ""), free)
+        gauges = ReservedDict(tmp_path / f"gauge_min_{process}.db")
+        gauges.write_value(mmap_key(name, name, [], [], ""), free)
         gauges.close()
 
     assert await DegradationReader(tmp_path).read() == ["data_disk: 7 bytes are free"]

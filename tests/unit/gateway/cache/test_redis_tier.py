@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from gateway.cache.base import RemoteStatistics
 from gateway.cache.entry import CachedResult
 from gateway.cache.redis_tier import RedisTier
+from gateway.cache.statistics import RemoteStatistics
 from gateway.redis.connect import PipelinedClient
 from gateway.redis.pipeline import Command, Replies
 from loadtests.simulate.virtual_time import run_virtual

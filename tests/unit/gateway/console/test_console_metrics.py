@@ -7,9 +7,11 @@ from prometheus_client.mmap_dict import mmap_key
 
 from gateway.console.console import ConsoleMetrics
 from gateway.console.incidents import GAUGES
+from gateway.console.traffic import METRICS
 from gateway.settings import Settings
-from gateway.telemetry.metric_files import MetricFile
+from gateway.telemetry.metric_files import ReservedDict
 from gateway.telemetry.restarts import RestartCounts
+from tools.reference.metrics_page import declared_metrics
 
 
 def test_restarts_are_among_the_metrics(tmp_path: Path) -> None:
@@ -25,10 +27,14 @@ def test_restarts_are_among_the_metrics(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", GAUGES)
 def test_a_gauge_that_may_tell_of_an_incident_is_read(tmp_path: Path, name: str) -> None:
     (tmp_path / "metrics").mkdir()
-    file = MetricFile(tmp_path / "metrics" / "gauge_max_1.db")
-    file.write(mmap_key(name, name, ["dependency"], ["ledger"], ""), 7.0)
+    file = ReservedDict(tmp_path / "metrics" / "gauge_max_1.db")
+    file.write_value(mmap_key(name, name, ["dependency"], ["ledger"], ""), 7.0)
 
     found = ConsoleMetrics(Settings(data_dir=tmp_path)).read()
 
     assert found[name, (("dependency", "ledger"),)] == 7.0
     file.close()
+
+
+def test_the_console_reads_metrics_that_prometheus_scrapes() -> None:
+    assert {*METRICS, *GAUGES} <= {metric.family for metric in declared_metrics().values()}

@@ -8,26 +8,27 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.mmap_dict import MmapedDict, mmap_key
+from prometheus_client.mmap_dict import mmap_key
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.telemetry.catalogue import DeclaredSeries
-from gateway.telemetry.metric_files import MetricFile, add_up_dead
+from gateway.telemetry.metric_files import ReservedDict, add_up_dead
 from tests.support.small_disk import mounted
 
 # Counts `n` requests and one in flight; then waits, or is gone at once.
 PROCESS = """
-import sys
+import os, sys
 from pathlib import Path
 from gateway.telemetry.metric_files import keep_metrics_in_files
 folder = Path(sys.argv[1])
+os.environ["PROMETHEUS_MULTIPROC_DIR"] = sys.argv[1]
 keep_metrics_in_files(folder)
 from prometheus_client import CollectorRegistry
 from gateway.telemetry.metrics import GatewayMetrics
+from wire.metric_declaration import gauge
 metrics = GatewayMetrics(CollectorRegistry())
 for _ in range(int(sys.argv[2])):
     metrics.request("/v1/classify", "sentiment", 0.001)
-metrics.instruments.set_gauge("tasks", int(sys.argv[2]))
+metrics.instruments.set_gauge(gauge("sluicegate_tasks", "Tasks."), int(sys.argv[2]))
 metrics.flush()
 print("counted", flush=True)
 if sys.argv[3] == "stay":
@@ -56,6 +57,11 @@ def page(folder: Path) -> dict[str, float]:
     return {name: float(value) for name, _, value in found}
 
 
+def value(file: ReservedDict, key: str) -> float:
+    found, _ = file.read_value(key)  # type: ignore[no-untyped-call]
+    return float(found)
+
+
 def run(folder: Path, count: int, *, stay: bool = False) -> "subprocess.Popen[str]":
     process = subprocess.Popen(
         [sys.executable, "-c", PROCESS, str(folder), str(count), "stay" if stay else "go"],
@@ -73,9 +79,9 @@ def run(folder: Path, count: int, *, stay: bool = False) -> "subprocess.Popen[st
 def test_every_block_of_a_file_is_reserved_before_it_is_written_to(tmp_path: Path) -> None:
     path = tmp_path / "counter_7.db"
 
-    file = MetricFile(path)
+    file = ReservedDict(path)
     for number in range(2000):
-        file.write(KEY.replace("classify", f"task-{number}"), float(number))
+        file.write_value(KEY.replace("classify", f"task-{number}"), float(number))
 
     found = path.stat()
     assert found.st_blocks * 512 >= found.st_size > 1 << 16
@@ -89,17 +95,17 @@ def test_a_full_disk_ends_nobody_and_values_come_back_with_the_room(tmp_path: Pa
     now = [0.0]
     with mounted(tmp_path / "disk", megabytes=1) as disk:
         path = disk.path / "counter_7.db"
-        file = MetricFile(path, clock=lambda: now[0])
-        file.write(KEY, 1.0)
+        file = ReservedDict(path, clock=lambda: now[0])
+        file.write_value(KEY, 1.0)
         disk.fill()
         for number in range(2000):
-            file.write(KEY.replace("classify", f"task-{number}"), 1.0)
+            file.write_value(KEY.replace("classify", f"task-{number}"), 1.0)
         was_on_disk = file.is_on_disk
         stale = page(disk.path)
         disk.empty()
 
         now[0] += 1.0
-        file.write(KEY, 2.0)
+        file.write_value(KEY, 2.0)
 
         assert (was_on_disk, file.is_on_disk) == (False, True)
         assert 'requests_total{task="classify"}' in stale
@@ -110,15 +116,15 @@ def test_a_full_disk_ends_nobody_and_values_come_back_with_the_room(tmp_path: Pa
 def test_a_file_that_could_not_be_made_is_made_later(tmp_path: Path) -> None:
     disk, now = Disk(), [0.0]
     disk.full = True
-    file = MetricFile(tmp_path / "counter_7.db", allocate=disk.allocate, clock=lambda: now[0])
-    file.write(KEY, 5.0)
+    file = ReservedDict(tmp_path / "counter_7.db", allocate=disk.allocate, clock=lambda: now[0])
+    file.write_value(KEY, 5.0)
     before = (page(tmp_path), list(tmp_path.iterdir()))
     disk.full = False
 
-    file.write(KEY, file.read(KEY) + 1)
+    file.write_value(KEY, value(file, KEY) + 1)
     soon = page(tmp_path)
     now[0] += 1.0
-    file.write(KEY, file.read(KEY) + 1)
+    file.write_value(KEY, value(file, KEY) + 1)
 
     assert before == ({}, [])
     assert soon == {}
@@ -127,15 +133,15 @@ def test_a_file_that_could_not_be_made_is_made_later(tmp_path: Path) -> None:
 
 
 def test_a_file_grows_with_the_values_that_are_read_first(tmp_path: Path) -> None:
-    file = MetricFile(tmp_path / "gauge_livesum_7.db")
+    file = ReservedDict(tmp_path / "gauge_livesum_7.db")
 
     keys = [mmap_key("up", "up", ["endpoint"], [f"eu-{n}"], "Up.") for n in range(2000)]
-    first = [file.read(key) for key in keys]
+    first = [value(file, key) for key in keys]
     for number, key in enumerate(keys):
-        file.write(key, float(number))
+        file.write_value(key, float(number))
 
     assert first == [0.0] * len(keys)
-    assert [file.read(key) for key in keys] == list(map(float, range(2000)))
+    assert [value(file, key) for key in keys] == list(map(float, range(2000)))
     file.close()
 
 
@@ -170,39 +176,3 @@ def test_a_file_that_a_crash_spoilt_is_passed_over(tmp_path: Path) -> None:
     add_up_dead(tmp_path)
 
     assert page(tmp_path) == {}
-
-
-@pytest.mark.parametrize("process", ["0", "7"])
-def test_what_a_former_version_counted_under_other_labels_is_dropped(
-    tmp_path: Path, process: str
-) -> None:
-    name, count = "sluicegate_requests", "sluicegate_requests_total"
-    duration = "sluicegate_request_duration_seconds"
-    labels, values = ["route", "model", "status"], ["/v1/classify", "sentiment", "200"]
-    of_duration = ["route", "model", "outcome", "le"]
-    kept = {
-        ("counter", mmap_key(name, count, labels, values, "Requests.")),
-        ("histogram", mmap_key(duration, f"{duration}_bucket", of_duration, list("abc1"), "")),
-    }
-    dropped = {
-        ("counter", mmap_key(name, count, ["task", "status"], ["classify", "200"], "")),
-        ("counter", mmap_key("sluicegate_gone", "sluicegate_gone_total", [], [], "")),
-        ("histogram", mmap_key(duration, f"{duration}_bucket", ["task", "le"], ["x", "1.0"], "")),
-        ("histogram", mmap_key(duration, f"{duration}_bucket", of_duration, list("abc3"), "")),
-    }
-    kept = {(kind, key.replace('"le": "1"', '"le": "1.0"')) for kind, key in kept}
-    for kind in ("counter", "histogram"):
-        file = MetricFile(tmp_path / f"{kind}_{process}.db")
-        for of_kind, key in kept | dropped:
-            if of_kind == kind:
-                file.write(key, 2.0)
-        file.close()
-
-    add_up_dead(tmp_path, is_kept=DeclaredSeries().has)
-
-    found = {
-        (path.stem.partition("_")[0], key)
-        for path in tmp_path.glob("*.db")
-        for key, *_ in MmapedDict.read_all_values_from_file(path)  # type: ignore[no-untyped-call]
-    }
-    assert found == kept

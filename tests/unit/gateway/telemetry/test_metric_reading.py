@@ -5,13 +5,13 @@ from pathlib import Path
 
 from prometheus_client.mmap_dict import mmap_key
 
-from gateway.telemetry.metric_files import MetricFile
+from gateway.telemetry.metric_files import ReservedDict
 from gateway.telemetry.metric_reading import MetricReader
 
 
 def write(path: Path, metric: str, sample: str, value: float) -> None:
-    file = MetricFile(path)
-    file.write(mmap_key(metric, sample, ["model"], ["m"], "help"), value)
+    file = ReservedDict(path)
+    file.write_value(mmap_key(metric, sample, ["model"], ["m"], "help"), value)
     file.close()
 
 

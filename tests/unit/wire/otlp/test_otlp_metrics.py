@@ -10,6 +10,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, M
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric as Family
 
+from gateway.cache.statistics import BYTES
 from gateway.telemetry.metric_files import add_up_dead, counted_since
 from gateway.telemetry.metric_push import NoPush, push_from
 from gateway.telemetry.metrics import GatewayMetrics
@@ -27,7 +28,7 @@ def families() -> list[Family]:
     metrics = GatewayMetrics(registry)
     for duration in (0.000004, 0.003, 20.0):
         metrics.request(_ROUTE, "sentiment", duration)
-    metrics.instruments.set_gauge("cache_bytes", 7.0, ("memory",))
+    metrics.instruments.set_gauge(BYTES, 7.0, ("memory",))
     metrics.flush()
     return list(registry.collect())
 
@@ -92,7 +93,6 @@ async def test_totals_that_outlive_processes_do_not_begin_with_each(
     pusher = open_pusher(dict(sink.environment), {}, counted_since=counted_since(tmp_path))
     stop.set()
 
-    pusher.push(families())
     await pusher.run(read, stop)
     sink.stop()
 
@@ -101,22 +101,42 @@ async def test_totals_that_outlive_processes_do_not_begin_with_each(
 
 
 @pytest.mark.anyio
-async def test_a_collector_that_does_not_answer_keeps_nobody_waiting(
+async def test_a_collector_that_does_not_answer_holds_up_no_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sink, stop = HttpSink(), asyncio.Event()
+    sink, stop, is_read = HttpSink(), asyncio.Event(), asyncio.Event()
     sink.answers.clear()
     interval = {"OTEL_METRIC_EXPORT_INTERVAL": "1"}
     pusher = open_from(monkeypatch, sink.environment | interval)
     pusher.close_within = 0.05
-    reads: list[int] = []
 
-    async def counted() -> Iterable[Family]:
-        reads.append(1)
+    async def noted() -> Iterable[Family]:
+        is_read.set()
         return families()
 
-    running = asyncio.create_task(pusher.run(counted, stop))
-    await until(lambda: len(reads) > 20, what="many pushes")
+    running = asyncio.create_task(pusher.run(noted, stop))
+    await is_read.wait()
+    stop.set()
+    await running
+
+    assert not sink.answers.is_set()
+    sink.stop()
+
+
+@pytest.mark.anyio
+async def test_a_failed_reading_does_not_prevent_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sink, stop, failed = HttpSink(), asyncio.Event(), [OSError("first")]
+    pusher = open_from(monkeypatch, sink.environment | {"OTEL_METRIC_EXPORT_INTERVAL": "1"})
+
+    async def failing() -> Iterable[Family]:
+        if failed:
+            raise failed.pop()
+        return families()
+
+    running = asyncio.create_task(pusher.run(failing, stop))
+    await until(lambda: len(sink.metrics) > 0, what="a push")
     stop.set()
     await running
     sink.stop()

@@ -102,7 +102,7 @@ def test_spans_arrive_with_headers_and_resource_by_either_protocol(
 
     assert [span.name for span in sink.spans] == ["0", "1", "2"]
     assert sink.headers[0]["x-key"] == "abc"
-    assert queue.statistics().exported == 3
+    assert queue.counts()["exported"] == 3
 
 
 def test_the_signals_own_variables_win(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +211,21 @@ def test_the_compression_of_traces_alone_wins(monkeypatch: pytest.MonkeyPatch) -
     assert [span.name for span in sink.spans] == ["0"]
 
 
+def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = HttpSink()
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("http_proxy", sink.environment["OTEL_EXPORTER_OTLP_ENDPOINT"])
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector.invalid:4318"}
+    queue, _ = open_from(monkeypatch, environ)
+
+    record(queue)
+    queue.shutdown()
+    sink.stop()
+
+    assert [each["path"] for each in sink.headers] == ["http://collector.invalid:4318/v1/traces"]
+
+
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
 
@@ -247,12 +262,12 @@ def test_spans_beyond_the_queue_are_dropped_and_counted() -> None:
     record(queue)
     assert exporter.is_asked.wait(60.0)
     record(queue, 10)  # 4 of them fit
-    statistics = queue.statistics()
+    counts = queue.counts()
     exporter.answers.set()
     queue.shutdown()
 
-    assert statistics.dropped == 6
-    assert queue.statistics().exported == 5
+    assert counts["dropped"] == 6
+    assert queue.counts()["exported"] == 5
 
 
 def test_batches_have_at_most_the_size_that_is_set() -> None:
@@ -279,7 +294,7 @@ def test_spans_that_are_not_taken_are_counted(error: Exception | None) -> None:
     record(queue, 3)
     queue.shutdown()
 
-    assert queue.statistics().failed == 3
+    assert queue.counts()["failed"] == 3
 
 
 def test_a_full_batch_does_not_wait_for_the_delay() -> None:

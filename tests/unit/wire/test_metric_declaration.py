@@ -1,0 +1,96 @@
+"""Fields of statistics become the metrics that are declared beside them."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway.inference.coalescing import FlightStatistics
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.workers.billing import BillingStatistics
+from tools.reference.metrics_page import declared_metrics
+from wire.metric_declaration import (
+    LABEL,
+    MetricDeclaration,
+    MetricKind,
+    counter,
+    gauge,
+    read_samples,
+)
+
+ROOT = Path(__file__).parents[3]
+_LOOKUPS = counter("lookups_total", "Lookups.", "name", "tier", "result")
+_OPEN = gauge("open", "Whether it is open.", "name")
+
+
+class _Tier(msgspec.Struct):
+    hits: Annotated[int, _LOOKUPS("memory", "hit")]
+    by_result: Annotated[dict[str, int], _LOOKUPS("redis")]
+
+
+class _Cache(msgspec.Struct):
+    name: Annotated[str, LABEL]
+    breaker: Annotated[str, _OPEN]
+    tiers: list[_Tier]
+    other: int = 7
+
+
+def test_samples_have_the_labels_of_fields_annotations_and_keys() -> None:
+    cache = _Cache("a", "half_open", [_Tier(hits=2, by_result={"miss": 3})])
+
+    assert [(metric.name, labels, value) for metric, labels, value, _ in read_samples(cache)] == [
+        ("open", ("a",), 1.0),
+        ("lookups_total", ("a", "memory", "hit"), 2),
+        ("lookups_total", ("a", "redis", "miss"), 3),
+    ]
+
+
+def test_every_metric_is_declared_once_and_has_a_section_on_the_page() -> None:
+    declared = re.compile(r'\b(?:counter|gauge|histogram)\(\s*"(sluicegate_\w+)"')
+    packages = (ROOT / "gateway", ROOT / "backends")
+    files = [path for package in packages for path in package.rglob("*.py")]
+
+    names = [name for path in files for name in declared.findall(path.read_text("utf-8"))]
+
+    assert sorted(names) == sorted(declared_metrics())
+
+
+@pytest.mark.parametrize("metric", declared_metrics().values(), ids=declared_metrics())
+def test_names_follow_the_conventions_of_prometheus(metric: MetricDeclaration) -> None:
+    is_counter = metric.kind is MetricKind.COUNTER
+
+    assert metric.name.endswith("_total") == is_counter
+    assert metric.help.endswith(".")
+    assert not {"tenant", "key", "input"} & set(metric.labels)
+
+
+def test_running_totals_become_counters_that_survive_a_new_part() -> None:
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry)
+
+    for led in (5, 7, 2):  # the third is of a part that began anew
+        metrics.statistics("coalescing", FlightStatistics(in_flight=1, led=led, joined=0))
+
+    labels = {"role": "led"}
+    assert registry.get_sample_value("sluicegate_coalescing_items_total", labels) == 9
+
+
+def test_parts_with_numbers_add_up_their_counters() -> None:
+    registry = CollectorRegistry()
+    metrics = GatewayMetrics(registry)
+
+    for part, events in (("billing", 3), ("billing_1", 4)):
+        metrics.statistics(
+            part,
+            BillingStatistics(events=events, duplicates=0, dead=0, lost=0, lag=events, failures=2),
+        )
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"sluicegate_{name}", labels)
+
+    assert value("billed_events_total", result="counted") == 7
+    assert value("billing_lag_seconds", stream="1") == 4
+    assert value("consecutive_failures", part="billing_1") == 2
