@@ -4,34 +4,25 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from litestar import Request, Response, Router
+from litestar import Controller, Request, Response, Router
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
 
-from gateway.admin.accounts import AccountChanges, KeyController, TenantController
-from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.authorization import OPERATOR, REQUEST_ID, AdminAccess, new_id
-from gateway.admin.backend_calls import BackendCalls
 from gateway.admin.billing import BillingController
-from gateway.admin.budgets import BudgetController
 from gateway.admin.configuration import ConfigController
 from gateway.admin.dead_letters import DeadLetterController, DeadLetterReplay
 from gateway.admin.degradation import DegradationReader
-from gateway.admin.key_secrets import KeySecretController
-from gateway.admin.model_names import ModelNameValidator
 from gateway.admin.model_plans import PlansController
 from gateway.admin.models import ModelsController
 from gateway.admin.openapi import operators_document
 from gateway.admin.operations import CacheController, live, metrics, ready
 from gateway.admin.operator_accounts import OperatorChanges, OperatorController, whoami
 from gateway.admin.operator_directory import OperatorDirectory
-from gateway.admin.operator_keys import OperatorKeys
-from gateway.admin.operators import Operator
-from gateway.admin.plan_changes import PlanChanges
-from gateway.admin.publishing import Publisher
 from gateway.admin.regions import BackendChanges, RegionsController
 from gateway.admin.reported_usage import ReportedUsageController
-from gateway.admin.revisions import RevisionReader
+from gateway.admin.routes import route_of
 from gateway.api.application import Application
 from gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
 from gateway.api.error_handling import problem_response
@@ -39,14 +30,25 @@ from gateway.api.json_body import JsonRequest
 from gateway.errors import RequestTimeout
 from gateway.http.draining import Draining
 from gateway.ledger.ledger import Ledger
+from gateway.operations.active_document import ActiveDocumentReader
+from gateway.operations.backend_calls import BackendCalls
+from gateway.operations.context import OperationContext
+from gateway.operations.families import FAMILIES
+from gateway.operations.model_names import ModelNameValidator
+from gateway.operations.operator_keys import OperatorKeys
+from gateway.operations.operators import Operator
+from gateway.operations.plan_changes import PlanChanges
+from gateway.operations.publishing import Publisher
+from gateway.operations.revisions import RevisionReader
 from gateway.redis.connect import PipelinedClient
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
 from gateway.upstream.base import BackendClient
 
-HANDLERS = (
-    *(ConfigController, TenantController, KeyController, KeySecretController, BudgetController),
+HANDLERS: tuple[type[Controller] | HTTPRouteHandler, ...] = (
+    *(route_of(operation) for family in FAMILIES for operation in family.operations),
+    ConfigController,
     *(BillingController, ReportedUsageController, DeadLetterController),
     *(OperatorController, whoami),
     *(CacheController, ModelsController, PlansController, RegionsController),
@@ -77,6 +79,23 @@ def build_admin(
     """
     active = ActiveDocumentReader(control=control, settings=settings)
     calls = BackendCalls(control=control, active=active, client=backend_client)
+    names = ModelNameValidator(control=control, active=active)
+
+    def context(request: Request[Any, Any, Any]) -> OperationContext:
+        return OperationContext(
+            operator=_operator(request),
+            settings=settings,
+            control=control,
+            ledger=ledger,
+            cache_redis=cache_redis,
+            publisher=publisher,
+            recovery=recovery,
+            operator_keys=operator_keys,
+            active=active,
+            backends=calls,
+            model_names=names,
+        )
+
     objects: dict[str, object] = {
         "settings": settings,
         "control": control,
@@ -87,8 +106,7 @@ def build_admin(
         "degradation": DegradationReader(settings.metrics_dir),
         "directory": directory,
         "active": active,
-        "model_names": ModelNameValidator(control=control, active=active),
-        "changes": AccountChanges(ledger=ledger, control=control),
+        "model_names": names,
         "backends": BackendChanges(
             control=control, active=active, ledger=ledger, recovery=recovery
         ),
@@ -99,6 +117,7 @@ def build_admin(
         "revision_reader": RevisionReader(backends=calls, ledger=ledger),
     }
     dependencies = {name: _provide(value) for name, value in objects.items()}
+    dependencies["context"] = Provide(context, sync_to_thread=False)
     dependencies["operator"] = Provide(_operator, sync_to_thread=False)
     document = partial(operators_document, HANDLERS, frozenset(dependencies))
     return Application(

@@ -10,9 +10,7 @@ from litestar import Controller, Request, Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromQuery, QueryParameter
 
-from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.openapi import TENANT
-from gateway.admin.operators import Role
 from gateway.api.openapi_parts import MOMENT, Content, Json, Operation
 from gateway.api.usage_query import parse_group_by, parse_moment
 from gateway.errors import ConfigurationError, DependencyUnavailable, InvalidRequest, NotFound
@@ -21,6 +19,8 @@ from gateway.ledger.audit import AuditFilter
 from gateway.ledger.invoices import Invoice
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import AuditEntry, GroupBy, GroupUsage
+from gateway.operations.active_document import ActiveDocumentReader
+from gateway.operations.operators import Role
 
 Format = Literal["json", "csv"]
 _CSV = "text/csv; charset=utf-8"

@@ -10,9 +10,6 @@ from litestar import Controller, Request, Response, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromQuery, HeaderParameter
 
-from gateway.admin.generations import etag
-from gateway.admin.operators import Operator, Role
-from gateway.admin.publishing import CheckedDocument, PublishedChange, Publisher
 from gateway.api.openapi_parts import Content, Json, Operation
 from gateway.config.document import Document
 from gateway.config.load import load_sources
@@ -26,6 +23,9 @@ from gateway.errors import (
     PayloadTooLarge,
     PreconditionFailed,
 )
+from gateway.operations.generations import etag
+from gateway.operations.operators import Operator, Role
+from gateway.operations.publishing import CheckedDocument, PublishedChange, Publisher
 from gateway.runtime.control import Control, Published, Topic
 from gateway.settings import Settings
 

@@ -10,7 +10,6 @@ from litestar import Controller, delete, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter
 
-from gateway.admin.operators import Operator, Role
 from gateway.api.openapi_parts import Json, Operation
 from gateway.errors import DependencyUnavailable, InvalidRequest, NotFound
 from gateway.events.block import Block, MalformedBlock, Unpacker, from_fields
@@ -18,6 +17,7 @@ from gateway.ledger.dead_letters import DeadLetter
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.recording import UnrecordableBlock
 from gateway.ledger.types import EventBlock
+from gateway.operations.operators import Operator, Role
 from gateway.types import RequestEvent
 
 MOST_SHOWN_BYTES = 4096

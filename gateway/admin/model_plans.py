@@ -8,16 +8,6 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, JSONBody
 
 from gateway.admin.openapi import DONE, PENDING
-from gateway.admin.operators import Operator, Role
-from gateway.admin.plan_changes import ROLLBACK, Derive, PlanChanges, PlanResult
-from gateway.admin.plan_steps import (
-    as_before,
-    mirror_to,
-    split_by,
-    without_plan,
-    without_shadow,
-)
-from gateway.admin.revisions import ModelArms, RevisionReader
 from gateway.api.openapi_parts import Content, Json as Schema, Operation
 from gateway.errors import (
     ConfigurationError,
@@ -27,6 +17,16 @@ from gateway.errors import (
     PlanRefused,
     UpstreamUnavailable,
 )
+from gateway.operations.operators import Operator, Role
+from gateway.operations.plan_changes import ROLLBACK, Derive, PlanChanges, PlanResult
+from gateway.operations.plan_steps import (
+    as_before,
+    mirror_to,
+    split_by,
+    without_plan,
+    without_shadow,
+)
+from gateway.operations.revisions import ModelArms, RevisionReader
 from wire.plans import Revision, Shadow, Weight
 
 _ABOUT: dict[str, Schema] = {

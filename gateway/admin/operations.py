@@ -14,16 +14,16 @@ from prometheus_client.exposition import choose_encoder
 
 from gateway.admin.authorization import OPERATOR
 from gateway.admin.degradation import DegradationReader
-from gateway.admin.fleet_view import Json, clock_problems, merge_reports, reported
-from gateway.admin.model_names import ModelNameValidator
 from gateway.admin.openapi import SOON
-from gateway.admin.operators import Operator, Role
 from gateway.api.health import Liveness
 from gateway.api.openapi_parts import Content, Operation
 from gateway.cache.base import CacheStatistics
 from gateway.errors import DependencyUnavailable, GatewayError, InvalidRequest, NotFound
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
+from gateway.operations.fleet_view import Json, clock_problems, merge_reports, reported
+from gateway.operations.model_names import ModelNameValidator
+from gateway.operations.operators import Operator, Role
 from gateway.redis.connect import PipelinedClient
 from gateway.redis.health import responds_to_ping
 from gateway.runtime.control import Control, Topic

@@ -11,12 +11,13 @@ from litestar import Controller, delete, get, post, put
 from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
-from gateway.admin.operator_keys import PREFIX, OperatorKeys
-from gateway.admin.operators import Operator, Role
 from gateway.api.openapi_parts import Content, Json, Operation
 from gateway.auth.keys import hash_key, new_key
 from gateway.errors import Conflict, NotFound
-from gateway.ledger.operators import OperatorAccount, OperatorStore
+from gateway.ledger.operators import OperatorStore
+from gateway.ledger.types import OperatorAccount
+from gateway.operations.operator_keys import PREFIX, OperatorKeys
+from gateway.operations.operators import Operator, Role
 
 T = TypeVar("T")
 _HOUR = 3600.0

@@ -10,15 +10,15 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
-from gateway.admin.active_document import ActiveDocumentReader
-from gateway.admin.fleet_view import Json, reported
 from gateway.admin.openapi import SOON, TENANT
-from gateway.admin.operators import Operator, Role
 from gateway.api.openapi_parts import Content, Json as Schema, Operation
 from gateway.config.document import BackendConfig
 from gateway.errors import ConfigurationError, DependencyUnavailable, GatewayError, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.regional_shares import RegionLease, RegionShare
+from gateway.operations.active_document import ActiveDocumentReader
+from gateway.operations.fleet_view import Json, reported
+from gateway.operations.operators import Operator, Role
 from gateway.routing.statistics import EndpointStatistics
 from gateway.runtime.control import Control, Topic
 from gateway.runtime.recovery import Recovery

@@ -9,12 +9,12 @@ from litestar import Controller, post
 from litestar.di import NamedDependency
 from litestar.params import JSONBody
 
-from gateway.admin.operators import Operator, Role
 from gateway.api.openapi_parts import Content, Operation
 from gateway.errors import DependencyUnavailable, InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.recording import UnrecordableBlock
 from gateway.ledger.types import EventBlock
+from gateway.operations.operators import Operator, Role
 from gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
 from wire.protocol import Task
 

@@ -23,11 +23,6 @@ EXAMPLES = MappingProxyType(
         "regions shares": "sluicegate regions shares --tenant acme",
         "keys create": "sluicegate keys create acme --new-tenant --name 'web shop'",
         "keys import": "sluicegate keys import --new-tenants keys.jsonl",
-        "keys list": "sluicegate keys list --tenant acme",
-        "keys revoke": "sluicegate keys revoke key_0f3a5c",
-        "budgets set": "sluicegate budgets set acme 250.00 --refuse",
-        "budgets show": "sluicegate budgets show acme",
-        "budgets remove": "sluicegate budgets remove acme",
         "usage": "sluicegate usage --from 2026-11-01 --group-by tenant --group-by day",
         "operators create": "sluicegate operators create alice --role operator --role billing",
         "operators list": "sluicegate operators list",
@@ -46,10 +41,17 @@ EXAMPLES = MappingProxyType(
 
 
 def add_examples(group: click.Group, path: str = "") -> None:
-    """Append an example to the help of each command below `group`."""
-    for name, command in all_commands(group, path):
-        if example := EXAMPLES.get(name):
-            command.epilog = f"\b\nExample:\n  {example}"
+    """Append an example to the help of each command below `group` that is loaded."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            add_examples(command, f"{path}{name} ")
+        elif example := EXAMPLES.get(f"{path}{name}"):
+            command.epilog = epilog(example)
+
+
+def epilog(example: str) -> str:
+    """Return the end of a command's help."""
+    return f"\b\nExample:\n  {example}"
 
 
 def all_commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -57,6 +59,7 @@ def all_commands(group: click.Group, path: str = "") -> Iterator[tuple[str, clic
 
     Groups themselves are left out.
     """
+    group.list_commands(click.Context(group))  # loads them
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from all_commands(command, f"{path}{name} ")

@@ -3,12 +3,12 @@
 import click
 from typing_extensions import override
 
-from gateway.cli.accounts import keys, usage
-from gateway.cli.budgets import budgets
+from gateway.cli.accounts import usage
 from gateway.cli.config import config
 from gateway.cli.examples import add_examples
 from gateway.cli.ledger import ledger
 from gateway.cli.models import models
+from gateway.cli.operation_commands import OperationGroup
 from gateway.cli.operators import operators
 from gateway.cli.processes import admin, backend, bulk, worker
 from gateway.cli.regions import regions
@@ -40,6 +40,12 @@ def main() -> None:
     """
 
 
+keys = OperationGroup(
+    "keys", "Create, list and revoke API keys.", families=("accounts",), written="keys"
+)
+budgets = OperationGroup(
+    "budgets", "Set, show and remove the monthly budgets of tenants.", families=("budgets",)
+)
 for _command in (
     *(init, up, gateway, backend, worker, admin),
     *(config, regions, keys, budgets, usage, operators, ledger, models, bulk, completion),

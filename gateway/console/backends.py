@@ -8,14 +8,14 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
-from gateway.admin.active_document import ActiveDocumentReader
-from gateway.admin.operators import Operator, Role
 from gateway.admin.regions import BackendChanges, DrainResult
 from gateway.console.access import AnyRequest
 from gateway.console.fleet import Backend, FleetView, read_fleet
 from gateway.console.frame import Frame
 from gateway.console.history import History
 from gateway.console.incidents import absent_reports
+from gateway.operations.active_document import ActiveDocumentReader
+from gateway.operations.operators import Operator, Role
 from gateway.runtime.control import Control
 
 _PAGE: Final = 100

@@ -8,9 +8,6 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
-from gateway.admin.generations import etag
-from gateway.admin.operators import Operator, Role
-from gateway.admin.publishing import PublishedChange, Publisher
 from gateway.config.document import Document
 from gateway.config.load import explain, load_sources
 from gateway.config.sources import MAX_SOURCE_BYTES, DocumentSource
@@ -27,6 +24,9 @@ from gateway.errors import (
     PayloadTooLarge,
     PreconditionFailed,
 )
+from gateway.operations.generations import etag
+from gateway.operations.operators import Operator, Role
+from gateway.operations.publishing import PublishedChange, Publisher
 from gateway.runtime.control import Control, Published, Topic
 
 _UPLOADED = "document.yaml"

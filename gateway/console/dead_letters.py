@@ -7,10 +7,10 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
 from gateway.admin.dead_letters import DeadLetterReplay
-from gateway.admin.operators import Operator, Role
 from gateway.console.access import AnyRequest
 from gateway.console.frame import Frame
 from gateway.ledger.ledger import Ledger
+from gateway.operations.operators import Operator, Role
 
 PER_PAGE = 50
 

@@ -10,7 +10,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from litestar import Controller, Response
 
 from gateway.admin.authorization import OPERATOR
-from gateway.admin.operators import Operator, Role
 from gateway.api.error_handling import gateway_error
 from gateway.console import amounts, prose
 from gateway.console.access import LOGIN_COOKIE, SESSION, AnyRequest
@@ -18,6 +17,7 @@ from gateway.console.assets import Assets
 from gateway.console.formats import FILTERS
 from gateway.errors import AuthenticationFailed
 from gateway.http.problem_details import problem_headers
+from gateway.operations.operators import Operator, Role
 
 ROOT: Final = "/console"
 LOGIN: Final = f"{ROOT}/login"

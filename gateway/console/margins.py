@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.admin.fleet_view import reported_backends
 from gateway.config.document import Document
 from gateway.config.load import load_sources
 from gateway.console.backend_costs import (
@@ -17,6 +16,7 @@ from gateway.console.backend_costs import (
 )
 from gateway.console.usage_series import Buckets
 from gateway.errors import ConfigurationError, DependencyUnavailable
+from gateway.operations.fleet_view import reported_backends
 from gateway.runtime.control import Control, Published
 
 

@@ -8,17 +8,6 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, URLEncodedBody
 
-from gateway.admin.active_document import ActiveDocumentReader
-from gateway.admin.operators import Operator, Role
-from gateway.admin.plan_changes import ROLLBACK, Derive, PlanChanges
-from gateway.admin.plan_steps import (
-    as_before,
-    mirror_to,
-    split_by,
-    without_plan,
-    without_shadow,
-)
-from gateway.admin.revisions import RevisionReader
 from gateway.console.access import AnyRequest
 from gateway.console.fleet import read_fleet
 from gateway.console.frame import Frame
@@ -27,6 +16,17 @@ from gateway.console.incidents import Incident, absent_reports
 from gateway.console.model_list import ModelRow, list_models
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
+from gateway.operations.active_document import ActiveDocumentReader
+from gateway.operations.operators import Operator, Role
+from gateway.operations.plan_changes import ROLLBACK, Derive, PlanChanges
+from gateway.operations.plan_steps import (
+    as_before,
+    mirror_to,
+    split_by,
+    without_plan,
+    without_shadow,
+)
+from gateway.operations.revisions import RevisionReader
 from gateway.runtime.control import Control
 from wire.plans import Revision, Shadow, Weight
 

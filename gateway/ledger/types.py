@@ -7,6 +7,8 @@ from typing import Final
 
 import msgspec
 
+from gateway.config.checks import rule_findings
+from gateway.errors import InvalidRequest
 from gateway.types import KeyId, RequestEvent, Rule, TenantId
 from wire.plans import Serving
 
@@ -236,3 +238,27 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     subject: str
     detail: dict[str, object]
+
+
+class OperatorAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes an operator and the operator's key, without the key's secret."""
+
+    name: str
+    roles: tuple[str, ...]
+    created: datetime
+    expires: datetime | None
+    """When the key expires. `null` means never."""
+    revoked: datetime | None
+    former_expires: datetime | None = None
+    """The time until which the former secret, replaced by the last rotation, is valid."""
+
+
+def check_rules(rules: Collection[Rule]) -> None:
+    """Check the limits of a tenant or a key.
+
+    Raises:
+        InvalidRequest: a rule is invalid.
+    """
+    for finding in rule_findings(rules, ()):
+        index, field = finding.path
+        raise InvalidRequest(f"`limits[{index}].{field}`: {finding.detail}")

@@ -8,10 +8,10 @@ import pytest
 from redis.asyncio import Redis
 from typing_extensions import override
 
-from gateway.admin.publishing import Publisher
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.published import PublishedState, RecordedState
+from gateway.operations.publishing import Publisher
 from gateway.redis.client import connect
 from gateway.redis.connect import open_client
 from gateway.redis.health import RedisHealthMonitor

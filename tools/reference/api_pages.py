@@ -10,15 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, get_args
 
 import msgspec
-from litestar import Controller
 from litestar.di import Dependency
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.admin.app import HANDLERS
 from gateway.admin.openapi import operators_document
-from gateway.admin.operators import Role, required_role
 from gateway.api.routes import CONTROLLERS, customers_document
 from gateway.dialects.registry import DIALECTS
+from gateway.operations.operators import Role, required_role
 from tools.reference.errors_page import errors
 from tools.reference.markdown import NOTE, cell, fence, table
 from tools.reference.schema_text import Json, fields_table, objects, type_text
@@ -97,7 +96,7 @@ def operator_roles() -> dict[str, Role]:
     """Return the role for each of the operators' routes, by `METHOD /path`."""
     found = {}
     for owner in HANDLERS:
-        prefix = owner.path if isinstance(owner, type) and issubclass(owner, Controller) else ""
+        prefix = getattr(owner, "path", "") if isinstance(owner, type) else ""
         own = [owner] if isinstance(owner, HTTPRouteHandler) else vars(owner).values()
         for handler in own:
             if isinstance(handler, HTTPRouteHandler) and not handler.opt.get("public"):

@@ -11,10 +11,10 @@ import pytest
 from redis.asyncio import Redis
 from typing_extensions import override
 
-from gateway.admin.publishing import Publisher
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_nanoseconds
+from gateway.operations.publishing import Publisher
 from gateway.runtime.control import Control, Published
 from gateway.settings import Settings
 from testing.waiting import until

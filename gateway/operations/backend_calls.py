@@ -6,9 +6,9 @@ from itertools import chain
 
 import msgspec
 
-from gateway.admin.active_document import ActiveDocumentReader
-from gateway.admin.fleet_view import reported_backends
 from gateway.dispatch.discovery import at
+from gateway.operations.active_document import ActiveDocumentReader
+from gateway.operations.fleet_view import reported_backends
 from gateway.runtime.control import Control
 from gateway.runtime.runtime import compile_runtime
 from gateway.types import Endpoint

@@ -5,6 +5,8 @@ from typing import Final
 
 import msgspec
 
+from gateway.errors import PermissionDenied
+
 
 class Role(StrEnum):
     """Names what an operator may do. Some roles include others; see `Operator.may`."""
@@ -41,6 +43,20 @@ class Operator(msgspec.Struct, frozen=True):
     def may(self, role: Role) -> bool:
         """Return whether one of the operator's roles is or includes `role`."""
         return any(role in _INCLUDED[own] for own in self.roles)
+
+
+def check_role(operator: Operator, role: Role) -> None:
+    """Check that an operator has a role.
+
+    Raises:
+        PermissionDenied: the operator lacks the role.
+    """
+    if not operator.may(role):
+        own = ", ".join(f"`{each}`" for each in sorted(operator.roles)) or "none"
+        raise PermissionDenied(
+            f"this route needs the role `{role}`, but `{operator.name}` has {own}:"
+            " ask an operator with the role `admin` to add it"
+        )
 
 
 def required_role(method: str, opt: dict[str, object]) -> Role:

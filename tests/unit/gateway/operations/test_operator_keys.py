@@ -2,11 +2,11 @@
 
 import pytest
 
-from gateway.admin.operator_keys import OperatorKeys
-from gateway.admin.operators import Operator, Role
 from gateway.auth.keys import hash_key, new_key
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.operators import ValidOperatorKey
+from gateway.operations.operator_keys import OperatorKeys
+from gateway.operations.operators import Operator, Role
 from testing.waiting import eventually
 
 pytestmark = pytest.mark.anyio

@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from gateway.admin.plan_changes import check_equal
-from gateway.admin.revisions import percentile, views
 from gateway.errors import PlanRefused
 from gateway.ledger.types import RevisionCost
+from gateway.operations.plan_changes import check_equal
+from gateway.operations.revisions import percentile, views
 from testing.stub_backend import stub_model
 from wire.plans import RevisionStatistics, Serving, duration_bucket
 from wire.protocol import ModelInfo

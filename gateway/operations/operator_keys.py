@@ -7,10 +7,10 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple, Protocol, Self
 
-from gateway.admin.operators import Operator, Role
 from gateway.auth.keys import LONGEST, digest_of_key, has_valid_checksum
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.operators import ValidOperatorKey
+from gateway.operations.operators import Operator, Role
 from gateway.tasks import PeriodicTask
 
 PREFIX = "op"

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.admin.operator_directory import OperatorDirectory
-from gateway.admin.operators import Operator, Role, required_role
+from gateway.operations.operators import Operator, Role, required_role
 
 
 def operator(*roles: Role) -> Operator:

@@ -6,8 +6,7 @@ import msgspec
 
 from gateway.api.openapi_parts import Json
 from gateway.config.difference import FieldChange, find_changes
-from gateway.ledger.accounts import check_rules
-from gateway.ledger.types import Budget
+from gateway.ledger.types import Budget, check_rules
 from gateway.types import Rule
 
 DRY_RUN: Json = {"description": "Check the change and list its effects, but change nothing."}

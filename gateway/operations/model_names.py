@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from gateway.admin.active_document import ActiveDocumentReader
-from gateway.admin.fleet_view import reported_backends
 from gateway.config.checks import models_named
 from gateway.config.document import Document
 from gateway.config.spelling import closest
 from gateway.errors import ConfigurationError, DependencyUnavailable, InvalidRequest
+from gateway.operations.active_document import ActiveDocumentReader
+from gateway.operations.fleet_view import reported_backends
 from gateway.runtime.control import Control
 from gateway.types import Rule
 

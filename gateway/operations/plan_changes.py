@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from gateway.admin.backend_calls import BackendCalls, BackendStates
-from gateway.admin.fleet_view import reported_backends
-from gateway.admin.model_names import explain_unknown_model
-from gateway.admin.models import RELOAD_TIMEOUT, BackendModels, changes, explain_problems
 from gateway.errors import NotFound, PlanRefused, UpstreamUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import StoredPlan
+from gateway.operations.backend_calls import BackendCalls, BackendStates
+from gateway.operations.fleet_view import reported_backends
+from gateway.operations.model_names import explain_unknown_model
+from gateway.operations.models import RELOAD_TIMEOUT, BackendModels, changes, explain_problems
 from gateway.runtime.control import Control, Topic
 from gateway.types import Endpoint
 from wire.plans import PlanTrial, Serving

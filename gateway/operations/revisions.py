@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gateway.admin.backend_calls import BackendCalls
-from gateway.admin.plan_changes import current_serving, served_by
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import RevisionCost
+from gateway.operations.backend_calls import BackendCalls
+from gateway.operations.plan_changes import current_serving, served_by
 from wire.plans import RevisionStatistics, Serving, bucket_bound
 from wire.protocol import ModelInfo, ServingState
 

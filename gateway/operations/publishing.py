@@ -10,11 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.admin.document_difference import DocumentDifference, describe_difference
-from gateway.admin.fleet_view import reported_backends
-from gateway.admin.generations import check_match, rollback_target
-from gateway.admin.model_names import explain_unknown_model, valid_model_names
-from gateway.admin.price_publishing import PricePublisher
 from gateway.config.document import Document
 from gateway.config.load import (
     ParsedDocument,
@@ -36,6 +31,11 @@ from gateway.errors import (
     PermissionDenied,
 )
 from gateway.ledger.ledger import Ledger
+from gateway.operations.document_difference import DocumentDifference, describe_difference
+from gateway.operations.fleet_view import reported_backends
+from gateway.operations.generations import check_match, rollback_target
+from gateway.operations.model_names import explain_unknown_model, valid_model_names
+from gateway.operations.price_publishing import PricePublisher
 from gateway.runtime.control import Control, Published, Topic
 from gateway.runtime.recovery import NOTHING_RECORDED, Recovery
 from gateway.settings import Settings

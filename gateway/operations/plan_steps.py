@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gateway.admin.plan_changes import Derive
 from gateway.errors import NotFound
 from gateway.ledger.types import StoredPlan
+from gateway.operations.plan_changes import Derive
 from wire.plans import Serving, Shadow
 
 
