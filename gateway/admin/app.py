@@ -10,18 +10,14 @@ from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.admin.authorization import OPERATOR, REQUEST_ID, AdminAccess, new_id
-from gateway.admin.billing import BillingController
 from gateway.admin.configuration import ConfigController
-from gateway.admin.dead_letters import DeadLetterController, DeadLetterReplay
 from gateway.admin.degradation import DegradationReader
 from gateway.admin.model_plans import PlansController
 from gateway.admin.models import ModelsController
 from gateway.admin.openapi import operators_document
 from gateway.admin.operations import CacheController, live, metrics, ready
-from gateway.admin.operator_accounts import OperatorChanges, OperatorController, whoami
 from gateway.admin.operator_directory import OperatorDirectory
 from gateway.admin.regions import BackendChanges, RegionsController
-from gateway.admin.reported_usage import ReportedUsageController
 from gateway.admin.routes import route_of
 from gateway.api.application import Application
 from gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
@@ -49,8 +45,6 @@ from gateway.upstream.base import BackendClient
 HANDLERS: tuple[type[Controller] | HTTPRouteHandler, ...] = (
     *(route_of(operation) for family in FAMILIES for operation in family.operations),
     ConfigController,
-    *(BillingController, ReportedUsageController, DeadLetterController),
-    *(OperatorController, whoami),
     *(CacheController, ModelsController, PlansController, RegionsController),
     *(metrics, live, ready),
 )
@@ -112,8 +106,6 @@ def build_admin(
         ),
         "backend_calls": calls,
         "plan_changes": PlanChanges(backends=calls, control=control, ledger=ledger),
-        "dead_letters": DeadLetterReplay(ledger),
-        "operator_changes": OperatorChanges(store=ledger.operators, keys=operator_keys),
         "revision_reader": RevisionReader(backends=calls, ledger=ledger),
     }
     dependencies = {name: _provide(value) for name, value in objects.items()}

@@ -1,9 +1,9 @@
 """Makes Litestar handlers from the declarations of operations."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import GenericAlias
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 from litestar import Request, Response, delete, get, post, put
@@ -26,22 +26,26 @@ def route_of(operation: AnyOperation) -> HTTPRouteHandler:
     """Return the handler of an operation."""
     parameters = {_given_name(each): each for each in operation.parameters}
     raw = next((each for each in operation.parameters if _is_raw(each)), None)
+    numbers = [each for each in operation.parameters if int in get_args(each.type)]
 
     async def handle(**given: Any) -> Response[Any]:  # Any: the parameters have several types
         context: OperationContext = given.pop(_CONTEXT)
         request: AnyRequest | None = given.pop(_REQUEST, None)
         arguments = {parameters[name].name: value for name, value in given.items()}
-        if raw is not None and request is not None:
+        if request is not None:
+            _refuse_null(request, numbers, arguments)
+        if request is not None and raw is not None:
             arguments |= await _raw_body(request, raw)
-        # Parameters before the query's are passed by position, as the function declares them.
         result = await operation(context, **arguments)
         return _response(operation, result, is_dry_run=bool(arguments.get(_DRY_RUN)))
 
     kinds = {name: _annotation(each) for name, each in parameters.items() if each is not raw}
     kinds[_CONTEXT] = Annotated[Any, Dependency(kind="named")]
-    if raw is not None:
+    if raw is not None or numbers:
         kinds[_REQUEST] = AnyRequest
     returned = inspect.signature(operation.function).return_annotation
+    if get_origin(returned) is Answer:
+        (returned,) = get_args(returned)
     _describe(handle, operation, kinds, GenericAlias(Response, (returned,)))
     path = operation.path
     for each in operation.parameters:
@@ -65,6 +69,15 @@ def _is_raw(parameter: Parameter) -> bool:
     """Return whether the handler reads the body itself: as bytes, or because it is optional."""
     is_body = parameter.sent.place is Place.BODY
     return is_body and (parameter.type is bytes or not parameter.is_required)
+
+
+def _refuse_null(
+    request: AnyRequest, numbers: Iterable[Parameter], arguments: Mapping[str, object]
+) -> None:
+    """Refuse the value `null` of an optional number. Litestar treats it like a missing value."""
+    for each in numbers:
+        if arguments.get(each.name) is None and each.sent.name in request.query_params:
+            raise InvalidRequest(f"`{each.sent.name}` must be a number")
 
 
 async def _raw_body(request: AnyRequest, parameter: Parameter) -> Mapping[str, object]:

@@ -157,7 +157,7 @@ def _in_query(value: object) -> str:
 def _show(declared: Command, answer: Any, given: Mapping[str, Any], *, as_json: bool) -> None:
     line = ""
     if isinstance(declared.prints, str) and not as_json:
-        line = _line(declared.prints, answer, given)
+        line = _line(declared, declared.prints, answer, given)
     if "workers" in answer and "live" in answer:
         print_change(answer, as_json=as_json, head=line)
     elif as_json:
@@ -167,15 +167,22 @@ def _show(declared: Command, answer: Any, given: Mapping[str, Any], *, as_json: 
     else:
         click.echo(line)
     if declared.notes and not as_json:
-        click.echo(_line(declared.notes, answer, given), err=True)
+        click.echo(_line(declared, declared.notes, answer, given), err=True)
 
 
-def _line(template: str, answer: Any, given: Mapping[str, Any]) -> str:
+def _line(declared: Command, template: str, answer: Any, given: Mapping[str, Any]) -> str:
     values = {
-        name: ", ".join(map(str, value)) if isinstance(value, list) else value
-        for name, value in answer.items()
+        name: _Listed(value) if isinstance(value, list) else value for name, value in answer.items()
     }
-    return template.format_map({**values, **given})
+    return template.format_map(values | {name: given[name] for name in declared.arguments})
+
+
+class _Listed(list[object]):
+    """Is printed with commas between its items."""
+
+    @override
+    def __format__(self, separator: str) -> str:
+        return (separator or ", ").join(map(str, self))
 
 
 def _print_rows(table: Table, answer: Any) -> None:

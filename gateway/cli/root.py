@@ -9,7 +9,6 @@ from gateway.cli.examples import add_examples
 from gateway.cli.ledger import ledger
 from gateway.cli.models import models
 from gateway.cli.operation_commands import OperationGroup
-from gateway.cli.operators import operators
 from gateway.cli.processes import admin, backend, bulk, worker
 from gateway.cli.regions import regions
 from gateway.cli.serving import gateway, up
@@ -45,6 +44,11 @@ keys = OperationGroup(
 )
 budgets = OperationGroup(
     "budgets", "Set, show and remove the monthly budgets of tenants.", families=("budgets",)
+)
+operators = OperationGroup(
+    "operators",
+    "Create, list, rotate and revoke operators. Each operator has a key and roles.",
+    families=("operator_accounts",),
 )
 for _command in (
     *(init, up, gateway, backend, worker, admin),

@@ -10,10 +10,9 @@ from typing import NamedTuple, Protocol, Self
 from gateway.auth.keys import LONGEST, digest_of_key, has_valid_checksum
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.operators import ValidOperatorKey
-from gateway.operations.operators import Operator, Role
+from gateway.operations.operators import KEY_PREFIX, Operator, Role
 from gateway.tasks import PeriodicTask
 
-PREFIX = "op"
 _FRESH = 5.0
 """If the last read of the ledger is at most this many seconds ago, an unknown key is refused
 without another read."""
@@ -98,7 +97,7 @@ class OperatorKeys:
                 not have the key.
         """
         sent = token.encode("utf-8", "surrogateescape")
-        if not (token.isascii() and token.startswith(f"{PREFIX}-")) or len(sent) > LONGEST:
+        if not (token.isascii() and token.startswith(f"{KEY_PREFIX}-")) or len(sent) > LONGEST:
             return None
         known = self._known.get(digest_of_key(sent))
         age = self._monotonic() - self._read

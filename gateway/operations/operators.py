@@ -7,6 +7,9 @@ import msgspec
 
 from gateway.errors import PermissionDenied
 
+KEY_PREFIX: Final = "op"
+"""The start of operators' keys."""
+
 
 class Role(StrEnum):
     """Names what an operator may do. Some roles include others; see `Operator.may`."""

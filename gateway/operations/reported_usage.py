@@ -1,26 +1,25 @@
-"""Serves the operators' route that records the usage of jobs that ran without a gateway."""
+"""Records the usage of jobs that ran without a gateway, such as bulk jobs."""
 
 import asyncio
 import time
 from typing import Annotated, Final
 
 import msgspec
-from litestar import Controller, post
-from litestar.di import NamedDependency
-from litestar.params import JSONBody
 
-from gateway.api.openapi_parts import Content, Operation
-from gateway.errors import DependencyUnavailable, InvalidRequest, NotFound
+from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.recording import UnrecordableBlock
 from gateway.ledger.types import EventBlock
-from gateway.operations.operators import Operator, Role
+from gateway.operations.context import OperationContext
+from gateway.operations.declaration import Family
+from gateway.operations.operators import Role
 from gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
 from wire.protocol import Task
 
 # This limit is so low that the ledger's columns can hold the sums of many reports.
 _MOST: Final = 2**38
 _OK: Final = 200
+FAMILY = Family("billing")
 Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 _EXAMPLE = {
@@ -65,32 +64,17 @@ class CountedReport(msgspec.Struct, frozen=True, kw_only=True):
     counted: bool
 
 
-class ReportedUsageController(Controller):
-    """Records reported usage, such as the usage of bulk jobs."""
-
-    path = "/admin/usage/reports"
-
-    @post(
-        "/",
-        status_code=_OK,
-        opt={"role": Role.BILLING},
-        operation=Operation(
-            id="report_usage",
-            tag="billing",
-            summary="Bill a tenant for a job that ran without a gateway, at batch prices",
-            body=(Content(example=_EXAMPLE),),
-            errors=(NotFound, InvalidRequest, DependencyUnavailable),
-        ),
-    )
-    async def report(
-        self,
-        data: JSONBody[ReportedUsage],
-        ledger: NamedDependency[Ledger],
-        operator: NamedDependency[Operator],
-    ) -> CountedReport:
-        """Record the usage of a job. A repeated report is not counted again."""
-        counted = await asyncio.to_thread(_record, ledger, data, operator.name)
-        return CountedReport(counted=counted)
+@FAMILY.operation(
+    "POST /admin/usage/reports",
+    "Bill a tenant for a job that ran without a gateway, at batch prices",
+    role=Role.BILLING,
+    errors=(NotFound,),
+    example=_EXAMPLE,
+)
+async def report_usage(context: OperationContext, usage: ReportedUsage) -> CountedReport:
+    """Record the usage of a job. A repeated report is not counted again."""
+    counted = await asyncio.to_thread(_record, context.ledger, usage, context.operator.name)
+    return CountedReport(counted=counted)
 
 
 def _record(ledger: Ledger, data: ReportedUsage, actor: str) -> bool:
