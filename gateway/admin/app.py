@@ -4,20 +4,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from litestar import Controller, Request, Response, Router
+from litestar import Request, Response, Router
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
 from gateway.admin.authorization import OPERATOR, REQUEST_ID, AdminAccess, new_id
-from gateway.admin.configuration import ConfigController
 from gateway.admin.degradation import DegradationReader
-from gateway.admin.model_plans import PlansController
-from gateway.admin.models import ModelsController
+from gateway.admin.health import live, metrics, ready
 from gateway.admin.openapi import operators_document
-from gateway.admin.operations import CacheController, live, metrics, ready
 from gateway.admin.operator_directory import OperatorDirectory
-from gateway.admin.regions import BackendChanges, RegionsController
 from gateway.admin.routes import route_of
 from gateway.api.application import Application
 from gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
@@ -32,20 +28,15 @@ from gateway.operations.context import OperationContext
 from gateway.operations.families import FAMILIES
 from gateway.operations.model_names import ModelNameValidator
 from gateway.operations.operator_keys import OperatorKeys
-from gateway.operations.operators import Operator
-from gateway.operations.plan_changes import PlanChanges
 from gateway.operations.publishing import Publisher
-from gateway.operations.revisions import RevisionReader
 from gateway.redis.connect import PipelinedClient
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
 from gateway.upstream.base import BackendClient
 
-HANDLERS: tuple[type[Controller] | HTTPRouteHandler, ...] = (
+HANDLERS: tuple[HTTPRouteHandler, ...] = (
     *(route_of(operation) for family in FAMILIES for operation in family.operations),
-    ConfigController,
-    *(CacheController, ModelsController, PlansController, RegionsController),
     *(metrics, live, ready),
 )
 # Maximum seconds from the head of a request to the end of its body.
@@ -73,11 +64,11 @@ def build_admin(
     """
     active = ActiveDocumentReader(control=control, settings=settings)
     calls = BackendCalls(control=control, active=active, client=backend_client)
-    names = ModelNameValidator(control=control, active=active)
 
     def context(request: Request[Any, Any, Any]) -> OperationContext:
         return OperationContext(
-            operator=_operator(request),
+            operator=request.scope["state"][OPERATOR],
+            request_id=request.scope["state"][REQUEST_ID],
             settings=settings,
             control=control,
             ledger=ledger,
@@ -87,7 +78,7 @@ def build_admin(
             operator_keys=operator_keys,
             active=active,
             backends=calls,
-            model_names=names,
+            model_names=ModelNameValidator(control=control, active=active),
         )
 
     objects: dict[str, object] = {
@@ -95,22 +86,13 @@ def build_admin(
         "control": control,
         "cache_redis": cache_redis,
         "ledger": ledger,
-        "publisher": publisher,
         "draining": draining or Draining(),
         "degradation": DegradationReader(settings.metrics_dir),
-        "directory": directory,
         "active": active,
-        "model_names": names,
-        "backends": BackendChanges(
-            control=control, active=active, ledger=ledger, recovery=recovery
-        ),
         "backend_calls": calls,
-        "plan_changes": PlanChanges(backends=calls, control=control, ledger=ledger),
-        "revision_reader": RevisionReader(backends=calls, ledger=ledger),
     }
     dependencies = {name: _provide(value) for name, value in objects.items()}
     dependencies["context"] = Provide(context, sync_to_thread=False)
-    dependencies["operator"] = Provide(_operator, sync_to_thread=False)
     document = partial(operators_document, HANDLERS, frozenset(dependencies))
     return Application(
         route_handlers=[*HANDLERS, openapi_document, docs_page, docs_script, *extensions],
@@ -127,11 +109,6 @@ def build_admin(
         openapi_config=None,
         logging_config=None,
     )
-
-
-def _operator(request: Request[Any, Any, Any]) -> Operator:
-    operator: Operator = request.scope["state"][OPERATOR]
-    return operator
 
 
 def _provide(value: object) -> Provide:

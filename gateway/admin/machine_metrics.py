@@ -7,9 +7,9 @@ import shutil
 from importlib.metadata import version
 from typing import Final
 
-from gateway.admin.operations import redis_statistics
 from gateway.errors import GatewayError
 from gateway.ledger.ledger import Ledger
+from gateway.operations.caches import redis_statistics
 from gateway.redis.connect import PipelinedClient
 from gateway.settings import Settings
 from gateway.telemetry.instruments import Instruments

@@ -134,7 +134,7 @@ def _response(operation: AnyOperation, result: Any, *, is_dry_run: bool) -> Resp
     answer = result if isinstance(result, Answer) else Answer(result=result)
     return Response(
         answer.result,
-        status_code=operation.status_of(answer.result, is_dry_run=is_dry_run),
+        status_code=answer.status or operation.status_of(answer.result, is_dry_run=is_dry_run),
         headers=answer.headers,
         media_type=answer.media,
     )

@@ -18,8 +18,6 @@ EXAMPLES = MappingProxyType(
         "config show": "sluicegate config show --json",
         "config reload": "sluicegate config reload --data-dir .sluicegate",
         "regions list": "sluicegate regions list",
-        "regions drain": "sluicegate regions drain eu eu-0",
-        "regions restore": "sluicegate regions restore eu eu-0",
         "regions shares": "sluicegate regions shares --tenant acme",
         "keys create": "sluicegate keys create acme --new-tenant --name 'web shop'",
         "keys import": "sluicegate keys import --new-tenants keys.jsonl",

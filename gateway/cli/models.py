@@ -27,12 +27,7 @@ _BACKEND_COMMANDS = {
 }
 
 
-@click.group()
-def models() -> None:
-    """Manage model repositories and the models that backends serve."""
-
-
-@models.command()
+@click.command()
 @admin_options
 def reload(*, client: AdminClient, as_json: bool) -> None:
     """Make every backend reload its model repository.
@@ -41,12 +36,11 @@ def reload(*, client: AdminClient, as_json: bool) -> None:
     workers know the new revisions, no request uses a replaced revision. If a model is broken, its
     former revision is still served.
     """
-    answer = client.request("POST", "/admin/models/reload", timeout=_TIMEOUT, accept_code=_BROKEN)
+    # Imported late, because a backend's machine has neither a Redis client nor SQLAlchemy.
+    from gateway.operations.models import reload_models  # noqa: PLC0415
+
+    answer = client.carry_out(reload_models, timeout=_TIMEOUT, accept_code=_BROKEN)
     print_change(answer, as_json=as_json, more=_show_backends)
-
-
-for _command in (split, shadow, rollback):
-    models.add_command(_command)
 
 
 def _show_backends(answer: Any) -> None:
@@ -65,8 +59,8 @@ def _show(place: str, backend: dict[str, Any]) -> None:
         click.echo(f"{place}: {model} is broken: {reason}", err=True)
 
 
-def _add_command(name: str, description: str) -> None:
-    @models.command(
+def _backend_command(name: str, description: str) -> click.Command:
+    @click.command(
         name, context_settings=PASS_ARGUMENTS, add_help_option=False, short_help=description
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -77,6 +71,8 @@ def _add_command(name: str, description: str) -> None:
         if code := run("backends", "models", name, *own):
             sys.exit(code)
         become("gateway", "models", "reload", *of_reload)
+
+    return command
 
 
 def _divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -94,5 +90,7 @@ def _divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, of_reload
 
 
-for _name, _description in _BACKEND_COMMANDS.items():
-    _add_command(_name, _description)
+COMMANDS = (
+    *(reload, split, shadow, rollback),
+    *(_backend_command(name, text) for name, text in _BACKEND_COMMANDS.items()),
+)

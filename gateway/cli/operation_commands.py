@@ -59,25 +59,26 @@ class OperationGroup(click.Group):
 
 def command_of(operation: AnyOperation, declared: Command) -> click.Command:
     """Return the command of an operation."""
-    in_path = sum(each.sent.place is Place.PATH for each in operation.parameters)
-    segments = declared.arguments[:in_path]
+    places = [each.sent.place for each in operation.parameters]
+    segments = declared.arguments[: places.count(Place.PATH)]
+    in_query = [each.name for each in operation.parameters if each.sent.place is Place.QUERY]
     fields = dict(_fields(operation))
 
     def run(*, client: AdminClient, as_json: bool, **given: Any) -> None:
-        path = [given[name] for name in segments]
         sent = {
-            name: given[name]
-            for name in (fields.keys() & given.keys()) - set(segments)
-            if _is_given(given[name])
+            name: value
+            for name, value in given.items()
+            if name not in segments and (name in declared.arguments or _is_given(value))
         }
         query = {
-            each.sent.name: _in_query(sent.pop(each.name))
-            for each in operation.parameters
-            if each.sent.place is Place.QUERY and each.name in sent
+            fields[name].encode_name: _in_query(sent.pop(name)) for name in in_query if name in sent
         }
-        has_body = any(each.sent.place is Place.BODY for each in operation.parameters)
+        body = {fields[name].encode_name: value for name, value in sent.items()}
         answer = client.carry_out(
-            operation, *path, query=query or None, body=sent if has_body else None
+            operation,
+            *(given[name] for name in segments),
+            query=query,
+            body=body if Place.BODY in places else None,
         )
         _show(declared, answer, given, as_json=as_json)
 
@@ -104,7 +105,7 @@ def _fields(operation: AnyOperation) -> Iterator[tuple[str, msgspec.structs.Fiel
                     default=msgspec.NODEFAULT if each.is_required else each.default,
                 ),
             )
-        elif each.sent.place is Place.BODY and issubclass(each.type, msgspec.Struct):
+        elif isinstance(each.type, type) and issubclass(each.type, msgspec.Struct):
             for field in msgspec.structs.fields(each.type):
                 yield field.name, field
 
@@ -139,7 +140,7 @@ def _kind(annotation: Any) -> tuple[Any, bool]:
 
 
 def _click_type(kind: Any) -> Any:
-    if issubclass(kind, Enum):
+    if isinstance(kind, type) and issubclass(kind, Enum):
         return click.Choice([str(each.value) for each in kind])
     return kind if kind in (int, float) else str
 

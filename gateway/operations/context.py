@@ -23,6 +23,7 @@ class OperationContext(msgspec.Struct, frozen=True, kw_only=True):
     """The operator who carries out an operation, and the objects that operations use."""
 
     operator: Operator
+    request_id: str
     settings: "Settings"
     control: "Control"
     ledger: "Ledger"

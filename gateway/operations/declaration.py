@@ -166,12 +166,14 @@ class Operation(Generic[P, R_co]):
 
 
 class Answer(msgspec.Struct, Generic[R_co], frozen=True, kw_only=True):
-    """A result with its own headers or format. An operation may return it instead of the result."""
+    """What an operation may return instead of a result: with a status, headers or a format."""
 
     result: R_co
     """A value that is encoded as JSON, or a text of the type `media`."""
     headers: Mapping[str, str] = {}
     media: str = "application/json"
+    status: int | None = None
+    """The HTTP status, if it is not that of the operation."""
 
 
 class Family:

@@ -1,14 +1,24 @@
 """Reloads the backends' model repositories."""
 
+import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
-from gateway.http.problem_details import Problem
+from gateway.api.openapi_parts import PROBLEM_JSON, Content
+from gateway.errors import GatewayError, ModelsBroken
+from gateway.http.problem_details import Problem, problem
 from gateway.ledger.audit import Audit
-from gateway.operations.fleet_view import BackendView
+from gateway.operations.context import OperationContext
+from gateway.operations.declaration import DONE, PENDING, Answer, Family
+from gateway.operations.fleet_view import BackendView, reported_backends
+from gateway.operations.operators import Role
+from gateway.runtime.control import Topic
 
+FAMILY = Family("operations")
 # A reload takes this long because backends load a new revision before they serve it.
 RELOAD_TIMEOUT = 60.0
 _MAX_NAMED = 5
@@ -52,6 +62,50 @@ class BrokenModelsProblem(Problem, frozen=True, kw_only=True, omit_defaults=True
     backends: dict[str, BackendModels]
 
 
+@FAMILY.operation(
+    "POST /admin/models/reload",
+    "Reload the backends' model repositories",
+    role=Role.OPERATOR,
+    errors=(ModelsBroken,),
+    answers={
+        200: (Content(type=ReloadResult, summary=DONE),),
+        202: (Content(type=ReloadResult, summary=PENDING),),
+        422: (Content(type=BrokenModelsProblem, media=PROBLEM_JSON, summary="A model is broken"),),
+    },
+)
+async def reload_models(context: OperationContext) -> Answer[ReloadResult | dict[str, Any]]:
+    """Reload the backends' model repositories.
+
+    - 200: every worker knows the new revisions, and no request uses a replaced revision any
+      more.
+    - 202: some workers do not know the new revisions yet.
+    - 422: a model is broken. Its former revision is still served. All other models are
+      reloaded.
+    """
+    control, audit, actor = context.control, context.ledger.audit, context.operator.name
+    before = await reported_backends(control)
+    # The audit entry comes first, so that there is no change without an entry.
+    await asyncio.to_thread(audit, actor, "models.reload", "")
+    version = await control.touch(Topic.MODELS)
+    workers = await control.wait_for_workers(Topic.MODELS, version, within=RELOAD_TIMEOUT)
+    backends = changes(before, await reported_backends(control))
+    broken = any(backend.problems for backend in backends.values())
+    # The audit log already has an entry for the reload. Only the entries for its outcome may be
+    # missing.
+    with contextlib.suppress(GatewayError):
+        await asyncio.to_thread(_audit_outcome, audit, actor, backends)
+    live = not broken and all(outcome == "ok" for outcome in workers.values())
+    reloaded = ReloadResult(live=live, workers=workers, backends=backends)
+    if not broken:
+        return Answer(result=reloaded)
+    problems = {name: backend.problems for name, backend in backends.items()}
+    error = ModelsBroken(explain_problems(problems))
+    told = msgspec.to_builtins(problem(error, context.request_id))
+    return Answer(
+        result=told | msgspec.to_builtins(reloaded), status=error.status, media=PROBLEM_JSON
+    )
+
+
 def changes(
     before: Mapping[str, BackendView], after: Mapping[str, BackendView]
 ) -> dict[str, BackendModels]:
@@ -70,7 +124,7 @@ def changes(
     return found
 
 
-def audit_outcome(audit: Audit, actor: str, backends: Mapping[str, BackendModels]) -> None:
+def _audit_outcome(audit: Audit, actor: str, backends: Mapping[str, BackendModels]) -> None:
     """Write an audit entry for each changed revision and each broken model.
 
     Raises:

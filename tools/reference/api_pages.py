@@ -94,16 +94,12 @@ def operators_routes() -> Json:
 
 def operator_roles() -> dict[str, Role]:
     """Return the role for each of the operators' routes, by `METHOD /path`."""
-    found = {}
-    for owner in HANDLERS:
-        prefix = getattr(owner, "path", "") if isinstance(owner, type) else ""
-        own = [owner] if isinstance(owner, HTTPRouteHandler) else vars(owner).values()
-        for handler in own:
-            if isinstance(handler, HTTPRouteHandler) and not handler.opt.get("public"):
-                for path, method in itertools.product(handler.paths, handler.http_methods):
-                    route = re.sub(r":\w+}", "}", f"{prefix}{path}".rstrip("/"))
-                    found[f"{method} {route}"] = required_role(str(method), handler.opt)
-    return found
+    return {
+        f"{method} {re.sub(r':[a-z]+}', '}', path)}": required_role(str(method), handler.opt)
+        for handler in HANDLERS
+        if not handler.opt.get("public")
+        for path, method in itertools.product(handler.paths, handler.http_methods)
+    }
 
 
 def _dependencies(handlers: Iterable[Any]) -> Iterator[str]:

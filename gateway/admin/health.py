@@ -1,4 +1,4 @@
-"""Serves the operators' routes for caches, metrics and health."""
+"""Serves metrics and health to monitoring systems."""
 
 import asyncio
 import contextlib
@@ -6,72 +6,30 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from litestar import Controller, Request, Response, get, post
+from litestar import Request, Response, get
 from litestar.di import NamedDependency
-from litestar.params import JSONBody, SkipValidation
+from litestar.params import SkipValidation
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from gateway.admin.authorization import OPERATOR
 from gateway.admin.degradation import DegradationReader
-from gateway.admin.openapi import SOON
 from gateway.api.health import Liveness
 from gateway.api.openapi_parts import Content, Operation
-from gateway.cache.base import CacheStatistics
-from gateway.errors import DependencyUnavailable, GatewayError, InvalidRequest, NotFound
+from gateway.errors import GatewayError
 from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
-from gateway.operations.fleet_view import Json, clock_problems, merge_reports, reported
-from gateway.operations.model_names import ModelNameValidator
-from gateway.operations.operators import Operator, Role
+from gateway.operations.fleet_view import clock_problems, merge_reports
+from gateway.operations.operators import Role
 from gateway.redis.connect import PipelinedClient
 from gateway.redis.health import responds_to_ping
-from gateway.runtime.control import Control, Topic
+from gateway.runtime.control import Control
 from gateway.settings import Settings
 from gateway.telemetry.exemplars import with_exemplars
 from gateway.telemetry.metrics_page import ReadMetrics, read_metrics
 
-_WORKERS_TIMEOUT = 5.0
 _NO_REPORTS = "workers: the state Redis has no worker's report; it may refuse writes"
 _OPEN_METRICS = "application/openmetrics-text"
-
-
-class RedisStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Statistics of the cache Redis. If it is a cluster, they come from one of its nodes."""
-
-    used_memory: int
-    maxmemory: int
-    keyspace_hits: int
-    keyspace_misses: int
-    evicted_keys: int
-    expired_keys: int
-    keys: int
-
-
-class CacheTiers(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes and counters of the result cache."""
-
-    redis: RedisStatistics | None
-    """`null` if the cache Redis cannot be reached."""
-    workers: dict[str, CacheStatistics | None]
-    """The cache in the memory of each worker."""
-
-
-class Purge(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A purge of all cached results of a `tenant` or of a `model`."""
-
-    tenant: str | None = None
-    """The id of the tenant whose cached results are purged."""
-    model: str | None = None
-    """The name of the model whose cached results are purged."""
-
-
-class PurgeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a purge. `live` is true if no worker uses the purged results any more."""
-
-    purged: str
-    live: bool
-    workers: dict[str, str]
 
 
 class OperatorsReadiness(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,69 +47,6 @@ class OperatorsReadiness(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[str]
     degraded: list[str] = []
     backends: dict[str, list[str]] | msgspec.UnsetType = msgspec.UNSET
-
-
-class CacheController(Controller):
-    """Shows and purges caches."""
-
-    path = "/admin/cache"
-
-    @get(
-        "/",
-        opt={"role": Role.VIEWER},
-        operation=Operation(
-            id="get_cache",
-            summary="Sizes and counters of the result cache",
-            tag="operations",
-            errors=(DependencyUnavailable,),
-            answers={200: (Content(type=CacheTiers),)},
-        ),
-    )
-    async def cache(
-        self,
-        control: NamedDependency[Control],
-        cache_redis: NamedDependency[SkipValidation[PipelinedClient]],
-    ) -> Json:
-        """Return sizes and counters of the result cache, in Redis and in each worker's memory."""
-        workers = await reported(control, "cache")
-        return {"redis": await redis_statistics(cache_redis), "workers": workers}
-
-    @post(
-        "/purge",
-        status_code=200,
-        opt={"role": Role.OPERATOR},
-        operation=Operation(
-            id="purge_cache",
-            summary="Purge cached results",
-            tag="operations",
-            errors=(NotFound, DependencyUnavailable),
-            body=(Content(example={"model": "sentiment"}),),
-            answers=SOON,
-        ),
-    )
-    async def purge(
-        self,
-        data: JSONBody[Purge],
-        control: NamedDependency[Control],
-        ledger: NamedDependency[Ledger],
-        model_names: NamedDependency[ModelNameValidator],
-        operator: NamedDependency[Operator],
-    ) -> Response[PurgeResult]:
-        """Purge cached results. The status is 202 if some workers have not applied it yet."""
-        if (data.tenant is None) == (data.model is None):
-            raise InvalidRequest("name either a `tenant` or a `model`")
-        if data.tenant is not None:
-            await asyncio.to_thread(ledger.accounts.tenant, data.tenant)
-        elif data.model is not None:
-            await model_names.check([data.model], field="model")
-        name = f"tenant:{data.tenant}" if data.model is None else f"model:{data.model}"
-        # The audit entry comes first, so that there is no change without an entry.
-        await asyncio.to_thread(ledger.audit, operator.name, "cache.purge", name)
-        version = await control.raise_epoch(name)
-        workers = await control.wait_for_workers(Topic.EPOCHS, version, within=_WORKERS_TIMEOUT)
-        live = all(outcome == "ok" for outcome in workers.values())
-        purged = PurgeResult(purged=name, live=live, workers=workers)
-        return Response(purged, status_code=200 if live else 202)
 
 
 @get(
@@ -257,16 +152,3 @@ def render_metrics(settings: Settings, accept: str) -> tuple[bytes, str]:
     registry = CollectorRegistry()
     registry.register(ReadMetrics(found))
     return encode(registry), media
-
-
-async def redis_statistics(redis: PipelinedClient) -> dict[str, int] | None:
-    """Return statistics of Redis, or of one node of a cluster; `None` if Redis is unreachable."""
-    try:
-        info, keys = await redis.execute([("INFO",), ("DBSIZE",)])
-    except OSError:
-        return None
-    if not isinstance(info, bytes) or not isinstance(keys, int):
-        return None
-    lines = dict(line.partition(":")[::2] for line in info.decode().splitlines())
-    names = RedisStatistics.__struct_fields__
-    return {name: int(lines[name]) for name in names if name in lines} | {"keys": keys}
