@@ -17,6 +17,7 @@ from gateway.console.assets import Assets
 from gateway.console.formats import FILTERS
 from gateway.errors import AuthenticationFailed
 from gateway.http.problem_details import problem_headers
+from gateway.operations.families import FAMILIES
 from gateway.operations.operators import Operator, Role
 
 ROOT: Final = "/console"
@@ -61,7 +62,14 @@ class Frame:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._environment.globals |= {"asset": assets.url, "region": region, "Role": Role}
+        operations = {
+            each.description.id: each for family in FAMILIES for each in family.operations
+        }
+        self._environment.globals |= {
+            "asset": assets.url,
+            "region": region,
+            "operations": operations,
+        }
         self._environment.filters |= FILTERS | amounts.FILTERS | prose.FILTERS
 
     def render(
