@@ -193,11 +193,6 @@ def print_change(
         raise SystemExit(ExitCode.FAILED)
 
 
-def quoted(name: str) -> str:
-    """Quote a name, so that the name is exactly one segment of a URL's path."""
-    return quote(name, safe="")
-
-
 def _problem(answer: Any) -> str:
     if not isinstance(answer, dict):
         return "refused"

@@ -37,7 +37,7 @@ def split(
     backend has checked the revisions. `split sentiment` shows the items, errors, latency, labels,
     agreement and cost of each revision.
     """
-    from gateway.operations import model_plans as plans  # noqa: PLC0415 - as in `models.py`
+    from gateway.operations import model_plans as plans  # noqa: PLC0415 - needs Redis and SQL
 
     if reset and weights:
         raise click.UsageError("give weights or `--reset`, not both")
@@ -83,7 +83,7 @@ def shadow(
 
     Callers never get the shadow's results.
     """
-    from gateway.operations import model_plans as plans  # noqa: PLC0415 - as in `models.py`
+    from gateway.operations import model_plans as plans  # noqa: PLC0415 - needs Redis and SQL
 
     if (revision is None) != off:
         raise click.UsageError("give either a revision or `--off`")
@@ -100,7 +100,7 @@ def shadow(
 @admin_options
 def rollback(*, name: str, dry_run: bool, client: AdminClient, as_json: bool) -> None:
     """Undo the last change of a model's split. Running this twice does not undo two changes."""
-    from gateway.operations import model_plans as plans  # noqa: PLC0415 - as in `models.py`
+    from gateway.operations import model_plans as plans  # noqa: PLC0415 - needs Redis and SQL
 
     _change(client, plans.roll_back_model, name, dry_run=dry_run, as_json=as_json)
 

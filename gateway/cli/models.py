@@ -10,6 +10,7 @@ import click
 from gateway.cli.admin_client import AdminClient, admin_options, print_change
 from gateway.cli.model_plans import rollback, shadow, split
 from gateway.cli.processes import PASS_ARGUMENTS, become, run
+from gateway.operations.models import reload_models
 
 # The timeout is long, because the listener waits up to a minute for workers before it responds.
 _TIMEOUT = 90.0
@@ -36,9 +37,6 @@ def reload(*, client: AdminClient, as_json: bool) -> None:
     workers know the new revisions, no request uses a replaced revision. If a model is broken, its
     former revision is still served.
     """
-    # Imported late, because a backend's machine has neither a Redis client nor SQLAlchemy.
-    from gateway.operations.models import reload_models  # noqa: PLC0415
-
     answer = client.carry_out(reload_models, timeout=_TIMEOUT, accept_code=_BROKEN)
     print_change(answer, as_json=as_json, more=_show_backends)
 

@@ -27,7 +27,8 @@ from gateway.errors import (
 from gateway.operations.configuration import Rollback, get_config, replace_config, roll_back_config
 from gateway.operations.generations import etag
 from gateway.operations.publishing import CheckedDocument
-from gateway.runtime.control import Control, Published, Topic
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Published, Topic
 
 _UPLOADED = "document.yaml"
 

@@ -17,7 +17,8 @@ from gateway.console.backend_costs import (
 from gateway.console.usage_series import Buckets
 from gateway.errors import ConfigurationError, DependencyUnavailable
 from gateway.operations.fleet_view import reported_backends
-from gateway.runtime.control import Control, Published
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Published
 
 
 class Margins(msgspec.Struct, frozen=True, kw_only=True):

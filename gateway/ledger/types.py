@@ -240,6 +240,29 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     detail: dict[str, object]
 
 
+class RegionLease(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes a live gateway region."""
+
+    name: str
+    workers: int
+    expires_in: float
+    """Seconds until the leases of all its workers have expired, unless they are renewed."""
+
+
+class RegionShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes a region's share of a bucket to operators.
+
+    `share` is the fraction of the limit that the region applies. `held` is the fraction that the
+    other regions must leave to the region. `demand` is in units per second.
+    """
+
+    bucket: str
+    region: str
+    share: float
+    held: float
+    demand: float
+
+
 class OperatorAccount(msgspec.Struct, frozen=True, kw_only=True):
     """Describes an operator and the operator's key, without the key's secret."""
 

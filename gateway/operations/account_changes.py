@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from gateway.errors import DependencyUnavailable
 from gateway.operations.context import OperationContext
-from gateway.runtime.control import Topic
+from gateway.runtime.control_values import Topic
 
 T = TypeVar("T")
 _WORKERS_TIMEOUT = 2.0

@@ -12,7 +12,7 @@ from gateway.operations.declaration import SOON, Family
 from gateway.operations.fleet_view import Json, reported
 from gateway.operations.operators import Role
 from gateway.redis.connect import PipelinedClient
-from gateway.runtime.control import Topic
+from gateway.runtime.control_values import Topic
 
 _WORKERS_TIMEOUT = 5.0
 FAMILY = Family("operations")

@@ -23,7 +23,7 @@ from gateway.operations.declaration import Answer, Family, Place, Sent
 from gateway.operations.generations import etag
 from gateway.operations.operators import Role
 from gateway.operations.publishing import CheckedDocument, PublishedChange
-from gateway.runtime.control import Published, Topic
+from gateway.runtime.control_values import Published, Topic
 
 _BACKENDS = [{"id": "eu-1", "url": "http://10.0.0.7:8100"}]
 _DOCUMENT = {

@@ -1,11 +1,12 @@
 """Merges the workers' reports about backends into one view."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gateway.runtime.control import Control
+if TYPE_CHECKING:  # see `gateway.operations.context`
+    from gateway.runtime.control import Control
 
 LARGEST_SKEW: Final = 2.0
 """Seconds by which clocks may differ. The alert `ClockSkewed` uses the same value."""
@@ -32,13 +33,13 @@ class _Report(msgspec.Struct, frozen=True, kw_only=True):
     clock: dict[str, float] = {}
 
 
-async def reported(control: Control, field: str) -> Json:
+async def reported(control: "Control", field: str) -> Json:
     """Return, for each live worker, one field of its last report."""
     reports = await control.reports()
     return {worker: msgspec.json.decode(text).get(field) for worker, text in reports.items()}
 
 
-async def reported_backends(control: Control) -> dict[str, BackendView]:
+async def reported_backends(control: "Control") -> dict[str, BackendView]:
     """Return the backends that live workers report, merged by `merge_reports`.
 
     Raises:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gateway.errors import NotFound, PreconditionFailed
-from gateway.runtime.control import Published
+from gateway.runtime.control_values import Published
 
 
 def etag(published: Published) -> str:

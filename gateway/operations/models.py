@@ -4,19 +4,21 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gateway.api.openapi_parts import PROBLEM_JSON, Content
 from gateway.errors import GatewayError, ModelsBroken
 from gateway.http.problem_details import Problem, problem
-from gateway.ledger.audit import Audit
 from gateway.operations.context import OperationContext
 from gateway.operations.declaration import DONE, PENDING, Answer, Family
 from gateway.operations.fleet_view import BackendView, reported_backends
 from gateway.operations.operators import Role
-from gateway.runtime.control import Topic
+from gateway.runtime.control_values import Topic
+
+if TYPE_CHECKING:  # see `gateway.operations.context`
+    from gateway.ledger.audit import Audit
 
 FAMILY = Family("operations")
 # A reload takes this long because backends load a new revision before they serve it.
@@ -124,7 +126,7 @@ def changes(
     return found
 
 
-def _audit_outcome(audit: Audit, actor: str, backends: Mapping[str, BackendModels]) -> None:
+def _audit_outcome(audit: "Audit", actor: str, backends: Mapping[str, BackendModels]) -> None:
     """Write an audit entry for each changed revision and each broken model.
 
     Raises:

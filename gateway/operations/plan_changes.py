@@ -16,7 +16,8 @@ from gateway.operations.backend_calls import BackendCalls, BackendStates
 from gateway.operations.fleet_view import reported_backends
 from gateway.operations.model_names import explain_unknown_model
 from gateway.operations.models import RELOAD_TIMEOUT, BackendModels, changes, explain_problems
-from gateway.runtime.control import Control, Topic
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Topic
 from gateway.types import Endpoint
 from wire.plans import PlanTrial, Serving
 from wire.protocol import ModelInfo, PlanVerdict, ServingState

@@ -9,7 +9,8 @@ from gateway.config.document import PriceConfig
 from gateway.config.load import load_sources
 from gateway.errors import DependencyUnavailable, GatewayError
 from gateway.ledger.prices import PublishedPrices
-from gateway.runtime.control import Control, Published
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Published
 from gateway.tasks import PeriodicTask
 
 _log = logging.getLogger(__name__)

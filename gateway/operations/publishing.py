@@ -36,7 +36,8 @@ from gateway.operations.fleet_view import reported_backends
 from gateway.operations.generations import check_match, rollback_target
 from gateway.operations.model_names import explain_unknown_model, valid_model_names
 from gateway.operations.price_publishing import PricePublisher
-from gateway.runtime.control import Control, Published, Topic
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Published, Topic
 from gateway.runtime.recovery import NOTHING_RECORDED, Recovery
 from gateway.settings import Settings
 

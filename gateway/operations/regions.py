@@ -9,13 +9,13 @@ import msgspec
 from gateway.api.openapi_parts import Content
 from gateway.config.document import BackendConfig
 from gateway.errors import ConfigurationError, GatewayError, NotFound
-from gateway.ledger.regional_shares import RegionLease, RegionShare
+from gateway.ledger.types import RegionLease, RegionShare
 from gateway.operations.context import OperationContext
 from gateway.operations.declaration import SOON, TENANT, Command, Family
 from gateway.operations.fleet_view import Json, reported
 from gateway.operations.operators import Role
 from gateway.routing.statistics import EndpointStatistics
-from gateway.runtime.control import Topic
+from gateway.runtime.control_values import Topic
 
 _WORKERS_TIMEOUT = 5.0
 _MOST_NAMED = 10

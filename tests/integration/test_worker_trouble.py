@@ -10,7 +10,8 @@ import pytest
 
 from gateway.events.reader import LogReader, list_logs
 from gateway.redis.client import connect
-from gateway.runtime.control import Control, Topic
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Topic
 from gateway.types import RequestEvent
 from testing.raw_http import Response, post
 from testing.stub_backend import StubBackend, answer_when, hang
