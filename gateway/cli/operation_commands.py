@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from gateway.cli.admin_client import AdminClient, admin_options, print_change, print_json
 from gateway.cli.examples import add_examples, epilog
-from gateway.cli.key_states import key_state
 from gateway.cli.tables import print_table
 from gateway.operations.declaration import Command, Operation, Option, Place, Table
 
@@ -191,9 +190,17 @@ def _print_rows(table: Table, answer: Any) -> None:
 
     def cell(row: Any, column: str) -> object:
         if column == "state":
-            return key_state(row, now)
+            return _key_state(row, now)
         value = row[column]
         return ",".join(value) if isinstance(value, list) else value
 
     rows = ([cell(row, column) for column in table.columns] for row in answer[table.rows])
     print_table(table.columns, rows)
+
+
+def _key_state(key: dict[str, Any], now: datetime) -> str:
+    """Return the state of a key. `key` is the listener's description of the key."""
+    if key["revoked"]:
+        return "revoked"
+    ends = key["expires"]
+    return "expired" if ends and datetime.fromisoformat(ends) <= now else "active"

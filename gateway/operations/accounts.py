@@ -11,7 +11,6 @@ from gateway.api.openapi_parts import Json
 from gateway.auth.keys import hash_key, new_key
 from gateway.errors import Conflict, NotFound
 from gateway.ledger.types import Key, KeyBounds, KeySpec, Tenant
-from gateway.operations.account_changes import change_accounts
 from gateway.operations.context import OperationContext
 from gateway.operations.declaration import TENANT, Command, Family, Table
 from gateway.operations.dry_runs import DRY_RUN, CheckedChange, check_limits
@@ -127,8 +126,7 @@ async def list_tenants(context: OperationContext) -> Tenants:
 async def create_tenant(context: OperationContext, wanted: NewTenant) -> Tenant:
     """Create a tenant."""
     await context.model_names.check_rules(wanted.limits)
-    return await change_accounts(
-        context,
+    return await context.change_accounts(
         lambda: context.ledger.accounts.create_tenant(
             wanted.id, name=wanted.name, rules=wanted.limits, actor=context.operator.name
         ),
@@ -157,8 +155,8 @@ async def set_tenant_limits(
     if dry_run:
         found = await asyncio.to_thread(accounts.tenant, tenant)
         return check_limits(found.limits, limits)
-    return await change_accounts(
-        context, lambda: accounts.set_limits(tenant, limits, actor=context.operator.name)
+    return await context.change_accounts(
+        lambda: accounts.set_limits(tenant, limits, actor=context.operator.name)
     )
 
 
@@ -221,8 +219,7 @@ async def create_keys(context: OperationContext, wanted: NewKeys) -> CreatedKeys
 async def set_key_limits(context: OperationContext, key: str, limits: tuple[Rule, ...]) -> Key:
     """Replace a key's limits. An empty list means the limits in the configuration."""
     await context.model_names.check_rules(limits)
-    return await change_accounts(
-        context,
+    return await context.change_accounts(
         lambda: context.ledger.accounts.set_key_limits(key, limits, actor=context.operator.name),
     )
 
@@ -236,8 +233,7 @@ async def set_key_limits(context: OperationContext, key: str, limits: tuple[Rule
 )
 async def set_key_bounds(context: OperationContext, key: str, bounds: KeyBounds) -> Key:
     """Replace the origins and routes that a key is limited to. A missing field allows all."""
-    return await change_accounts(
-        context,
+    return await context.change_accounts(
         lambda: context.ledger.accounts.set_key_bounds(key, bounds, actor=context.operator.name),
     )
 
@@ -254,8 +250,7 @@ async def replace_key_text(
 ) -> ReplacedKey:
     """Replace the secret of a key. Only this response contains the new secret."""
     secret = await asyncio.to_thread(new_key)
-    made = await change_accounts(
-        context,
+    made = await context.change_accounts(
         lambda: context.ledger.accounts.replace_secret(
             key,
             key_hash=hash_key(secret),
@@ -280,8 +275,8 @@ async def replace_key_text(
 )
 async def revoke_key(context: OperationContext, key: str) -> Key:
     """Revoke a key for ever."""
-    return await change_accounts(
-        context, lambda: context.ledger.accounts.revoke(key, actor=context.operator.name)
+    return await context.change_accounts(
+        lambda: context.ledger.accounts.revoke(key, actor=context.operator.name)
     )
 
 
@@ -293,8 +288,7 @@ async def _create(
     await names.check({name for key in wanted for name in key.models or ()}, field="models")
     await names.check_rules({rule for key in wanted for rule in key.limits})
     secrets = await asyncio.to_thread(lambda: [new_key() for _ in wanted])
-    made = await change_accounts(
-        context,
+    made = await context.change_accounts(
         lambda: context.ledger.accounts.create_keys(
             [_spec(key, secret) for key, secret in zip(wanted, secrets, strict=True)],
             new_tenants=new_tenants,

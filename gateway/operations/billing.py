@@ -17,7 +17,7 @@ from gateway.operations.context import OperationContext
 from gateway.operations.declaration import TENANT, Answer, Family, Sent
 from gateway.operations.operators import Role
 
-Format = Annotated[Literal["json", "csv"], Sent(name="format")]
+Format = Literal["json", "csv"]
 Since = Annotated[str, Sent(name="from")]
 Until = Annotated[str, Sent(name="to")]
 _CSV = "text/csv; charset=utf-8"
@@ -78,7 +78,7 @@ async def get_usage(
     since: Since = "",
     until: Until = "",
     group_by: list[str] | None = None,
-    form: Format = "json",
+    format: Format = "json",  # noqa: A002 - a query parameter
 ) -> Answer[UsagePage | str]:
     """Return the usage of a tenant, or of all tenants. The default is this month so far."""
     now = datetime.now(UTC)
@@ -90,7 +90,7 @@ async def get_usage(
     if tenant is not None:
         await asyncio.to_thread(context.ledger.accounts.tenant, tenant)
     rows = await asyncio.to_thread(context.ledger.usage, tenant, start, end, groups, prices=prices)
-    if form == "csv":
+    if format == "csv":
         return Answer(result=rendering.usage_csv(rows, groups), media=_CSV)
     return Answer(
         result=UsagePage(
@@ -108,12 +108,16 @@ async def get_usage(
     about={"month": _MONTH},
 )
 async def get_invoice(
-    context: OperationContext, *, tenant: str, month: str, form: Format = "json"
+    context: OperationContext,
+    *,
+    tenant: str,
+    month: str,
+    format: Format = "json",  # noqa: A002 - a query parameter
 ) -> Answer[Invoice | str]:
     """Return a tenant's invoice for a month such as 2026-11."""
     prices = (await context.active.document()).prices
     invoice = await asyncio.to_thread(context.ledger.invoice, tenant, month, prices)
-    if form == "csv":
+    if format == "csv":
         return Answer(result=rendering.invoice_csv(invoice), media=_CSV)
     return Answer(result=invoice)
 

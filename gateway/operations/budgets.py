@@ -4,7 +4,6 @@ import asyncio
 
 from gateway.errors import ConfigurationError, NotFound
 from gateway.ledger.types import Budget, BudgetReport, Tenant
-from gateway.operations.account_changes import change_accounts
 from gateway.operations.context import OperationContext
 from gateway.operations.declaration import TENANT, Command, Family, Option
 from gateway.operations.dry_runs import DRY_RUN, CheckedChange, compare_budgets
@@ -46,8 +45,7 @@ async def set_budget(
         found = await asyncio.to_thread(accounts.tenant, tenant)
         wanted = await asyncio.to_thread(budgets.checked, budget, prices)
         return compare_budgets(found.budget, wanted)
-    return await change_accounts(
-        context,
+    return await context.change_accounts(
         lambda: budgets.set(tenant, budget, prices=prices, actor=context.operator.name),
     )
 
@@ -89,6 +87,6 @@ async def get_budget(context: OperationContext, tenant: str) -> BudgetReport:
 async def remove_budget(context: OperationContext, tenant: str) -> Tenant:
     """Remove a tenant's monthly budget."""
     budgets = context.ledger.budgets
-    return await change_accounts(
-        context, lambda: budgets.set(tenant, None, actor=context.operator.name)
+    return await context.change_accounts(
+        lambda: budgets.set(tenant, None, actor=context.operator.name)
     )

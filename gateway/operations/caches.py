@@ -85,8 +85,7 @@ async def purge_cache(context: OperationContext, wanted: Purge) -> PurgeResult:
     elif wanted.model is not None:
         await context.model_names.check([wanted.model], field="model")
     name = f"tenant:{wanted.tenant}" if wanted.model is None else f"model:{wanted.model}"
-    # The audit entry comes first, so that there is no change without an entry.
-    await asyncio.to_thread(context.ledger.audit, context.operator.name, "cache.purge", name)
+    await context.audit("cache.purge", name)
     version = await context.control.raise_epoch(name)
     workers = await context.control.wait_for_workers(Topic.EPOCHS, version, within=_WORKERS_TIMEOUT)
     live = all(outcome == "ok" for outcome in workers.values())

@@ -16,7 +16,7 @@ from gateway.errors import (
 from gateway.operations.context import OperationContext
 from gateway.operations.declaration import DONE, PENDING, Family
 from gateway.operations.operators import Role
-from gateway.operations.plan_changes import ROLLBACK, Derive, PlanChanges, PlanResult
+from gateway.operations.plan_changes import ROLLBACK, PlanResult, change_plan
 from gateway.operations.plan_steps import (
     as_before,
     mirror_to,
@@ -24,7 +24,7 @@ from gateway.operations.plan_steps import (
     without_plan,
     without_shadow,
 )
-from gateway.operations.revisions import ModelArms, RevisionReader
+from gateway.operations.revisions import ModelArms, read_revisions
 from wire.plans import Revision, Shadow, Weight
 
 _PATH = "/admin/models/{model}"
@@ -57,7 +57,7 @@ class SplitChange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 )
 async def get_model_arms(context: OperationContext, model: str) -> ModelArms:
     """Return the traffic split of a model, and the results of each revision."""
-    return await RevisionReader(backends=context.backends, ledger=context.ledger).read(model)
+    return await read_revisions(context, model)
 
 
 @FAMILY.operation(
@@ -75,7 +75,9 @@ async def split_model(
 
     If the split contains the shadow revision, that revision stops being a shadow.
     """
-    return await _change(context, model, split_by(split.revisions), "models.split", dry_run=dry_run)
+    return await change_plan(
+        context, model, split_by(split.revisions), action="models.split", dry_run=dry_run
+    )
 
 
 @FAMILY.operation(
@@ -89,7 +91,7 @@ async def reset_model(
     context: OperationContext, model: str, *, dry_run: bool = False
 ) -> PlanResult:
     """Remove the operators' plan of a model. The model's folder then selects the revisions."""
-    return await _change(context, model, without_plan, "models.reset", dry_run=dry_run)
+    return await change_plan(context, model, without_plan, action="models.reset", dry_run=dry_run)
 
 
 @FAMILY.operation(
@@ -104,7 +106,9 @@ async def shadow_model(
     context: OperationContext, model: str, shadow: Shadow, *, dry_run: bool = False
 ) -> PlanResult:
     """Send copies of items to a shadow revision, and compare its results."""
-    return await _change(context, model, mirror_to(shadow), "models.shadow", dry_run=dry_run)
+    return await change_plan(
+        context, model, mirror_to(shadow), action="models.shadow", dry_run=dry_run
+    )
 
 
 @FAMILY.operation(
@@ -116,7 +120,9 @@ async def shadow_model(
 )
 async def end_shadow(context: OperationContext, model: str, *, dry_run: bool = False) -> PlanResult:
     """Remove the shadow of a model."""
-    return await _change(context, model, without_shadow, "models.shadow", dry_run=dry_run)
+    return await change_plan(
+        context, model, without_shadow, action="models.shadow", dry_run=dry_run
+    )
 
 
 @FAMILY.operation(
@@ -133,13 +139,4 @@ async def roll_back_model(
 
     A shadow that was added after the last change of the split is removed.
     """
-    return await _change(context, model, as_before(model), ROLLBACK, dry_run=dry_run)
-
-
-async def _change(
-    context: OperationContext, model: str, derive: Derive, action: str, *, dry_run: bool
-) -> PlanResult:
-    changes = PlanChanges(backends=context.backends, control=context.control, ledger=context.ledger)
-    return await changes.change(
-        model, derive, action=action, actor=context.operator.name, dry_run=dry_run
-    )
+    return await change_plan(context, model, as_before(model), action=ROLLBACK, dry_run=dry_run)

@@ -84,10 +84,9 @@ async def reload_models(context: OperationContext) -> Answer[ReloadResult | dict
     - 422: a model is broken. Its former revision is still served. All other models are
       reloaded.
     """
-    control, audit, actor = context.control, context.ledger.audit, context.operator.name
+    control = context.control
     before = await reported_backends(control)
-    # The audit entry comes first, so that there is no change without an entry.
-    await asyncio.to_thread(audit, actor, "models.reload", "")
+    await context.audit("models.reload", "")
     version = await control.touch(Topic.MODELS)
     workers = await control.wait_for_workers(Topic.MODELS, version, within=RELOAD_TIMEOUT)
     backends = changes(before, await reported_backends(control))
@@ -95,7 +94,9 @@ async def reload_models(context: OperationContext) -> Answer[ReloadResult | dict
     # The audit log already has an entry for the reload. Only the entries for its outcome may be
     # missing.
     with contextlib.suppress(GatewayError):
-        await asyncio.to_thread(_audit_outcome, audit, actor, backends)
+        await asyncio.to_thread(
+            _audit_outcome, context.ledger.audit, context.operator.name, backends
+        )
     live = not broken and all(outcome == "ok" for outcome in workers.values())
     reloaded = ReloadResult(live=live, workers=workers, backends=backends)
     if not broken:

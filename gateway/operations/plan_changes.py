@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 import msgspec
 
 from gateway.errors import NotFound, PlanRefused, UpstreamUnavailable
-from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import StoredPlan
-from gateway.operations.backend_calls import BackendCalls, BackendStates
+from gateway.operations.backend_calls import BackendStates
+from gateway.operations.context import OperationContext
 from gateway.operations.fleet_view import reported_backends
 from gateway.operations.model_names import explain_unknown_model
 from gateway.operations.models import RELOAD_TIMEOUT, BackendModels, changes, explain_problems
-from gateway.runtime.control import Control
 from gateway.runtime.control_values import Topic
 from gateway.types import Endpoint
 from wire.plans import PlanTrial, Serving
@@ -45,82 +44,79 @@ class PlanResult(msgspec.Struct, frozen=True, kw_only=True):
     away: dict[str, str] = {}
 
 
-class PlanChanges:
-    """Checks and stores plans. If two operators change the same plan, one of the changes fails."""
+async def change_plan(
+    context: OperationContext, model: str, derive: Derive, *, action: str, dry_run: bool
+) -> PlanResult:
+    """Let every backend check a new plan, store the plan, and wait until it is applied.
 
-    def __init__(self, *, backends: BackendCalls, control: Control, ledger: Ledger) -> None:
-        self._backends = backends
-        self._control = control
-        self._ledger = ledger
+    `derive` makes the new plan from the present one. If one of these errors is raised, nothing
+    has changed. If two operators change the same plan, one of the changes fails.
 
-    async def change(
-        self, model: str, derive: Derive, *, action: str, actor: str, dry_run: bool
-    ) -> PlanResult:
-        """Let every backend check a new plan, store the plan, and wait until it is applied.
-
-        `derive` makes the new plan from the present one. If one of these errors is raised, nothing
-        has changed.
-
-        Raises:
-            NotFound: no backend has the model.
-            UpstreamUnavailable: no backend can be reached.
-            PlanRefused: a backend cannot serve the plan, or backends would serve it differently.
-            Conflict: somebody else has changed the plan in the meantime.
-        """
-        found = await self._backends.states()
-        serving = served_by(found, model)
-        stored = await asyncio.to_thread(self._ledger.plans.plan, model)
-        plan = derive(stored.plan or current_serving(model, serving.values()), stored)
-        await self._check(model, plan, serving)
-        result = PlanResult(
-            model=model,
-            plan=plan,
-            changed=plan != stored.plan,
-            live=False,
-            away=dict(found.away),
+    Raises:
+        NotFound: no backend has the model.
+        UpstreamUnavailable: no backend can be reached.
+        PlanRefused: a backend cannot serve the plan, or backends would serve it differently.
+        Conflict: somebody else has changed the plan in the meantime.
+    """
+    found = await context.backends.states()
+    serving = served_by(found, model)
+    stored = await asyncio.to_thread(context.ledger.plans.plan, model)
+    plan = derive(stored.plan or current_serving(model, serving.values()), stored)
+    await _check(context, model, plan, serving)
+    result = PlanResult(
+        model=model,
+        plan=plan,
+        changed=plan != stored.plan,
+        live=False,
+        away=dict(found.away),
+    )
+    if dry_run:
+        return result
+    if result.changed:
+        wanted = msgspec.structs.replace(
+            stored, plan=plan, previous=_previous(stored, plan, action)
         )
-        if dry_run:
-            return result
-        if result.changed:
-            wanted = msgspec.structs.replace(
-                stored, plan=plan, previous=_previous(stored, plan, action)
-            )
-            await asyncio.to_thread(
-                self._ledger.plans.change,
-                model,
-                wanted,
-                actor=actor,
-                action=action,
-                detail={"from": _shown(stored.plan), "to": _shown(plan)},
-            )
-        return await self._follow(result)
-
-    async def _check(
-        self, model: str, plan: Serving | None, serving: Mapping[Endpoint, ServingState]
-    ) -> None:
-        trial = PlanTrial(model=model, plan=plan)
-        found = await asyncio.gather(*(self._backends.check(each, trial) for each in serving))
-        verdicts = dict(zip(serving, found, strict=True))
-        problems = {
-            str(endpoint.backend): _new_problems(model, verdict, serving[endpoint])
-            for endpoint, verdict in verdicts.items()
-        }
-        if any(problems.values()):
-            raise PlanRefused(explain_problems(problems))
-        check_equal({each.backend: verdict.models for each, verdict in verdicts.items()}, model)
-
-    async def _follow(self, result: PlanResult) -> PlanResult:
-        before = await reported_backends(self._control)
-        version = await self._control.touch(Topic.MODELS)
-        workers = await self._control.wait_for_workers(Topic.MODELS, version, within=RELOAD_TIMEOUT)
-        backends = changes(before, await reported_backends(self._control))
-        broken = any(base_name(n) == result.model for b in backends.values() for n in b.problems)
-        return msgspec.structs.replace(
-            result,
-            workers=workers,
-            backends=backends,
-            live=not broken and all(outcome == "ok" for outcome in workers.values()),
+        await asyncio.to_thread(
+            context.ledger.plans.change,
+            model,
+            wanted,
+            actor=context.operator.name,
+            action=action,
+            detail={"from": _shown(stored.plan), "to": _shown(plan)},
         )
+    return await _follow(context, result)
+
+
+async def _check(
+    context: OperationContext,
+    model: str,
+    plan: Serving | None,
+    serving: Mapping[Endpoint, ServingState],
+) -> None:
+    trial = PlanTrial(model=model, plan=plan)
+    found = await asyncio.gather(*(context.backends.check(each, trial) for each in serving))
+    verdicts = dict(zip(serving, found, strict=True))
+    problems = {
+        str(endpoint.backend): _new_problems(model, verdict, serving[endpoint])
+        for endpoint, verdict in verdicts.items()
+    }
+    if any(problems.values()):
+        raise PlanRefused(explain_problems(problems))
+    check_equal({each.backend: verdict.models for each, verdict in verdicts.items()}, model)
+
+
+async def _follow(context: OperationContext, result: PlanResult) -> PlanResult:
+    before = await reported_backends(context.control)
+    version = await context.control.touch(Topic.MODELS)
+    workers = await context.control.wait_for_workers(Topic.MODELS, version, within=RELOAD_TIMEOUT)
+    backends = changes(before, await reported_backends(context.control))
+    broken = any(base_name(n) == result.model for b in backends.values() for n in b.problems)
+    return msgspec.structs.replace(
+        result,
+        workers=workers,
+        backends=backends,
+        live=not broken and all(outcome == "ok" for outcome in workers.values()),
+    )
 
 
 def served_by(found: BackendStates, model: str) -> dict[Endpoint, ServingState]:

@@ -184,8 +184,7 @@ async def _change(
     """Drain or restore a backend, and wait up to 5 s until every worker has applied the change."""
     await _check(context, region, backend)
     await context.recovery.reconcile()
-    action = "backend.drain" if drained else "backend.restore"
-    await asyncio.to_thread(context.ledger.audit, context.operator.name, action, backend)
+    await context.audit("backend.drain" if drained else "backend.restore", backend)
     control = context.control
     version = await (control.drain if drained else control.restore)(backend)
     with contextlib.suppress(GatewayError):  # if it fails, `Recovery.follow` tries again

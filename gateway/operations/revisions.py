@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import RevisionCost
-from gateway.operations.backend_calls import BackendCalls
+from gateway.operations.context import OperationContext
 from gateway.operations.plan_changes import current_serving, served_by
 from wire.plans import RevisionStatistics, Serving, bucket_bound
 from wire.protocol import ModelInfo, ServingState
@@ -89,45 +88,40 @@ class ModelArms(msgspec.Struct, frozen=True, kw_only=True):
     away: dict[str, str]
 
 
-class RevisionReader:
-    """Reads the usage of revisions in the ledger, and their results from the backends' counters."""
+async def read_revisions(context: OperationContext, model: str) -> ModelArms:
+    """Return the traffic split and the results of each revision of a model.
 
-    def __init__(self, *, backends: BackendCalls, ledger: Ledger) -> None:
-        self._backends = backends
-        self._ledger = ledger
+    Usage comes from the ledger, and results come from the backends' counters.
 
-    async def read(self, model: str) -> ModelArms:
-        """Return the traffic split and the results of each revision of a model.
-
-        Raises:
-            NotFound: no backend has the model.
-            UpstreamUnavailable: no backend can be reached.
-        """
-        found = await self._backends.states()
-        served = served_by(found, model)
-        infos = {
-            str(endpoint.backend): info
-            for endpoint, state in served.items()
-            for info in state.models
-            if info.name == model
-        }
-        revision = _most_common(infos)
-        plan = await asyncio.to_thread(self._ledger.plans.plan, model)
-        costs = await asyncio.to_thread(self._ledger.revision_costs, model, revision)
-        same = [endpoint.backend for endpoint in served if _at(infos, endpoint.backend) == revision]
-        serving = current_serving(
-            model, (state for each, state in served.items() if each.backend in same)
-        )
-        return ModelArms(
-            model=model,
-            revision=revision,
-            planned=plan.plan is not None,
-            serving=serving,
-            arms=views(serving, costs, _counted(model, served.values())),
-            backends=[str(name) for name in same],
-            others=[str(each.backend) for each in served if each.backend not in same],
-            away=dict(found.away),
-        )
+    Raises:
+        NotFound: no backend has the model.
+        UpstreamUnavailable: no backend can be reached.
+    """
+    found = await context.backends.states()
+    served = served_by(found, model)
+    infos = {
+        str(endpoint.backend): info
+        for endpoint, state in served.items()
+        for info in state.models
+        if info.name == model
+    }
+    revision = _most_common(infos)
+    plan = await asyncio.to_thread(context.ledger.plans.plan, model)
+    costs = await asyncio.to_thread(context.ledger.revision_costs, model, revision)
+    same = [endpoint.backend for endpoint in served if _at(infos, endpoint.backend) == revision]
+    serving = current_serving(
+        model, (state for each, state in served.items() if each.backend in same)
+    )
+    return ModelArms(
+        model=model,
+        revision=revision,
+        planned=plan.plan is not None,
+        serving=serving,
+        arms=views(serving, costs, _counted(model, served.values())),
+        backends=[str(name) for name in same],
+        others=[str(each.backend) for each in served if each.backend not in same],
+        away=dict(found.away),
+    )
 
 
 def views(
