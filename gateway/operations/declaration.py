@@ -6,7 +6,8 @@ How to add an operation:
    the operation's id. Its docstring is the description in the OpenAPI document.
 2. Its first parameter is the `OperationContext`: the operator, and the objects to act on. The next
    parameters are those that the path names, and then the body. Keyword-only parameters are sent in
-   the query. The return type is the type of the response.
+   the query, unless `Sent` says otherwise. The return type is the type of the response. If the
+   result has a field `live`, pass `answers=SOON`.
 3. Check the arguments in the function. Name the errors that it raises in `errors`. Calling an
    operation checks the role.
 4. Change the ledger with `actor=context.operator.name`: it writes the audit entry in the same
@@ -129,6 +130,7 @@ class Operation(Generic[P, R_co]):
         role: Role,
         status: int,
         description: Description,
+        parameters: Sequence[Parameter],
         command: Command | None,
         opt: Mapping[str, object],
     ) -> None:
@@ -140,7 +142,7 @@ class Operation(Generic[P, R_co]):
         self.description = description
         self.command = command
         self.opt = opt
-        self.parameters = _parameters(function, path)
+        self.parameters = parameters
 
     async def __call__(
         self, context: OperationContext, *arguments: P.args, **named: P.kwargs
@@ -215,12 +217,14 @@ class Family:
             function: Callable[Concatenate[OperationContext, P], Awaitable[R_co]],
         ) -> Operation[P, R_co]:
             method, path = route.split()
+            parameters = _parameters(function, path)
             declared = Operation(
                 function,
                 method=method,
                 path=path,
                 role=role,
                 status=status,
+                parameters=parameters,
                 command=command,
                 opt=opt or {},
                 description=Description(
@@ -229,7 +233,9 @@ class Family:
                     tag=self._tag,
                     errors=tuple(errors),
                     body=tuple(body) or (() if example is None else (Content(example=example),)),
-                    is_body_required=_is_body_required(_parameters(function, path)),
+                    is_body_required=all(
+                        each.is_required for each in parameters if each.sent.place is Place.BODY
+                    ),
                     answers=answers or {},
                     headers=headers,
                     about={**self._about, **(about or {})},
@@ -270,7 +276,3 @@ def _parameter(parameter: inspect.Parameter, in_path: Sequence[str]) -> Paramete
         bounds=next((mark for mark in marks if isinstance(mark, msgspec.Meta)), None),
         default=parameter.default,
     )
-
-
-def _is_body_required(parameters: Sequence[Parameter]) -> bool:
-    return all(each.is_required for each in parameters if each.sent.place is Place.BODY)
