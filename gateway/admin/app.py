@@ -7,31 +7,14 @@ from typing import Any
 from litestar import Request, Response, Router
 from litestar.di import Provide
 from litestar.exceptions import HTTPException
+from litestar.handlers import HTTPRouteHandler
 
-from gateway.admin.accounts import AccountChanges, KeyController, TenantController
-from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.authorization import OPERATOR, REQUEST_ID, AdminAccess, new_id
-from gateway.admin.backend_calls import BackendCalls
-from gateway.admin.billing import BillingController
-from gateway.admin.budgets import BudgetController
-from gateway.admin.configuration import ConfigController
-from gateway.admin.dead_letters import DeadLetterController, DeadLetterReplay
 from gateway.admin.degradation import DegradationReader
-from gateway.admin.key_secrets import KeySecretController
-from gateway.admin.model_names import ModelNameValidator
-from gateway.admin.model_plans import PlansController
-from gateway.admin.models import ModelsController
+from gateway.admin.health import live, metrics, ready
 from gateway.admin.openapi import operators_document
-from gateway.admin.operations import CacheController, live, metrics, ready
-from gateway.admin.operator_accounts import OperatorChanges, OperatorController, whoami
 from gateway.admin.operator_directory import OperatorDirectory
-from gateway.admin.operator_keys import OperatorKeys
-from gateway.admin.operators import Operator
-from gateway.admin.plan_changes import PlanChanges
-from gateway.admin.publishing import Publisher
-from gateway.admin.regions import BackendChanges, RegionsController
-from gateway.admin.reported_usage import ReportedUsageController
-from gateway.admin.revisions import RevisionReader
+from gateway.admin.routes import route_of
 from gateway.api.application import Application
 from gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
 from gateway.api.error_handling import problem_response
@@ -39,17 +22,21 @@ from gateway.api.json_body import JsonRequest
 from gateway.errors import RequestTimeout
 from gateway.http.draining import Draining
 from gateway.ledger.ledger import Ledger
+from gateway.operations.active_document import ActiveDocumentReader
+from gateway.operations.backend_calls import BackendCalls
+from gateway.operations.context import OperationContext
+from gateway.operations.families import FAMILIES
+from gateway.operations.model_names import ModelNameValidator
+from gateway.operations.operator_keys import OperatorKeys
+from gateway.operations.publishing import Publisher
 from gateway.redis.connect import PipelinedClient
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import Recovery
 from gateway.settings import Settings
 from gateway.upstream.base import BackendClient
 
-HANDLERS = (
-    *(ConfigController, TenantController, KeyController, KeySecretController, BudgetController),
-    *(BillingController, ReportedUsageController, DeadLetterController),
-    *(OperatorController, whoami),
-    *(CacheController, ModelsController, PlansController, RegionsController),
+HANDLERS: tuple[HTTPRouteHandler, ...] = (
+    *(route_of(operation) for family in FAMILIES for operation in family.operations),
     *(metrics, live, ready),
 )
 # Maximum seconds from the head of a request to the end of its body.
@@ -77,29 +64,35 @@ def build_admin(
     """
     active = ActiveDocumentReader(control=control, settings=settings)
     calls = BackendCalls(control=control, active=active, client=backend_client)
+
+    def context(request: Request[Any, Any, Any]) -> OperationContext:
+        return OperationContext(
+            operator=request.scope["state"][OPERATOR],
+            request_id=request.scope["state"][REQUEST_ID],
+            settings=settings,
+            control=control,
+            ledger=ledger,
+            cache_redis=cache_redis,
+            publisher=publisher,
+            recovery=recovery,
+            operator_keys=operator_keys,
+            active=active,
+            backends=calls,
+            model_names=ModelNameValidator(control=control, active=active),
+        )
+
     objects: dict[str, object] = {
         "settings": settings,
         "control": control,
         "cache_redis": cache_redis,
         "ledger": ledger,
-        "publisher": publisher,
         "draining": draining or Draining(),
         "degradation": DegradationReader(settings.metrics_dir),
-        "directory": directory,
         "active": active,
-        "model_names": ModelNameValidator(control=control, active=active),
-        "changes": AccountChanges(ledger=ledger, control=control),
-        "backends": BackendChanges(
-            control=control, active=active, ledger=ledger, recovery=recovery
-        ),
         "backend_calls": calls,
-        "plan_changes": PlanChanges(backends=calls, control=control, ledger=ledger),
-        "dead_letters": DeadLetterReplay(ledger),
-        "operator_changes": OperatorChanges(store=ledger.operators, keys=operator_keys),
-        "revision_reader": RevisionReader(backends=calls, ledger=ledger),
     }
     dependencies = {name: _provide(value) for name, value in objects.items()}
-    dependencies["operator"] = Provide(_operator, sync_to_thread=False)
+    dependencies["context"] = Provide(context, sync_to_thread=False)
     document = partial(operators_document, HANDLERS)
     return Application(
         route_handlers=[*HANDLERS, openapi_document, docs_page, docs_script, *extensions],
@@ -116,11 +109,6 @@ def build_admin(
         openapi_config=None,
         logging_config=None,
     )
-
-
-def _operator(request: Request[Any, Any, Any]) -> Operator:
-    operator: Operator = request.scope["state"][OPERATOR]
-    return operator
 
 
 def _provide(value: object) -> Provide:

@@ -10,16 +10,15 @@ from litestar.types import ASGIApp, Message, Receive, ReceiveMessage, Scope, Sen
 from typing_extensions import override
 
 from gateway.admin.operator_directory import OperatorDirectory
-from gateway.admin.operators import Operator, Role, required_role
 from gateway.api.admission import route_methods
 from gateway.auth.bearer import find_bearer_token
 from gateway.errors import (
     AuthenticationFailed,
     DependencyUnavailable,
     InvalidRequest,
-    PermissionDenied,
     RequestTimeout,
 )
+from gateway.operations.operators import Operator, Role, check_role, required_role
 from wire.http.connection import HAS_CERTIFICATE
 
 REQUEST_ID = "request_id"
@@ -91,13 +90,7 @@ class AdminAccess(ASGIMiddleware):
         is_exempt = isinstance(exempt, Role) and operator.may(exempt)
         if not (is_exempt or self._has_certificate(scope)):
             raise AuthenticationFailed("a client certificate is missing: connect with one")
-        needed = required_role(str(scope.get("method", "")), opt)
-        if not operator.may(needed):
-            own = ", ".join(f"`{role}`" for role in sorted(operator.roles)) or "none"
-            raise PermissionDenied(
-                f"this route needs the role `{needed}`, but `{operator.name}` has {own}:"
-                " ask an operator with the role `admin` to add it"
-            )
+        check_role(operator, required_role(str(scope.get("method", "")), opt))
         return operator
 
     async def _recognize(self, scope: Scope) -> Operator | None:

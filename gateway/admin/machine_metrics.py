@@ -7,10 +7,10 @@ import shutil
 from importlib.metadata import version
 from typing import Final
 
-from gateway.admin.operations import redis_statistics
 from gateway.cache.statistics import BYTES, CAPACITY, ENTRIES, EVICTIONS
 from gateway.errors import GatewayError
 from gateway.ledger.ledger import Ledger
+from gateway.operations.caches import redis_statistics
 from gateway.redis.connect import PipelinedClient
 from gateway.settings import Settings
 from gateway.telemetry.instruments import Instruments

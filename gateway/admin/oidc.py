@@ -12,8 +12,8 @@ from joserfc import jws, jwt
 from joserfc.errors import ExpiredTokenError, InvalidClaimError, JoseError, MissingClaimError
 
 from gateway.admin.issuer_keys import ALGORITHMS, IssuerKeys
-from gateway.admin.operators import Operator, Role
 from gateway.errors import AuthenticationFailed, ConfigurationError
+from gateway.operations.operators import Operator, Role
 from gateway.settings import Settings
 
 PREFIX = "oidc:"

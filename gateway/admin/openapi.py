@@ -1,4 +1,4 @@
-"""Builds the operators' OpenAPI document. Also defines descriptions that several routes share."""
+"""Builds the operators' OpenAPI document."""
 
 from functools import cache
 from importlib.metadata import version
@@ -7,7 +7,6 @@ from litestar.types import ControllerRouterHandler
 
 from gateway.api.code_samples import OPERATORS
 from gateway.api.openapi import build_document, described_by_litestar
-from gateway.api.openapi_parts import Content, Json
 from gateway.errors import AuthenticationFailed, DependencyUnavailable, PermissionDenied
 
 TAGS = {
@@ -18,10 +17,6 @@ TAGS = {
     "operations": "Caches, models, regions and metrics.",
     "health": "Probes for load balancers and orchestrators.",
 }
-TENANT: Json = {"description": "The id of a tenant.", "example": "acme"}
-DONE = "Done, and every worker has applied it"
-PENDING = "Done, but not every worker has applied it yet"
-SOON = {200: (Content(summary=DONE),), 202: (Content(summary=PENDING),)}
 
 
 @cache

@@ -11,17 +11,13 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import Metric
 from redis.asyncio import Redis
 
-from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.app import build_admin
 from gateway.admin.authorization import new_id
-from gateway.admin.backend_calls import BackendCalls
 from gateway.admin.extension import Extend, no_extension
 from gateway.admin.identity_provider import open_identity_provider
 from gateway.admin.machine_metrics import MachineMetrics
 from gateway.admin.operator_access import OperatorAccess, access_to, publish_access
 from gateway.admin.operator_directory import OperatorAuthenticator, OperatorDirectory
-from gateway.admin.operator_keys import OperatorKeys
-from gateway.admin.publishing import Publisher
 from gateway.errors import ConfigurationError
 from gateway.http.draining import Draining
 from gateway.http.edge import operators_edge
@@ -29,6 +25,10 @@ from gateway.http.server import open_listener, serve
 from gateway.http.side import GatewaySide
 from gateway.http.unsent_answers import UnsentAnswers, unsent_limit
 from gateway.ledger.ledger import Ledger
+from gateway.operations.active_document import ActiveDocumentReader
+from gateway.operations.backend_calls import BackendCalls
+from gateway.operations.operator_keys import OperatorKeys
+from gateway.operations.publishing import Publisher
 from gateway.redis.client import connect
 from gateway.redis.connect import PipelinedClient, open_client
 from gateway.runtime.control import CONTROL_KEYS, Control

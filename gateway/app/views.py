@@ -22,7 +22,8 @@ from gateway.http.draining import DRAINING, Draining
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import BudgetReport, GroupBy, GroupUsage, PastRequest
 from gateway.routing.fleet import Fleet
-from gateway.runtime.control import Control, Topic
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Topic
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal
 

@@ -13,6 +13,7 @@ from click.core import ParameterSource
 
 from gateway.cli.connecting import choose_listener
 from gateway.cli.failures import ADMIN_REFUSED, Failure, UnconfirmedFailure
+from gateway.operations.declaration import Operation
 from gateway.sockets.certificate_files import first_certificate
 from gateway.supervisor.errors import ExitCode
 
@@ -34,6 +35,28 @@ class AdminClient:
         self._key = key
         self._trusted = trusted
         self._shown = shown
+
+    def carry_out(
+        self,
+        operation: Operation[..., Any],
+        *path: str,
+        query: dict[str, str] | None = None,
+        body: object = None,
+        timeout: float = _TIMEOUT,
+        accept_code: str = "",
+    ) -> Any:
+        """Carry out an operation, and return its result. `path` has the parameters in its path.
+
+        The other parameters and the errors are those of `request`.
+        """
+        return self.request(
+            operation.method,
+            operation.path_to(*path),
+            query=query,
+            body=body,
+            timeout=timeout,
+            accept_code=accept_code,
+        )
 
     def request(
         self,
@@ -168,11 +191,6 @@ def print_change(
         more(answer)
     if not answer["live"]:
         raise SystemExit(ExitCode.FAILED)
-
-
-def quoted(name: str) -> str:
-    """Quote a name, so that the name is exactly one segment of a URL's path."""
-    return quote(name, safe="")
 
 
 def _problem(answer: Any) -> str:

@@ -18,12 +18,7 @@ from gateway.supervisor.errors import ExitCode
 from gateway.upstream.tls import client_tls
 
 
-@click.group()
-def config() -> None:
-    """Check, compare, show or reload the configuration document."""
-
-
-@config.command()
+@click.command()
 @click.argument("folder", type=click.Path(path_type=Path), default="config")
 @JSON
 def check(folder: Path, *, as_json: bool) -> None:
@@ -48,7 +43,7 @@ def check(folder: Path, *, as_json: bool) -> None:
         click.echo(f"`{folder}` is valid (digest {parsed.digest})")
 
 
-@config.command()
+@click.command()
 @click.argument("folder", type=click.Path(path_type=Path), default="config")
 @admin_options
 def diff(*, folder: Path, client: AdminClient, as_json: bool) -> None:
@@ -60,18 +55,24 @@ def diff(*, folder: Path, client: AdminClient, as_json: bool) -> None:
         values = parse_sources(read_folder(folder)).tree.values
     except ConfigurationError as error:
         raise Failure(explain(error), ExitCode.CONFIGURATION) from error
-    answer = client.request("PUT", "/admin/config", query={"dry_run": "true"}, body=values)
+    # Imported late, because `config check` needs neither Redis nor SQL.
+    from gateway.operations.configuration import replace_config  # noqa: PLC0415
+
+    answer = client.carry_out(replace_config, query={"dry_run": "true"}, body=values)
     if as_json:
         print_json(answer)
     else:
         print_difference(answer["difference"])
 
 
-@config.command()
+@click.command()
 @admin_options
 def show(*, client: AdminClient, as_json: bool) -> None:
     """Show the active configuration, its generation, and the workers that have applied it."""
-    answer = client.request("GET", "/admin/config")
+    # Imported late, because `config check` needs neither Redis nor SQL.
+    from gateway.operations.configuration import get_config  # noqa: PLC0415
+
+    answer = client.carry_out(get_config)
     if as_json:
         print_json(answer)
         return
@@ -81,14 +82,17 @@ def show(*, client: AdminClient, as_json: bool) -> None:
     click.echo(yaml.safe_dump(answer["document"], sort_keys=False), nl=False)
 
 
-@config.command()
+@click.command()
 @admin_options
 def reload(*, client: AdminClient, as_json: bool) -> None:
     """Publish the gateway's configuration folder. If the folder is invalid, nothing changes.
 
     Exit with 1 if a worker has not applied the document.
     """
-    answer = client.request("POST", "/admin/config/reload")
+    # Imported late, because `config check` needs neither Redis nor SQL.
+    from gateway.operations.configuration import reload_config  # noqa: PLC0415
+
+    answer = client.carry_out(reload_config)
     same = "" if answer["changed"] else "; nothing has changed"
     head = f"generation {answer['generation']}, digest {answer['digest']}{same}"
     print_change(answer, as_json=as_json, head=head, more=_show_notice)
@@ -97,3 +101,6 @@ def reload(*, client: AdminClient, as_json: bool) -> None:
 def _show_notice(answer: Any) -> None:
     if notice := answer.get("notice"):  # a listener of an earlier version sends none
         click.echo(notice, err=True)
+
+
+COMMANDS = (check, diff, show, reload)

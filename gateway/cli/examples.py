@@ -18,23 +18,10 @@ EXAMPLES = MappingProxyType(
         "config show": "sluicegate config show --json",
         "config reload": "sluicegate config reload --data-dir .sluicegate",
         "regions list": "sluicegate regions list",
-        "regions drain": "sluicegate regions drain eu eu-0",
-        "regions restore": "sluicegate regions restore eu eu-0",
         "regions shares": "sluicegate regions shares --tenant acme",
         "keys create": "sluicegate keys create acme --new-tenant --name 'web shop'",
         "keys import": "sluicegate keys import --new-tenants keys.jsonl",
-        "keys list": "sluicegate keys list --tenant acme",
-        "keys revoke": "sluicegate keys revoke key_0f3a5c",
-        "budgets set": "sluicegate budgets set acme 250.00 --refuse",
-        "budgets show": "sluicegate budgets show acme",
-        "budgets remove": "sluicegate budgets remove acme",
         "usage": "sluicegate usage --from 2026-11-01 --group-by tenant --group-by day",
-        "operators create": "sluicegate operators create alice --role operator --role billing",
-        "operators list": "sluicegate operators list",
-        "operators roles": "sluicegate operators roles alice --role viewer",
-        "operators rotate": "sluicegate operators rotate alice --former-valid-for 600",
-        "operators revoke": "sluicegate operators revoke alice",
-        "operators whoami": "sluicegate operators whoami",
         "ledger backup": "sluicegate ledger backup ./ledger-of-today.db",
         "ledger init": "SLUICEGATE_DATA_DIR=/var/lib/sluicegate sluicegate ledger init",
         "models reload": "sluicegate models reload",
@@ -46,10 +33,17 @@ EXAMPLES = MappingProxyType(
 
 
 def add_examples(group: click.Group, path: str = "") -> None:
-    """Append an example to the help of each command below `group`."""
-    for name, command in all_commands(group, path):
-        if example := EXAMPLES.get(name):
-            command.epilog = f"\b\nExample:\n  {example}"
+    """Append an example to the help of each command below `group` that is loaded."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            add_examples(command, f"{path}{name} ")
+        elif example := EXAMPLES.get(f"{path}{name}"):
+            command.epilog = epilog(example)
+
+
+def epilog(example: str) -> str:
+    """Return the end of a command's help."""
+    return f"\b\nExample:\n  {example}"
 
 
 def all_commands(group: click.Group, path: str = "") -> Iterator[tuple[str, click.Command]]:

@@ -4,7 +4,8 @@ from typing import Any
 
 import click
 
-from gateway.cli.admin_client import AdminClient, admin_options, print_change, print_json, quoted
+from gateway.cli.admin_client import AdminClient, admin_options, print_change, print_json
+from gateway.operations.declaration import Operation
 
 # A change takes this long because every backend loads the revisions twice: first to check the
 # revisions, and then to serve them.
@@ -36,16 +37,17 @@ def split(
     backend has checked the revisions. `split sentiment` shows the items, errors, latency, labels,
     agreement and cost of each revision.
     """
-    path = f"/admin/models/{quoted(name)}"
+    from gateway.operations import model_plans as plans  # noqa: PLC0415 - needs Redis and SQL
+
     if reset and weights:
         raise click.UsageError("give weights or `--reset`, not both")
     if reset:
-        _change(client, "DELETE", f"{path}/split", None, dry_run=dry_run, as_json=as_json)
+        _change(client, plans.reset_model, name, dry_run=dry_run, as_json=as_json)
     elif weights:
         body = {"revisions": _weights(weights)}
-        _change(client, "PUT", f"{path}/split", body, dry_run=dry_run, as_json=as_json)
+        _change(client, plans.split_model, name, body=body, dry_run=dry_run, as_json=as_json)
     else:
-        answer = client.request("GET", f"{path}/arms")
+        answer = client.carry_out(plans.get_model_arms, name)
         if as_json:
             print_json(answer)
         else:
@@ -81,14 +83,15 @@ def shadow(
 
     Callers never get the shadow's results.
     """
-    path = f"/admin/models/{quoted(name)}/shadow"
+    from gateway.operations import model_plans as plans  # noqa: PLC0415 - needs Redis and SQL
+
     if (revision is None) != off:
         raise click.UsageError("give either a revision or `--off`")
     if off:
-        _change(client, "DELETE", path, None, dry_run=dry_run, as_json=as_json)
+        _change(client, plans.end_shadow, name, dry_run=dry_run, as_json=as_json)
     else:
         body = {"revision": revision, "share": share, "tolerance": tolerance}
-        _change(client, "PUT", path, body, dry_run=dry_run, as_json=as_json)
+        _change(client, plans.shadow_model, name, body=body, dry_run=dry_run, as_json=as_json)
 
 
 @click.command()
@@ -97,19 +100,26 @@ def shadow(
 @admin_options
 def rollback(*, name: str, dry_run: bool, client: AdminClient, as_json: bool) -> None:
     """Undo the last change of a model's split. Running this twice does not undo two changes."""
-    path = f"/admin/models/{quoted(name)}/rollback"
-    _change(client, "POST", path, None, dry_run=dry_run, as_json=as_json)
+    from gateway.operations import model_plans as plans  # noqa: PLC0415 - needs Redis and SQL
+
+    _change(client, plans.roll_back_model, name, dry_run=dry_run, as_json=as_json)
 
 
 def _change(
-    client: AdminClient, method: str, path: str, body: object, *, dry_run: bool, as_json: bool
+    client: AdminClient,
+    operation: Operation[..., Any],
+    model: str,
+    *,
+    body: object = None,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Make a change, and print the outcome.
 
     Exit with 1 if a worker or a backend does not apply the change yet.
     """
     query = {"dry_run": "true"} if dry_run else None
-    answer = client.request(method, path, query=query, body=body, timeout=_TIMEOUT)
+    answer = client.carry_out(operation, model, query=query, body=body, timeout=_TIMEOUT)
     if dry_run:
         # A dry run never reports `live`. The missing `live` is not a failure.
         answer |= {"live": True}

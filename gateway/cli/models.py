@@ -10,6 +10,7 @@ import click
 from gateway.cli.admin_client import AdminClient, admin_options, print_change
 from gateway.cli.model_plans import rollback, shadow, split
 from gateway.cli.processes import PASS_ARGUMENTS, become, run
+from gateway.operations.models import reload_models
 
 # The timeout is long, because the listener waits up to a minute for workers before it responds.
 _TIMEOUT = 90.0
@@ -27,12 +28,7 @@ _BACKEND_COMMANDS = {
 }
 
 
-@click.group()
-def models() -> None:
-    """Manage model repositories and the models that backends serve."""
-
-
-@models.command()
+@click.command()
 @admin_options
 def reload(*, client: AdminClient, as_json: bool) -> None:
     """Make every backend reload its model repository.
@@ -41,12 +37,8 @@ def reload(*, client: AdminClient, as_json: bool) -> None:
     workers know the new revisions, no request uses a replaced revision. If a model is broken, its
     former revision is still served.
     """
-    answer = client.request("POST", "/admin/models/reload", timeout=_TIMEOUT, accept_code=_BROKEN)
+    answer = client.carry_out(reload_models, timeout=_TIMEOUT, accept_code=_BROKEN)
     print_change(answer, as_json=as_json, more=_show_backends)
-
-
-for _command in (split, shadow, rollback):
-    models.add_command(_command)
 
 
 def _show_backends(answer: Any) -> None:
@@ -65,8 +57,8 @@ def _show(place: str, backend: dict[str, Any]) -> None:
         click.echo(f"{place}: {model} is broken: {reason}", err=True)
 
 
-def _add_command(name: str, description: str) -> None:
-    @models.command(
+def _backend_command(name: str, description: str) -> click.Command:
+    @click.command(
         name, context_settings=PASS_ARGUMENTS, add_help_option=False, short_help=description
     )
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -77,6 +69,8 @@ def _add_command(name: str, description: str) -> None:
         if code := run("backends", "models", name, *own):
             sys.exit(code)
         become("gateway", "models", "reload", *of_reload)
+
+    return command
 
 
 def _divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -94,5 +88,7 @@ def _divide(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return own, of_reload
 
 
-for _name, _description in _BACKEND_COMMANDS.items():
-    _add_command(_name, _description)
+COMMANDS = (
+    *(reload, split, shadow, rollback),
+    *(_backend_command(name, text) for name, text in _BACKEND_COMMANDS.items()),
+)

@@ -1,26 +1,19 @@
-"""Implements `sluicegate regions`: shows and drains backends, and shows shares of limits."""
+"""Implements the commands of `sluicegate regions` that show backends and shares of limits."""
 
 from typing import Any
 
 import click
 
-from gateway.cli.admin_client import AdminClient, admin_options, print_change, print_json, quoted
+from gateway.cli.admin_client import AdminClient, admin_options, print_json
 from gateway.cli.tables import print_table
-
-_REGION = click.argument("region")
-_BACKEND = click.argument("backend")
+from gateway.operations.regions import list_regions, list_shares
 
 
-@click.group()
-def regions() -> None:
-    """Show, drain or restore backends, and show gateway regions' shares of limits."""
-
-
-@regions.command("list")
+@click.command("list")
 @admin_options
 def list_command(*, client: AdminClient, as_json: bool) -> None:
     """Show every backend and its state, as the workers report it."""
-    answer = client.request("GET", "/admin/regions")
+    answer = client.carry_out(list_regions)
     if as_json:
         print_json(answer)
         return
@@ -38,14 +31,12 @@ def list_command(*, client: AdminClient, as_json: bool) -> None:
     print_table(("region", "backend", "state"), rows)
 
 
-@regions.command()
+@click.command()
 @click.option("--tenant", help="Only this tenant's limits.")
 @admin_options
 def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
     """Show the gateway regions and their shares of limits."""
-    answer = client.request(
-        "GET", "/admin/regions/shares", query={"tenant": tenant} if tenant else {}
-    )
+    answer = client.carry_out(list_shares, query={"tenant": tenant} if tenant else {})
     if as_json:
         print_json(answer)
         return
@@ -74,36 +65,8 @@ def shares(*, tenant: str | None, client: AdminClient, as_json: bool) -> None:
         )
 
 
-@regions.command()
-@_REGION
-@_BACKEND
-@admin_options
-def drain(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
-    """Stop sending items to a backend. It finishes the items that it has.
-
-    Exit with 1 if a worker has not applied the drain.
-    """
-    _change(client, region, backend, "drain", as_json=as_json)
-
-
-@regions.command()
-@_REGION
-@_BACKEND
-@admin_options
-def restore(*, region: str, backend: str, client: AdminClient, as_json: bool) -> None:
-    """Start sending items to a drained backend again, a few at first.
-
-    Exit with 1 if a worker has not applied the change.
-    """
-    _change(client, region, backend, "restore", as_json=as_json)
-
-
 def _state(view: dict[str, Any]) -> str:
     return "ejected" if view["ejected_for"] else str(view["health"])
 
 
-def _change(client: AdminClient, region: str, backend: str, action: str, *, as_json: bool) -> None:
-    path = f"/admin/regions/{quoted(region)}/backends/{quoted(backend)}/{action}"
-    answer = client.request("POST", path)
-    state = "is drained" if answer["drained"] else "is restored"
-    print_change(answer, as_json=as_json, head=f"`{answer['backend']}` {state}")
+COMMANDS = (list_command, shares)

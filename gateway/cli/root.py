@@ -3,15 +3,11 @@
 import click
 from typing_extensions import override
 
-from gateway.cli.accounts import keys, usage
-from gateway.cli.budgets import budgets
-from gateway.cli.config import config
+from gateway.cli.accounts import usage
 from gateway.cli.examples import add_examples
 from gateway.cli.ledger import ledger
-from gateway.cli.models import models
-from gateway.cli.operators import operators
+from gateway.cli.operation_commands import OperationGroup
 from gateway.cli.processes import admin, backend, bulk, worker
-from gateway.cli.regions import regions
 from gateway.cli.serving import gateway, up
 from gateway.cli.starting import completion, init
 
@@ -40,6 +36,29 @@ def main() -> None:
     """
 
 
+config = OperationGroup(
+    "config", "Check, compare, show or reload the configuration document.", written="config"
+)
+regions = OperationGroup(
+    "regions",
+    "Show, drain or restore backends, and show gateway regions' shares of limits.",
+    families=("regions",),
+    written="regions",
+)
+models = OperationGroup(
+    "models", "Manage model repositories and the models that backends serve.", written="models"
+)
+keys = OperationGroup(
+    "keys", "Create, list and revoke API keys.", families=("accounts",), written="keys"
+)
+budgets = OperationGroup(
+    "budgets", "Set, show and remove the monthly budgets of tenants.", families=("budgets",)
+)
+operators = OperationGroup(
+    "operators",
+    "Create, list, rotate and revoke operators. Each operator has a key and roles.",
+    families=("operator_accounts",),
+)
 for _command in (
     *(init, up, gateway, backend, worker, admin),
     *(config, regions, keys, budgets, usage, operators, ledger, models, bulk, completion),

@@ -1,19 +1,22 @@
 """Checks the session, the role and the origin of every request to the console."""
 
 import hmac
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from litestar import Request
+from litestar.di import NamedDependency
 from litestar.enums import ScopeType
 from litestar.middleware import ASGIMiddleware
+from litestar.params import SkipValidation
 from litestar.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
 from gateway.admin.authorization import OPERATOR
-from gateway.admin.operators import Operator, Role, required_role
 from gateway.console.sessions import Session, Sessions
 from gateway.errors import AuthenticationFailed, PermissionDenied
+from gateway.operations.context import OperationContext
+from gateway.operations.operators import Operator, Role, required_role
 from wire.http.connection import HAS_CERTIFICATE
 
 SESSION_COOKIE = "sluicegate_console"
@@ -30,6 +33,8 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _FORMS = "application/x-www-form-urlencoded"
 
 AnyRequest = Request[Any, Any, Any]
+Context: TypeAlias = NamedDependency[SkipValidation[OperationContext]]
+"""The context for the operations that a handler carries out."""
 
 
 class ConsoleAccess(ASGIMiddleware):

@@ -5,12 +5,12 @@ import asyncio
 from litestar import Controller, Response, get
 from litestar.di import NamedDependency
 
-from gateway.admin.operators import Role
 from gateway.console.access import AnyRequest
 from gateway.console.forms import moment_of, number_of
 from gateway.console.frame import Frame
 from gateway.ledger.audit import AuditFilter
 from gateway.ledger.ledger import Ledger
+from gateway.operations.operators import Role
 
 PER_PAGE = 50
 KINDS = (

@@ -8,14 +8,14 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
-from gateway.admin.active_document import ActiveDocumentReader
-from gateway.admin.operators import Operator, Role
-from gateway.admin.regions import BackendChanges, DrainResult
-from gateway.console.access import AnyRequest
+from gateway.console.access import AnyRequest, Context
 from gateway.console.fleet import Backend, FleetView, read_fleet
 from gateway.console.frame import Frame
 from gateway.console.history import History
 from gateway.console.incidents import absent_reports
+from gateway.operations.active_document import ActiveDocumentReader
+from gateway.operations.context import OperationContext
+from gateway.operations.regions import DrainResult, drain_backend, restore_backend
 from gateway.runtime.control import Control
 
 _PAGE: Final = 100
@@ -62,38 +62,36 @@ class BackendsController(Controller):
     @post(
         "/{region:str}/{backend:str}/drain",
         status_code=200,
-        opt={"role": Role.OPERATOR},
+        opt={"role": drain_backend.role},
     )
     async def drain(
         self,
         request: AnyRequest,
         frame: NamedDependency[Frame],
-        backends: NamedDependency[BackendChanges],
-        operator: NamedDependency[Operator],
+        context: Context,
         region: FromPath[str],
         backend: FromPath[str],
     ) -> Response[str]:
         """Stop sending items to a backend. It finishes the items that it has."""
-        done = await backends.change(region, backend, drained=True, actor=operator.name)
-        return await _row(request, frame, backends, region, done.content)
+        done = await drain_backend(context, region, backend)
+        return await _row(request, frame, context, region, done)
 
     @post(
         "/{region:str}/{backend:str}/restore",
         status_code=200,
-        opt={"role": Role.OPERATOR},
+        opt={"role": restore_backend.role},
     )
     async def restore(
         self,
         request: AnyRequest,
         frame: NamedDependency[Frame],
-        backends: NamedDependency[BackendChanges],
-        operator: NamedDependency[Operator],
+        context: Context,
         region: FromPath[str],
         backend: FromPath[str],
     ) -> Response[str]:
         """Start sending items to a drained backend again."""
-        done = await backends.change(region, backend, drained=False, actor=operator.name)
-        return await _row(request, frame, backends, region, done.content)
+        done = await restore_backend(context, region, backend)
+        return await _row(request, frame, context, region, done)
 
 
 def select(fleet: FleetView, *, query: str, attention: bool, page: int) -> BackendPage:
@@ -129,9 +127,9 @@ def _by_region(backends: Iterable[Backend]) -> dict[str, list[Backend]]:
 
 
 async def _row(
-    request: AnyRequest, frame: Frame, changes: BackendChanges, region: str, done: DrainResult
+    request: AnyRequest, frame: Frame, context: OperationContext, region: str, done: DrainResult
 ) -> Response[str]:
     """Return the updated row of a backend, and a notice."""
-    fleet = await read_fleet(changes.control, changes.active)
-    context = {"backend": fleet.find(region, done.backend), "done": done}
-    return frame.render(request, "backends/_done.html", context)
+    fleet = await read_fleet(context.control, context.active)
+    shown = {"backend": fleet.find(region, done.backend), "done": done}
+    return frame.render(request, "backends/_done.html", shown)

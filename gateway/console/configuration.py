@@ -2,19 +2,17 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import cast
 
 import msgspec
 from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
-from gateway.admin.generations import etag
-from gateway.admin.operators import Operator, Role
-from gateway.admin.publishing import PublishedChange, Publisher
 from gateway.config.document import Document
 from gateway.config.load import explain, load_sources
-from gateway.config.sources import MAX_SOURCE_BYTES, DocumentSource
-from gateway.console.access import AnyRequest
+from gateway.config.sources import DocumentSource
+from gateway.console.access import AnyRequest, Context
 from gateway.console.document_diff import Difference, difference, normalised
 from gateway.console.field_changes import FieldLines, described, lines_of
 from gateway.console.form_fields import fields_of
@@ -24,10 +22,13 @@ from gateway.errors import (
     ConfigurationError,
     InvalidRequest,
     NotFound,
-    PayloadTooLarge,
     PreconditionFailed,
 )
-from gateway.runtime.control import Control, Published, Topic
+from gateway.operations.configuration import Rollback, get_config, replace_config, roll_back_config
+from gateway.operations.generations import etag
+from gateway.operations.publishing import CheckedDocument
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Published, Topic
 
 _UPLOADED = "document.yaml"
 
@@ -47,7 +48,7 @@ class ConfigurationController(Controller):
     path = "/configuration"
     include_in_schema = False
 
-    @get("/", opt={"role": Role.VIEWER})
+    @get("/", opt={"role": get_config.role})
     async def page(
         self, request: AnyRequest, frame: NamedDependency[Frame], control: NamedDependency[Control]
     ) -> Response[str]:
@@ -55,7 +56,7 @@ class ConfigurationController(Controller):
         context = await _context(control)
         return frame.render(request, "configuration.html", context)
 
-    @get("/difference", opt={"role": Role.VIEWER})
+    @get("/difference", opt={"role": get_config.role})
     async def compare(
         self,
         request: AnyRequest,
@@ -72,76 +73,66 @@ class ConfigurationController(Controller):
         context = {"fields": fields, "found": found, "title": title}
         return frame.render(request, "configuration/_difference.html", context)
 
-    @post("/dry-run", status_code=200, opt={"role": Role.OPERATOR})
+    @post("/dry-run", status_code=200, opt={"role": replace_config.role})
     async def dry_run(
         self,
         request: AnyRequest,
         frame: NamedDependency[Frame],
-        control: NamedDependency[Control],
-        publisher: NamedDependency[Publisher],
-        operator: NamedDependency[Operator],
+        context: Context,
     ) -> Response[str]:
         """Return what publishing a document would change, or why it would be refused."""
         fields = await fields_of(request)
         text = _text(fields)
         try:
-            may_price = operator.may(Role.BILLING)
-            checked = await publisher.check(text, if_match=one(fields, "tag"), may_price=may_price)
+            answer = await replace_config(
+                context, text.encode(), if_match=one(fields, "tag"), dry_run=True
+            )
         except ConfigurationError as error:
             return frame.render(request, "configuration/_refused.html", {"reason": explain(error)})
-        active = await control.active()
+        checked = cast("CheckedDocument", answer.result)  # of a dry run
+        active = await context.control.active()
         former = active.sources if active is not None else ()
         wanted = (DocumentSource(name=_UPLOADED, text=text),)
         _, found = await asyncio.to_thread(_compare, former, wanted)
         title = "The document is valid. It would change"
-        context = {"fields": described(checked.difference), "found": found, "title": title}
-        return frame.render(request, "configuration/_difference.html", context)
+        shown = {"fields": described(checked.difference), "found": found, "title": title}
+        return frame.render(request, "configuration/_difference.html", shown)
 
-    @post("/publish", status_code=200, opt={"role": Role.OPERATOR})
+    @post("/publish", status_code=200, opt={"role": replace_config.role})
     async def publish(
         self,
         request: AnyRequest,
         frame: NamedDependency[Frame],
-        control: NamedDependency[Control],
-        publisher: NamedDependency[Publisher],
-        operator: NamedDependency[Operator],
+        context: Context,
     ) -> Response[str]:
         """Publish a document, unless another one was published since the page was loaded."""
         fields = await fields_of(request)
         tag = one(fields, "tag")
-        if not tag and await control.active() is not None:
+        if not tag and await context.control.active() is not None:
             raise PreconditionFailed("a document was published meanwhile: reload the page")
         try:
-            change = await publisher.put(
-                _text(fields),
-                if_match=tag,
-                author=operator.name,
-                may_price=operator.may(Role.BILLING),
-            )
+            answer = await replace_config(context, _text(fields).encode(), if_match=tag)
         except ConfigurationError as error:
-            context = await _context(control) | {"refused": explain(error)}
-            context |= {"draft": _text(fields)}
-            return frame.render(request, "configuration/_state.html", context)
-        return await _state(request, frame, control, change)
+            shown = await _context(context.control) | {"refused": explain(error)}
+            shown |= {"draft": _text(fields)}
+            return frame.render(request, "configuration/_state.html", shown)
+        return await _state(request, frame, context.control, answer.result)
 
-    @post("/rollback", status_code=200, opt={"role": Role.OPERATOR})
+    @post("/rollback", status_code=200, opt={"role": roll_back_config.role})
     async def rollback(
         self,
         request: AnyRequest,
         frame: NamedDependency[Frame],
-        control: NamedDependency[Control],
-        publisher: NamedDependency[Publisher],
-        operator: NamedDependency[Operator],
+        context: Context,
     ) -> Response[str]:
         """Publish an earlier document again."""
         generation = number_of(one(await fields_of(request), "generation"), "generation")
-        may_price = operator.may(Role.BILLING)
-        change = await publisher.rollback(generation, author=operator.name, may_price=may_price)
-        return await _state(request, frame, control, change)
+        answer = await roll_back_config(context, Rollback(generation=generation))
+        return await _state(request, frame, context.control, answer.result)
 
 
 async def _state(
-    request: AnyRequest, frame: Frame, control: Control, change: PublishedChange
+    request: AnyRequest, frame: Frame, control: Control, change: object
 ) -> Response[str]:
     """Return the part of the page that shows the active document after a change."""
     context = await _context(control) | {"change": change}
@@ -193,8 +184,6 @@ def _sources_of(history: Sequence[Published], number: int) -> Sequence[DocumentS
 def _text(fields: Fields) -> str:
     # Browsers send line breaks as CRLF, but configuration documents have LF.
     text = "".join(fields.get("text", ())).replace("\r\n", "\n")
-    if len(text.encode()) > MAX_SOURCE_BYTES:
-        raise PayloadTooLarge(f"the document is larger than {MAX_SOURCE_BYTES} bytes")
     if not text.strip():
         raise InvalidRequest("the document is empty: enter its text, or choose a file")
     return text

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gateway.admin.active_document import ActiveDocumentReader
 from gateway.config.document import BackendConfig
+from gateway.operations.active_document import ActiveDocumentReader
 from gateway.runtime.control import Control
 from wire.protocol import GpuState
 

@@ -10,7 +10,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from litestar import Controller, Response
 
 from gateway.admin.authorization import OPERATOR
-from gateway.admin.operators import Operator, Role
 from gateway.api.error_handling import gateway_error
 from gateway.console import amounts, prose
 from gateway.console.access import LOGIN_COOKIE, SESSION, AnyRequest
@@ -18,6 +17,8 @@ from gateway.console.assets import Assets
 from gateway.console.formats import FILTERS
 from gateway.errors import AuthenticationFailed
 from gateway.http.problem_details import problem_headers
+from gateway.operations.families import FAMILIES
+from gateway.operations.operators import Operator, Role
 from gateway.periods import PERIODS
 
 ROOT: Final = "/console"
@@ -62,10 +63,13 @@ class Frame:
             trim_blocks=True,
             lstrip_blocks=True,
         )
+        operations = {
+            each.description.id: each for family in FAMILIES for each in family.operations
+        }
         self._environment.globals |= {
             "asset": assets.url,
             "region": region,
-            "Role": Role,
+            "operations": operations,
             "PERIODS": PERIODS,
         }
         self._environment.filters |= FILTERS | amounts.FILTERS | prose.FILTERS

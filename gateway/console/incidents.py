@@ -9,12 +9,12 @@ from urllib.parse import quote
 import msgspec
 
 from gateway.admin.degradation import LOW_DISK
-from gateway.admin.fleet_view import LARGEST_SKEW
 from gateway.console.fleet import FleetView
 from gateway.console.formats import percent, rate, seconds, size
 from gateway.console.traffic import ModelTraffic, Samples, Traffic
 from gateway.errors import GatewayError
 from gateway.ledger.ledger import Ledger
+from gateway.operations.fleet_view import LARGEST_SKEW
 from gateway.redis.connect import PipelinedClient
 from gateway.redis.health import responds_to_ping
 from gateway.runtime.control import Control

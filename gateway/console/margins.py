@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.admin.fleet_view import reported_backends
 from gateway.config.document import Document
 from gateway.config.load import load_sources
 from gateway.console.backend_costs import (
@@ -17,7 +16,9 @@ from gateway.console.backend_costs import (
 )
 from gateway.console.usage_series import Buckets
 from gateway.errors import ConfigurationError, DependencyUnavailable
-from gateway.runtime.control import Control, Published
+from gateway.operations.fleet_view import reported_backends
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Published
 
 
 class Margins(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from gateway.admin.plan_changes import base_name
 from gateway.console.fleet import FleetView
 from gateway.console.traffic import ModelTraffic, Traffic
+from gateway.operations.plan_changes import base_name
 from wire.plans import Serving, ServingPlans
 
 _NAMED: Final = 3

@@ -8,18 +8,7 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, URLEncodedBody
 
-from gateway.admin.active_document import ActiveDocumentReader
-from gateway.admin.operators import Operator, Role
-from gateway.admin.plan_changes import ROLLBACK, Derive, PlanChanges
-from gateway.admin.plan_steps import (
-    as_before,
-    mirror_to,
-    split_by,
-    without_plan,
-    without_shadow,
-)
-from gateway.admin.revisions import RevisionReader
-from gateway.console.access import AnyRequest
+from gateway.console.access import AnyRequest, Context
 from gateway.console.fleet import read_fleet
 from gateway.console.frame import Frame
 from gateway.console.history import History
@@ -27,6 +16,17 @@ from gateway.console.incidents import Incident, absent_reports
 from gateway.console.model_list import ModelRow, list_models
 from gateway.errors import InvalidRequest, NotFound
 from gateway.ledger.ledger import Ledger
+from gateway.operations.active_document import ActiveDocumentReader
+from gateway.operations.model_plans import (
+    SplitChange,
+    end_shadow,
+    get_model_arms,
+    reset_model,
+    roll_back_model,
+    shadow_model,
+    split_model,
+)
+from gateway.operations.plan_changes import PlanResult
 from gateway.runtime.control import Control
 from wire.plans import Revision, Shadow, Weight
 
@@ -149,21 +149,23 @@ class ModelPagesController(Controller):
         self,
         request: AnyRequest,
         frame: NamedDependency[Frame],
-        revision_reader: NamedDependency[RevisionReader],
+        context: Context,
         models: NamedDependency[ModelReader],
         model: FromPath[str],
     ) -> Response[str]:
         """Return the results of each revision, and the forms that change the use of revisions."""
-        context = {"found": await revision_reader.read(model), "model": await models.one(model)}
-        return frame.render(request, "models/_revisions.html", context)
+        shown = {
+            "found": await get_model_arms(context, model),
+            "model": await models.one(model),
+        }
+        return frame.render(request, "models/_revisions.html", shown)
 
-    @post("/{model:str}/split", status_code=200, opt={"role": Role.OPERATOR})
+    @post("/{model:str}/split", status_code=200, opt={"role": split_model.role})
     async def split(
         self,
         request: AnyRequest,
         frame: NamedDependency[Frame],
-        plan_changes: NamedDependency[PlanChanges],
-        operator: NamedDependency[Operator],
+        context: Context,
         model: FromPath[str],
     ) -> Response[str]:
         """Divide a model's items among its revisions, by the weights in the form.
@@ -171,77 +173,60 @@ class ModelPagesController(Controller):
         The form has a field for the weight of each revision.
         """
         form = {name: str(value).strip() for name, value in (await request.form()).multi_items()}
-        change = _Change(request, frame, plan_changes, model, operator.name)
-        return await change.make(
-            split_by(weights_of(form)), "models.split", dry_run=form.get("dry_run") == "true"
-        )
+        dry_run = form.get("dry_run") == "true"
+        split = SplitChange(revisions=weights_of(form))
+        done = await split_model(context, model, split, dry_run=dry_run)
+        return _notice(request, frame, done, dry_run=dry_run)
 
-    @post("/{model:str}/shadow", status_code=200, opt={"role": Role.OPERATOR})
+    @post("/{model:str}/shadow", status_code=200, opt={"role": shadow_model.role})
     async def shadow(
         self,
         request: AnyRequest,
         data: URLEncodedBody[ShadowForm],
         frame: NamedDependency[Frame],
-        plan_changes: NamedDependency[PlanChanges],
-        operator: NamedDependency[Operator],
+        context: Context,
         model: FromPath[str],
     ) -> Response[str]:
         """Set the shadow revision, or remove the shadow if the form names no revision."""
-        change = _Change(request, frame, plan_changes, model, operator.name)
-        derive = mirror_to(shadow_of(data)) if data.revision.strip() else without_shadow
-        return await change.make(derive, "models.shadow", dry_run=data.dry_run)
+        if data.revision.strip():
+            done = await shadow_model(context, model, shadow_of(data), dry_run=data.dry_run)
+        else:
+            done = await end_shadow(context, model, dry_run=data.dry_run)
+        return _notice(request, frame, done, dry_run=data.dry_run)
 
-    @post("/{model:str}/rollback", status_code=200, opt={"role": Role.OPERATOR})
+    @post("/{model:str}/rollback", status_code=200, opt={"role": roll_back_model.role})
     async def rollback(
         self,
         request: AnyRequest,
         data: URLEncodedBody[StepForm],
         frame: NamedDependency[Frame],
-        plan_changes: NamedDependency[PlanChanges],
-        operator: NamedDependency[Operator],
+        context: Context,
         model: FromPath[str],
     ) -> Response[str]:
         """Undo the last change of the model's traffic split."""
-        change = _Change(request, frame, plan_changes, model, operator.name)
-        return await change.make(as_before(model), ROLLBACK, dry_run=data.dry_run)
+        done = await roll_back_model(context, model, dry_run=data.dry_run)
+        return _notice(request, frame, done, dry_run=data.dry_run)
 
-    @post("/{model:str}/reset", status_code=200, opt={"role": Role.OPERATOR})
+    @post("/{model:str}/reset", status_code=200, opt={"role": reset_model.role})
     async def reset(
         self,
         request: AnyRequest,
         data: URLEncodedBody[StepForm],
         frame: NamedDependency[Frame],
-        plan_changes: NamedDependency[PlanChanges],
-        operator: NamedDependency[Operator],
+        context: Context,
         model: FromPath[str],
     ) -> Response[str]:
         """Remove the operators' plan."""
-        change = _Change(request, frame, plan_changes, model, operator.name)
-        return await change.make(without_plan, "models.reset", dry_run=data.dry_run)
+        done = await reset_model(context, model, dry_run=data.dry_run)
+        return _notice(request, frame, done, dry_run=data.dry_run)
 
 
-class _Change:
-    """Changes the plan of a model, and responds with a notice."""
-
-    def __init__(
-        self, request: AnyRequest, frame: Frame, changes: PlanChanges, model: str, actor: str
-    ) -> None:
-        self._request = request
-        self._frame = frame
-        self._changes = changes
-        self._model = model
-        self._actor = actor
-
-    async def make(self, derive: Derive, action: str, *, dry_run: bool) -> Response[str]:
-        """Make the change. If `dry_run` is true, backends only check whether it is possible."""
-        done = await self._changes.change(
-            self._model, derive, action=action, actor=self._actor, dry_run=dry_run
-        )
-        context = {"done": done, "dry_run": dry_run}
-        notice = self._frame.render(self._request, "models/_done.html", context)
-        if not dry_run:
-            notice.set_header("HX-Trigger", "plan-changed")
-        return notice
+def _notice(request: AnyRequest, frame: Frame, done: PlanResult, *, dry_run: bool) -> Response[str]:
+    """Return a notice about a change of a plan, or about its check."""
+    notice = frame.render(request, "models/_done.html", {"done": done, "dry_run": dry_run})
+    if not dry_run:
+        notice.set_header("HX-Trigger", "plan-changed")
+    return notice
 
 
 def weights_of(form: dict[str, str]) -> dict[str, int]:

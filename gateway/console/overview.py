@@ -10,7 +10,6 @@ from litestar.di import NamedDependency
 from litestar.params import SkipValidation
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 
-from gateway.admin.active_document import ActiveDocumentReader
 from gateway.console.access import SESSION_COOKIE, AnyRequest
 from gateway.console.fleet import FleetView, read_fleet
 from gateway.console.frame import Frame
@@ -19,6 +18,7 @@ from gateway.console.incidents import Incident, find_incidents
 from gateway.console.sessions import Sessions
 from gateway.errors import DependencyUnavailable, GatewayError
 from gateway.ledger.ledger import Ledger
+from gateway.operations.active_document import ActiveDocumentReader
 from gateway.redis.connect import PipelinedClient
 from gateway.runtime.control import Control
 

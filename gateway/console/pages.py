@@ -2,7 +2,6 @@
 
 from litestar import Controller
 
-from gateway.admin.operators import Role
 from gateway.console.audit import AuditController
 from gateway.console.backends import BackendsController
 from gateway.console.configuration import ConfigurationController
@@ -14,6 +13,7 @@ from gateway.console.playground import PlaygroundController
 from gateway.console.tenant_keys import TenantKeysController
 from gateway.console.tenants import TenantsController
 from gateway.console.usage import UsageController
+from gateway.operations.operators import Role
 
 
 def _page(

@@ -8,14 +8,9 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
-from gateway.admin.accounts import AccountChanges, NewKey, create_keys
-from gateway.admin.backend_calls import BackendCalls
-from gateway.admin.fleet_view import reported_backends
-from gateway.admin.model_names import ModelNameValidator
-from gateway.admin.operators import Operator, Role
 from gateway.api.schemas import BODIES
 from gateway.auth.keys import is_well_formed
-from gateway.console.access import AnyRequest
+from gateway.console.access import AnyRequest, Context
 from gateway.console.form_fields import fields_of
 from gateway.console.forms import Fields, one
 from gateway.console.frame import Frame
@@ -26,6 +21,10 @@ from gateway.errors import (
     InvalidRequest,
     PayloadTooLarge,
 )
+from gateway.operations.accounts import NewKey, NewKeys, create_keys
+from gateway.operations.backend_calls import BackendCalls
+from gateway.operations.fleet_view import reported_backends
+from gateway.operations.operators import Role
 from gateway.runtime.control import Control
 from wire.protocol import Task
 
@@ -90,19 +89,19 @@ class PlaygroundController(Controller):
         self,
         request: AnyRequest,
         frame: NamedDependency[Frame],
-        changes: NamedDependency[AccountChanges],
-        model_names: NamedDependency[ModelNameValidator],
-        operator: NamedDependency[Operator],
+        context: Context,
     ) -> Response[str]:
         """Create a test key that expires in an hour, and put it into the form."""
         tenant = one(await fields_of(request), "tenant") or TEST_TENANT
         until = datetime.now(UTC) + KEY_LIFE
-        wanted = NewKey(tenant=tenant, name=f"playground of {operator.name}", expires=until)
-        (made,) = await create_keys(
-            [wanted], changes, model_names, actor=operator.name, new_tenants=tenant == TEST_TENANT
+        name = f"playground of {context.operator.name}"
+        wanted = NewKeys(
+            keys=[NewKey(tenant=tenant, name=name, expires=until)],
+            new_tenants=tenant == TEST_TENANT,
         )
-        context = {"key": made.key, "until": until, "tenant": tenant}
-        return frame.render(request, "playground/_key.html", context)
+        (made,) = (await create_keys(context, wanted)).keys
+        shown = {"key": made.key, "until": until, "tenant": tenant}
+        return frame.render(request, "playground/_key.html", shown)
 
     @post("/run", status_code=200)
     async def run(

@@ -12,8 +12,8 @@ from hashlib import sha256
 import msgspec
 
 from gateway.admin.operator_directory import OperatorDirectory
-from gateway.admin.operators import Operator, Role
 from gateway.errors import AuthenticationFailed, PermissionDenied
+from gateway.operations.operators import Operator, Role
 
 LIFETIME = 12 * 3600
 """Seconds after which an operator must log in again."""

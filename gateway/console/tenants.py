@@ -9,16 +9,16 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
-from gateway.admin.accounts import AccountChanges
-from gateway.admin.active_document import ActiveDocumentReader
-from gateway.admin.model_names import ModelNameValidator
-from gateway.admin.operators import Operator, Role
-from gateway.console.access import AnyRequest
+from gateway.console.access import AnyRequest, Context
 from gateway.console.form_fields import fields_of
 from gateway.console.forms import budget_of, one, rules_of
 from gateway.console.frame import Frame
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import GroupBy, GroupUsage, Key, Tenant
+from gateway.operations.accounts import NewTenant, create_tenant, get_tenant, set_tenant_limits
+from gateway.operations.active_document import ActiveDocumentReader
+from gateway.operations.budgets import remove_budget, set_budget
+from gateway.operations.operators import Role
 from gateway.types import REQUEST_UNITS, WORK_UNITS
 
 PER_PAGE = 50
@@ -72,19 +72,16 @@ class TenantsController(Controller):
         }
         return frame.render(request, "tenants.html", context)
 
-    @post("/", status_code=200, opt={"role": Role.OPERATOR})
+    @post("/", status_code=200, opt={"role": create_tenant.role})
     async def create(
         self,
         request: AnyRequest,
-        changes: NamedDependency[AccountChanges],
-        operator: NamedDependency[Operator],
+        context: Context,
     ) -> Response[None]:
         """Create a tenant, and redirect to its page."""
         fields = await fields_of(request)
         tenant, name = one(fields, "id"), one(fields, "name")
-        await changes.make(
-            lambda accounts: accounts.create_tenant(tenant, name=name, actor=operator.name)
-        )
+        await create_tenant(context, NewTenant(id=tenant, name=name))
         return Response(None, headers={"HX-Redirect": f"/console/tenants/{tenant}"})
 
     @get("/{tenant:str}", opt={"role": Role.VIEWER})
@@ -127,45 +124,40 @@ class TenantsController(Controller):
         }
         return frame.render(request, "tenants/_usage.html", context)
 
-    @post("/{tenant:str}/limits", status_code=200, opt={"role": Role.OPERATOR})
+    @post("/{tenant:str}/limits", status_code=200, opt={"role": set_tenant_limits.role})
     async def limit(
         self,
         request: AnyRequest,
         tenant: FromPath[str],
         frame: NamedDependency[Frame],
-        changes: NamedDependency[AccountChanges],
-        model_names: NamedDependency[ModelNameValidator],
-        operator: NamedDependency[Operator],
+        context: Context,
     ) -> Response[str]:
         """Replace the limits of a tenant."""
-        rules = rules_of(await fields_of(request))
-        await model_names.check_rules(rules)
-        made = await changes.make(
-            lambda accounts: accounts.set_limits(tenant, rules, actor=operator.name)
-        )
-        context = tenant_context(made) | {"done": "The limits are replaced."}
-        return frame.render(request, "tenants/_limits.html", context)
+        limits = rules_of(await fields_of(request))
+        await set_tenant_limits(context, tenant, limits)
+        shown = tenant_context(await get_tenant(context, tenant)) | {
+            "done": "The limits are replaced."
+        }
+        return frame.render(request, "tenants/_limits.html", shown)
 
-    @post("/{tenant:str}/budget", status_code=200, opt={"role": Role.BILLING})
+    @post("/{tenant:str}/budget", status_code=200, opt={"role": set_budget.role})
     async def budget(
         self,
         request: AnyRequest,
         tenant: FromPath[str],
         frame: NamedDependency[Frame],
-        changes: NamedDependency[AccountChanges],
-        ledger: NamedDependency[Ledger],
-        active: NamedDependency[ActiveDocumentReader],
-        operator: NamedDependency[Operator],
+        context: Context,
     ) -> Response[str]:
         """Replace the budget of a tenant. An empty amount removes the budget."""
         fields = await fields_of(request)
         budget = budget_of(fields) if one(fields, "amount") else None
-        prices = (await active.document()).prices
-        made = await changes.make(
-            lambda _: ledger.budgets.set(tenant, budget, prices=prices, actor=operator.name)
-        )
+        if budget is None:
+            await remove_budget(context, tenant)
+        else:
+            await set_budget(context, tenant, budget)
         done = "The budget is removed." if budget is None else "The budget is replaced."
-        return frame.render(request, "tenants/_budget.html", tenant_context(made) | {"done": done})
+        shown = tenant_context(await get_tenant(context, tenant)) | {"done": done}
+        return frame.render(request, "tenants/_budget.html", shown)
 
 
 def tenant_context(tenant: Tenant) -> dict[str, Any]:

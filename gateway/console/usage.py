@@ -9,8 +9,6 @@ import msgspec
 from litestar import Controller, Response, get
 from litestar.di import NamedDependency
 
-from gateway.admin.active_document import ActiveDocumentReader
-from gateway.admin.operators import Role
 from gateway.config.document import PriceConfig
 from gateway.console.access import AnyRequest
 from gateway.console.frame import Frame
@@ -34,6 +32,8 @@ from gateway.console.usage_series import (
 from gateway.ledger import rendering
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import GroupBy, GroupUsage
+from gateway.operations.active_document import ActiveDocumentReader
+from gateway.operations.operators import Role
 from gateway.runtime.control import Control
 
 SPANS = {

@@ -10,13 +10,13 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, Row, Table, select, update
 
-from gateway.config.checks import ORIGIN_RULE, is_origin, rule_findings
+from gateway.config.checks import ORIGIN_RULE, is_origin
 from gateway.errors import AuthenticationFailed, Conflict, InvalidRequest, NotFound
 from gateway.ledger import schema
 from gateway.ledger.audit import Audit
 from gateway.ledger.principals import decode_rules, record_change
 from gateway.ledger.store import Store, to_datetime, to_nanoseconds
-from gateway.ledger.types import NO_BOUNDS, Budget, Key, KeyBounds, KeySpec, Tenant
+from gateway.ledger.types import NO_BOUNDS, Budget, Key, KeyBounds, KeySpec, Tenant, check_rules
 from gateway.types import KeyId, Rule, TenantId
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -309,17 +309,6 @@ def _get(
     if row is None:
         raise NotFound(f"there is no {word} `{key[:80]}`")
     return row
-
-
-def check_rules(rules: Collection[Rule]) -> None:
-    """Check the limits of a tenant or a key.
-
-    Raises:
-        InvalidRequest: a rule is invalid.
-    """
-    for finding in rule_findings(rules, ()):
-        index, field = finding.path
-        raise InvalidRequest(f"`limits[{index}].{field}`: {finding.detail}")
 
 
 def _encode_rules(rules: Collection[Rule]) -> str:

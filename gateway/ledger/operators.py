@@ -12,6 +12,7 @@ from gateway.errors import Conflict, InvalidRequest, NotFound
 from gateway.ledger import schema
 from gateway.ledger.audit import Audit
 from gateway.ledger.store import Store, to_datetime, to_nanoseconds
+from gateway.ledger.types import OperatorAccount
 
 MAX_OPERATORS: Final = 1000
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
@@ -19,19 +20,6 @@ _RESERVED: Final = frozenset({"admin", "metrics", "start", "system"})
 _SECOND: Final = 1_000_000_000
 _table: Final = schema.operators
 _roles: Final = msgspec.json.Decoder(tuple[str, ...])
-
-
-class OperatorAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes an operator and the operator's key, without the key's secret."""
-
-    name: str
-    roles: tuple[str, ...]
-    created: datetime
-    expires: datetime | None
-    """When the key expires. `null` means never."""
-    revoked: datetime | None
-    former_expires: datetime | None = None
-    """The time until which the former secret, replaced by the last rotation, is valid."""
 
 
 class ValidOperatorKey(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, delete, func, select, update
 
 from gateway.ledger import schema
 from gateway.ledger.store import Store
+from gateway.ledger.types import RegionLease, RegionShare
 from gateway.regional_limits.policy import (
     LEASE,
     REST,
@@ -33,29 +34,6 @@ _RECENT: Final = 600 * _SECOND
 _OVERLAP: Final = 5 * _SECOND
 _GRANT: Final = 0.05
 _KEEP_GRANTS: Final = 40 * 86_400
-
-
-class RegionLease(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a live gateway region."""
-
-    name: str
-    workers: int
-    expires_in: float
-    """Seconds until the leases of all its workers have expired, unless they are renewed."""
-
-
-class RegionShare(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a region's share of a bucket to operators.
-
-    `share` is the fraction of the limit that the region applies. `held` is the fraction that the
-    other regions must leave to the region. `demand` is in units per second.
-    """
-
-    bucket: str
-    region: str
-    share: float
-    held: float
-    demand: float
 
 
 class RegionalShareStore:

@@ -7,6 +7,8 @@ from typing import ClassVar, Final
 
 import msgspec
 
+from gateway.config.checks import rule_findings
+from gateway.errors import InvalidRequest
 from gateway.ledger.usage_fields import FIELDS, SUMMED
 from gateway.types import KeyId, RequestEvent, RequestUsage, Rule, TenantId
 from wire.plans import Serving
@@ -240,3 +242,50 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     subject: str
     detail: dict[str, object]
+
+
+class RegionLease(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes a live gateway region."""
+
+    name: str
+    workers: int
+    expires_in: float
+    """Seconds until the leases of all its workers have expired, unless they are renewed."""
+
+
+class RegionShare(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes a region's share of a bucket to operators.
+
+    `share` is the fraction of the limit that the region applies. `held` is the fraction that the
+    other regions must leave to the region. `demand` is in units per second.
+    """
+
+    bucket: str
+    region: str
+    share: float
+    held: float
+    demand: float
+
+
+class OperatorAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes an operator and the operator's key, without the key's secret."""
+
+    name: str
+    roles: tuple[str, ...]
+    created: datetime
+    expires: datetime | None
+    """When the key expires. `null` means never."""
+    revoked: datetime | None
+    former_expires: datetime | None = None
+    """The time until which the former secret, replaced by the last rotation, is valid."""
+
+
+def check_rules(rules: Collection[Rule]) -> None:
+    """Check the limits of a tenant or a key.
+
+    Raises:
+        InvalidRequest: a rule is invalid.
+    """
+    for finding in rule_findings(rules, ()):
+        index, field = finding.path
+        raise InvalidRequest(f"`limits[{index}].{field}`: {finding.detail}")

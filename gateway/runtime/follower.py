@@ -16,7 +16,8 @@ from redis.asyncio import Redis
 
 from gateway.config.load import explain, load_folder, load_sources
 from gateway.errors import ConfigurationError, DependencyUnavailable, GatewayError
-from gateway.runtime.control import Control, Published, Topic, Versions
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Published, Topic, Versions
 from gateway.runtime.recovery import NOTHING_RECORDED, Recovery
 from gateway.runtime.runtime import NO_EPOCHS, Runtime, compile_runtime
 from gateway.runtime.store import RuntimeStore

@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable
 from typing import Self
 
 from gateway.errors import DependencyUnavailable, GatewayError
-from gateway.runtime.control import Control, Topic
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Topic
 
 _log = logging.getLogger(__name__)
 

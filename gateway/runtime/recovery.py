@@ -13,7 +13,8 @@ from typing_extensions import override
 
 from gateway.errors import DependencyUnavailable, GatewayError
 from gateway.ledger.published import PublishedState, RecordedState
-from gateway.runtime.control import Control, Published
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Published
 from gateway.tasks import PeriodicTask
 
 _log = logging.getLogger(__name__)

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from gateway.admin.publishing import Publisher
 from gateway.cache.build import build_cache
 from gateway.cache.result_cache import ResultCache
 from gateway.config.document import CacheConfig
 from gateway.ledger.ledger import Ledger
+from gateway.operations.publishing import Publisher
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from testing.raw_http import post

@@ -9,8 +9,6 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from gateway.admin.generations import etag
-from gateway.admin.publishing import Publisher
 from gateway.config.sources import DocumentSource
 from gateway.errors import (
     ConfigurationError,
@@ -20,8 +18,11 @@ from gateway.errors import (
     PreconditionFailed,
 )
 from gateway.ledger.ledger import Ledger
+from gateway.operations.generations import etag
+from gateway.operations.publishing import Publisher
 from gateway.redis.client import connect
-from gateway.runtime.control import Control, Published, Topic
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Published, Topic
 from gateway.runtime.follower import RuntimeFollower, first_runtime, identity
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore

@@ -21,7 +21,8 @@ from gateway.events.block import STREAM, pack
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.migrations import LedgerEmpty
 from gateway.redis.client import connect
-from gateway.runtime.control import CONTROL_KEYS, Control, Topic
+from gateway.runtime.control import CONTROL_KEYS, Control
+from gateway.runtime.control_values import Topic
 from gateway.runtime.first_start import create_ledger
 from gateway.settings import Settings, environment
 from gateway.workers.billing import Billing

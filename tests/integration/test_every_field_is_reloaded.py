@@ -11,10 +11,10 @@ from typing import Annotated, Any, get_args, get_origin
 import msgspec
 import pytest
 
-from gateway.admin.publishing import Publisher
 from gateway.auth.keys import hash_key
 from gateway.config.document import Document
 from gateway.ledger.ledger import Ledger
+from gateway.operations.publishing import Publisher
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from testing.valkey import Valkey

@@ -23,7 +23,8 @@ from gateway.events.block import STREAM
 from gateway.events.log import EventLog
 from gateway.redis.client import connect
 from gateway.redis.pipeline import StandaloneClient
-from gateway.runtime.control import Control, Topic
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Topic
 from gateway.runtime.follower import RuntimeFollower
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore

@@ -8,14 +8,15 @@ import pytest
 from redis.asyncio import Redis
 from typing_extensions import override
 
-from gateway.admin.publishing import Publisher
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.published import PublishedState, RecordedState
+from gateway.operations.publishing import Publisher
 from gateway.redis.client import connect
 from gateway.redis.connect import open_client
 from gateway.redis.health import RedisHealthMonitor
-from gateway.runtime.control import Control, Topic
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Topic
 from gateway.runtime.follower import RuntimeFollower, first_runtime
 from gateway.runtime.recovery import LedgerRecovery
 from gateway.runtime.runtime import Runtime

@@ -19,7 +19,7 @@ exec "$PYTHON" -c "$2"
 _CHECK = """
 import os
 from pathlib import Path
-from gateway.admin.publishing import _unchanged
+from gateway.operations.publishing import _unchanged
 from gateway.config.load import explain
 from gateway.config.mounts import check_mounts
 from gateway.errors import ConfigurationError

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.admin.publishing import Publisher
 from gateway.ledger.ledger import Ledger
+from gateway.operations.publishing import Publisher
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from testing.model_repository import write_repository

@@ -16,7 +16,8 @@ from gateway.events.log import EventLog
 from gateway.rate_limit.redis_limiter import RedisRateLimiter
 from gateway.redis.client import connect
 from gateway.redis.scripts import ScriptClient, open_scripts
-from gateway.runtime.control import CONTROL_KEYS, Control, Topic
+from gateway.runtime.control import CONTROL_KEYS, Control
+from gateway.runtime.control_values import Topic
 from gateway.runtime.follower import RuntimeFollower
 from gateway.runtime.runtime import compile_runtime
 from gateway.runtime.store import RuntimeStore

@@ -16,7 +16,8 @@ from gateway.dispatch.work import OpenItem, WorkRunner, settle
 from gateway.inference.claiming import ClaimingRunner
 from gateway.inference.outcomes import LOST
 from gateway.redis.client import connect
-from gateway.runtime.control import Control, Topic
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Topic
 from gateway.telemetry.tracing import Tracer
 from gateway.types import ItemOutcome, RegionName, ServedModel
 from testing.raw_http import Response, post

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.admin.publishing import Publisher
 from gateway.ledger.ledger import Ledger
+from gateway.operations.publishing import Publisher
 from gateway.redis.client import connect
 from gateway.runtime.control import Control
 from gateway.types import Rule

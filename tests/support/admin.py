@@ -7,15 +7,15 @@ from typing import Any
 import httpx
 from redis.asyncio import Redis
 
-from gateway.admin.active_document import ActiveDocumentReader
 from gateway.admin.app import build_admin
-from gateway.admin.backend_calls import BackendCalls
 from gateway.admin.extension import Extend, no_extension
 from gateway.admin.operator_directory import OperatorAuthenticator, OperatorDirectory
-from gateway.admin.operator_keys import OperatorKeys
-from gateway.admin.publishing import Publisher
 from gateway.api.application import Application
 from gateway.ledger.ledger import Ledger
+from gateway.operations.active_document import ActiveDocumentReader
+from gateway.operations.backend_calls import BackendCalls
+from gateway.operations.operator_keys import OperatorKeys
+from gateway.operations.publishing import Publisher
 from gateway.redis.connect import open_client
 from gateway.runtime.control import Control
 from gateway.runtime.recovery import LedgerRecovery

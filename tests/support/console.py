@@ -6,7 +6,7 @@ import httpx
 import msgspec
 from typing_extensions import override
 
-from gateway.admin.operators import Operator, Role
+from gateway.operations.operators import Operator, Role
 from gateway.types import Endpoint
 from testing.stub_backend import stub_model
 from tests.support.dispatching import state

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from gateway.admin.active_document import ActiveDocumentReader
 from gateway.config.document import PriceConfig
 from gateway.errors import ConfigurationError
+from gateway.operations.active_document import ActiveDocumentReader
 from gateway.runtime.control import Control
 from testing.raw_http import KEY, post
 from testing.stub_backend import Behaviour, Reply, StubBackend, answer, refuse

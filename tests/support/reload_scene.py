@@ -7,9 +7,9 @@ import msgspec
 import yaml
 from redis.asyncio import Redis
 
-from gateway.admin.publishing import Publisher
 from gateway.app.backends import BackendAccess
 from gateway.ledger.ledger import Ledger
+from gateway.operations.publishing import Publisher
 from gateway.routing.fleet import Fleet
 from gateway.routing.statistics import EndpointStatistics
 from gateway.types import ServedModel

@@ -220,6 +220,7 @@ async def test_a_query_that_does_not_fit_is_refused(admin: httpx.AsyncClient) ->
     for query in [
         *("usage?from=soon", "usage?from=null", "usage?group_by=colour", "usage?group_by=null"),
         *("invoices?tenant=a", "usage?format=xml", "audit?before=null", "audit?limit=null"),
+        *("dead-letters?before=null",),
     ]:
         refused(await admin.get(f"/admin/{query}"), 400, "invalid_request")
 

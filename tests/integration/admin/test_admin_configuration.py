@@ -5,7 +5,8 @@ import pytest
 from redis.asyncio import Redis
 
 from gateway.config.sources import DocumentSource
-from gateway.runtime.control import Control, Published
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Published
 from gateway.runtime.store import RuntimeStore
 from gateway.settings import Settings
 from tests.support.admin import refused

@@ -13,9 +13,9 @@ from redis.asyncio import Redis
 
 from gateway.admin.identity_provider import open_identity_provider
 from gateway.admin.oidc import OidcAuthenticator, open_oidc, parse_roles
-from gateway.admin.operators import Operator, Role
 from gateway.errors import AuthenticationFailed, ConfigurationError
 from gateway.ledger.ledger import Ledger
+from gateway.operations.operators import Operator, Role
 from gateway.settings import Settings
 from tests.support.admin import client_of, refused
 from tests.support.issuer import EC, RSA, Issuer

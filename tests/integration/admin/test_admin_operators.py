@@ -10,7 +10,8 @@ from redis.asyncio import Redis
 from gateway.auth.keys import new_key
 from gateway.config.sources import DocumentSource
 from gateway.ledger.ledger import Ledger
-from gateway.runtime.control import Control, Published
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Published
 from gateway.settings import Settings
 from tests.support.admin import KEY, client_of, refused
 

@@ -11,11 +11,12 @@ import pytest
 from redis.asyncio import Redis
 from typing_extensions import override
 
-from gateway.admin.publishing import Publisher
 from gateway.errors import DependencyUnavailable
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_nanoseconds
-from gateway.runtime.control import Control, Published
+from gateway.operations.publishing import Publisher
+from gateway.runtime.control import Control
+from gateway.runtime.control_values import Published
 from gateway.settings import Settings
 from testing.waiting import until
 from tests.support.admin import refused

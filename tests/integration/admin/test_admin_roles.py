@@ -12,10 +12,10 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 from redis.asyncio import Redis
 
-from gateway.admin.operators import Role
 from gateway.admin.serve import serve_admin
 from gateway.errors import ConfigurationError
 from gateway.ledger.ledger import Ledger
+from gateway.operations.operators import Role
 from gateway.settings import Settings
 from tests.support.admin import application_of, client_of, refused
 

@@ -5,8 +5,8 @@ import re
 import httpx
 import pytest
 
-from gateway.admin.publishing import Publisher
 from gateway.ledger.ledger import Ledger
+from gateway.operations.publishing import Publisher
 from gateway.runtime.control import Control
 from gateway.settings import Settings
 

@@ -7,9 +7,9 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.admin.publishing import Publisher
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import EventBlock
+from gateway.operations.publishing import Publisher
 from gateway.runtime.control import Control
 from gateway.settings import Settings
 from tests.support.events import make_event, make_usage
