@@ -156,6 +156,14 @@ class GroupBy(StrEnum):
 class Units(RequestUsage, frozen=True, kw_only=True, gc=False):
     """What several requests used together."""
 
+    # The units of an event have no defaults: an incomplete event is a dead letter. Sums have them.
+    items: int = 0
+    hit: int = 0
+    collapsed: int = 0
+    computed: int = 0
+    failed: int = 0
+    rows: int = 0
+    tokens: int = 0
     requests: int = 0
     """Answered requests, errors included."""
 
