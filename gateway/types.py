@@ -241,7 +241,8 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     shadow: str = ""
     """The number of the shadow revision that got a copy of the item."""
     region: RegionName = RegionName("")
-    """The region of the backend that answered. It is empty for cached results."""
+    """The region of the backend that answered, or that was asked last. It is empty for cached
+    results."""
 
 
 class Criticality(StrEnum):
@@ -399,7 +400,11 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     client_id: Annotated[
         str, EventField(is_public=True, is_discarded=True, length=128, since=11)
     ] = ""
-    """The id that the caller gave the request."""
+    """The caller's own id of the request: its `X-Client-Request-Id`."""
     backend_region: Annotated[str, EventField(is_public=True, since=11)] = ""
-    """The region of the backends that answered the request's items. Several regions are separated
-    by commas. It is empty if no backend was asked, for example because the items were cached."""
+    """The region of the backends that computed the request's items, or failed to. Several regions
+    are separated by commas. It is empty if no backend was asked, for example because all items were
+    cached. It may be empty if the request was cancelled or the gateway failed."""
+    proxy_id: str = ""
+    """The `X-Request-Id` that the request had, if it has no `client_id`. Many proxies give one to
+    every request, so only the request log has it, as `client_id`."""
