@@ -404,7 +404,7 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     backend_region: Annotated[str, EventField(is_public=True, since=11)] = ""
     """The region of the backends that computed the request's items, or failed to. Several regions
     are separated by commas. It is empty if no backend was asked, for example because all items were
-    cached. It may be empty if the request was cancelled or the gateway failed."""
+    cached. It may be empty if the request ended before a backend answered."""
     proxy_id: str = ""
     """The `X-Request-Id` that the request had, if it has no `client_id`. Many proxies give one to
     every request, so only the request log has it, as `client_id`."""

@@ -152,6 +152,22 @@ class GroupBy(StrEnum):
         field = FIELDS.get(self.value)
         return field is None or field.is_public
 
+    @property
+    def is_summed(self) -> bool:
+        """Whether the ledger keeps sums by it. Otherwise, a query reads single events.
+
+        A year of events takes seconds to read.
+        """
+        return self in (GroupBy.TENANT, GroupBy.HOUR, GroupBy.DAY, GroupBy.MODEL)
+
+
+SLOW_GROUPS: Final = (
+    "Ask for at most 31 days at once by "
+    + ", ".join(f"`{group}`" for group in GroupBy if not group.is_summed)
+    + ", because these queries read single requests."
+)
+"""Describes a parameter of such queries."""
+
 
 class Units(RequestUsage, frozen=True, kw_only=True, gc=False):
     """What several requests used together."""
