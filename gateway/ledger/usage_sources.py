@@ -14,9 +14,6 @@ from gateway.ledger.usage_hours import HOUR_LENGTHS, summed_since
 from gateway.ledger.usage_marks import DAY, HOUR, read_marks
 from gateway.ledger.usage_sums import LENGTHS
 
-_SUMMED_BY: Final = frozenset({GroupBy.TENANT, GroupBy.HOUR, GroupBy.DAY, GroupBy.MODEL})
-"""The fields by which stored sums can be grouped. A query that groups by another field reads
-events."""
 _events: Final = schema.usage_events.c
 _LARGEST: Final = 2**63 - 1
 _Span = tuple[int, int]  # nanoseconds: the start, and the end (exclusive)
@@ -46,7 +43,7 @@ def sources_of(
     """
     if max(-since, until) > _LARGEST:
         raise InvalidRequest("a time is too large for the ledger")
-    if not _SUMMED_BY.issuperset(group_by):
+    if not all(group.is_summed for group in group_by):
         return UsageSources(events=[(since, until)])
     marks = read_marks(connection)
     first, end = -(-since // DAY), min(until, marks.days) // DAY
