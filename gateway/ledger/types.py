@@ -233,6 +233,14 @@ class StoredPlan(msgspec.Struct, frozen=True, kw_only=True):
     previous: Serving | None = None
 
 
+class TenantCount(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of affected tenants, and the ids of the first ones."""
+
+    count: int
+    first: list[str]
+    """The ids of the first tenants, in order."""
+
+
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Records who changed what, and when. `detail` holds no secret."""
 
