@@ -132,7 +132,7 @@ class Operation(Generic[P, R_co]):
         description: Description,
         parameters: Sequence[Parameter],
         command: Command | None,
-        opt: Mapping[str, object],
+        without_certificate: Role | None,
     ) -> None:
         self.function = function
         self.method = method
@@ -141,7 +141,7 @@ class Operation(Generic[P, R_co]):
         self.status = status
         self.description = description
         self.command = command
-        self.opt = opt
+        self.without_certificate = without_certificate
         self.parameters = parameters
 
     async def __call__(
@@ -203,14 +203,15 @@ class Family:
         headers: tuple[str, ...] = (),
         about: Mapping[str, Json] | None = None,
         command: Command | None = None,
-        opt: Mapping[str, object] | None = None,
+        without_certificate: Role | None = None,
     ) -> Callable[
         [Callable[Concatenate[OperationContext, P], Awaitable[R_co]]], Operation[P, R_co]
     ]:
         """Declare the decorated function as an operation.
 
         `route` is a method and a path. `example` is the example of the body. `errors` lists errors
-        beside those that every route has. `opt` has further options for the HTTP route.
+        beside those that every route has. An operator with the role `without_certificate` needs no
+        client certificate.
         """
 
         def declare(
@@ -226,7 +227,7 @@ class Family:
                 status=status,
                 parameters=parameters,
                 command=command,
-                opt=opt or {},
+                without_certificate=without_certificate,
                 description=Description(
                     id=function.__name__,
                     summary=summary,
