@@ -22,7 +22,7 @@ How to add an operation:
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeVar, get_args, get_origin
 from urllib.parse import quote
@@ -155,6 +155,19 @@ class Operation(Generic[P, R_co]):
         check_role(context.operator, self.role)
         return await self.function(context, *arguments, **named)
 
+    def fields(self) -> Iterator[msgspec.structs.FieldInfo]:
+        """Yield what a command may have options for: the query's parameters, the body's fields."""
+        for each in self.parameters:
+            if each.sent.place is Place.QUERY:
+                yield msgspec.structs.FieldInfo(
+                    name=each.name,
+                    encode_name=each.sent.name,
+                    type=each.type,
+                    default=msgspec.NODEFAULT if each.is_required else each.default,
+                )
+            elif isinstance(each.type, type) and issubclass(each.type, msgspec.Struct):
+                yield from msgspec.structs.fields(each.type)
+
     def path_to(self, *values: str) -> str:
         """Return the path with these parameters. Each value is exactly one segment."""
         segments = iter(values)
@@ -242,10 +255,19 @@ class Family:
                     about={**self._about, **(about or {})},
                 ),
             )
+            if command is not None:
+                _check_flags(declared, command)
             self.operations.append(declared)
             return declared
 
         return declare
+
+
+def _check_flags(operation: Operation[..., Any], command: Command) -> None:
+    for field in operation.fields():
+        is_on = field.default is True or (field.type is bool and field.required)
+        if field.name in command.options and is_on:  # a command cannot send that it is off
+            raise TypeError(f"`{field.name}` is a flag: its default must be false")
 
 
 def _parameters(function: Callable[..., Any], path: str) -> tuple[Parameter, ...]:
