@@ -1,4 +1,6 @@
-"""Declares operations. The admin API and the command line are made from the declarations.
+"""Declares operations. The admin API and the simple commands are made from the declarations.
+
+Commands only read the declarations, and call the admin API over HTTP.
 
 How to add an operation:
 
@@ -12,12 +14,15 @@ How to add an operation:
    operation checks the role.
 4. Change the ledger with `actor=context.operator.name`: it writes the audit entry in the same
    transaction. Before any other change, write the entry with `context.audit`.
-5. For a command, add a `Command`. A command that does more than one call is written in
-   `gateway/cli`, and calls `AdminClient.carry_out` with the operation.
+5. For a command, add a `Command`. The command exists only if its group, an `OperationGroup` in
+   `gateway/cli/root.py`, lists the module in `families`. A command that does more than one call is
+   written in `gateway/cli`, and calls `AdminClient.carry_out` with the operation. Import what needs
+   Redis or SQL under `TYPE_CHECKING`, so that the command starts quickly.
 6. In the console, a handler passes the fields of its form to the operation, and has the option
    `{"role": the_operation.role}`.
-7. List a new module in `gateway/operations/families.py`. Run `make reference`. Test the operation
-   over HTTP in `tests/integration/admin`.
+7. List a new module in `gateway/operations/families.py`. Describe the operation in a page of
+   `docs/operations`. Run `make reference`. Test the operation over HTTP in
+   `tests/integration/admin`.
 """
 
 import inspect

@@ -1,14 +1,17 @@
-"""Commands that carry out operations start quickly, and take the declared options."""
+"""Commands that carry out operations start quickly, exist, and take the declared options."""
 
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from gateway.cli.operation_commands import command_of
+from gateway.cli.root import main
 from gateway.operations.context import OperationContext
 from gateway.operations.declaration import Command, Family
+from gateway.operations.families import FAMILIES
 from gateway.operations.operators import Role
 from tests.support.commands import OK, listener
 
@@ -35,6 +38,18 @@ def test_commands_of_operations_import_neither_redis_nor_sql() -> None:
     assert found.stdout.split() == ["True", "[]"]
 
 
+def test_every_declared_command_can_be_called() -> None:
+    declared = [
+        each.command.words
+        for family in FAMILIES
+        for each in family.operations
+        if each.command is not None
+    ]
+
+    assert declared
+    assert [words for words in declared if resolve(words) is None] == []
+
+
 def test_a_required_number_is_a_required_option() -> None:
     @Family("operations").operation("POST /admin/pat", "Pat", role=Role.OPERATOR, command=PAT)
     async def pat(_: OperationContext, *, times: int, gently: bool = False) -> dict[str, int]:
@@ -58,3 +73,12 @@ def test_a_flag_that_is_on_by_default_is_refused_because_no_command_could_turn_i
 
     with pytest.raises(TypeError, match="`gently` is a flag"):
         declare(pat)
+
+
+def resolve(words: list[str]) -> click.Command | None:
+    command: click.Command | None = main
+    for word in words:
+        if not isinstance(command, click.Group):
+            return None
+        command = command.get_command(click.Context(command), word)
+    return command
