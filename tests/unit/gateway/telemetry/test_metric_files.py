@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, generate_latest, values
 from prometheus_client.mmap_dict import mmap_key
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.telemetry.metric_files import ReservedDict, add_up_dead
+from gateway.telemetry.metric_files import ReservedDict, add_up_dead, keep_metrics_in_files
 from tests.support.small_disk import mounted
 
 # Counts `n` requests and one in flight; then waits, or is gone at once.
@@ -74,6 +74,15 @@ def run(folder: Path, count: int, *, stay: bool = False) -> "subprocess.Popen[st
     if not stay:
         process.communicate(timeout=60)
     return process
+
+
+def test_a_library_that_stores_otherwise_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delattr(values, "MmapedDict")
+
+    with pytest.raises(RuntimeError, match="prometheus_client"):
+        keep_metrics_in_files(tmp_path)
 
 
 def test_every_block_of_a_file_is_reserved_before_it_is_written_to(tmp_path: Path) -> None:
