@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any, Final
 
+from gateway.ledger.schema import IN_TOTALS
 from gateway.types import ID_DIGITS, RequestEvent
 
 _SECOND: Final = 1_000_000_000
@@ -39,7 +40,7 @@ def row_of(event: RequestEvent) -> dict[str, Any]:
     """Return the row of one event."""
     row = dict(zip(_KIND, _kind_of(event), strict=True))
     count, used = event.count, _used_by(event)
-    row |= {"id": event.id, "time": event.time, "requests": count, "is_summed": 1}
+    row |= {"id": event.id, "time": event.time, "requests": count, "is_summed": IN_TOTALS}
     row |= zip(_USED, used if count == 1 else [each * count for each in used], strict=True)
     return row
 
@@ -66,7 +67,7 @@ def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
         else:
             last = kind, second
             rows.append(dict(zip(_KIND, kind, strict=True)))
-            rows[-1] |= {"id": event.id, "time": time, "requests": count, "is_summed": 1}
+            rows[-1] |= {"id": event.id, "time": time, "requests": count, "is_summed": IN_TOTALS}
             used.append([])
         each = _used_by(event)
         used[-1].append(each if count == 1 else tuple([one * count for one in each]))

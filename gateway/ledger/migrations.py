@@ -35,6 +35,8 @@ class Migration(NamedTuple):
     compatible_from: int
     columns: tuple[tuple[str, str], ...] = ()
     """Pairs: the name of a table, and the SQL definition of its new column."""
+    statement: str = ""
+    """Changes data of the former version."""
 
 
 MIGRATIONS: Final = (
@@ -83,6 +85,13 @@ MIGRATIONS: Final = (
         version=10,
         compatible_from=2,
         columns=(("usage_events", "is_summed INTEGER NOT NULL DEFAULT 0"),),
+    ),
+    # Adds `usage_totals`, to which the roll-up adds the rows of older programs in steps. Programs
+    # of schema 10 no longer use `usage_hours`.
+    Migration(
+        version=12,
+        compatible_from=10,
+        statement=usage_marks.HIDE_HOURS,
     ),
 )
 VERSION: Final = MIGRATIONS[-1].version
@@ -133,13 +142,15 @@ def migrate(
     for migration in MIGRATIONS:
         if found is not None and migration.version > found:
             _add_columns(connection, migration, existing)
+            if migration.statement:
+                connection.exec_driver_sql(migration.statement)
         row = {"version": migration.version, "compatible_from": migration.compatible_from}
         # A new ledger records the time 0, because no older program uses it.
         applied = {"applied": 0 if found is None else now}
         insert_new(connection, schema.schema_migrations, [row | applied])
     for statement in indexes:
         connection.exec_driver_sql(statement)
-    insert_new(connection, schema.usage_rollups, list(usage_marks.INITIAL))
+    insert_new(connection, schema.usage_rollups, usage_marks.initial(now))
     # Programs of schema version 2 read only this table, and accept only their own version.
     legacy = MIGRATIONS[-1].compatible_from
     insert_new(connection, schema.schema_version, [{"version": legacy}])

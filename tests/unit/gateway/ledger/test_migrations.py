@@ -2,6 +2,7 @@
 
 import pytest
 import sqlalchemy
+from sqlalchemy import func, select
 
 from gateway.errors import DependencyUnavailable
 from gateway.ledger import schema
@@ -9,8 +10,8 @@ from gateway.ledger.ledger import Ledger
 from gateway.ledger.migrations import MIGRATIONS, VERSION
 from gateway.ledger.store import to_datetime
 from tests.support.events import START, make_event
-from tests.support.ledger_schema_2 import ProgramOfSchema2
-from tests.support.ledgers import Clock, record
+from tests.support.ledgers import Clock, record, tables_of
+from tests.support.older_ledgers import connected, record_as_schema_10, take_back_to_schema_10
 
 HOUR = 3_600 * 1_000_000_000
 
@@ -30,28 +31,30 @@ def hits(ledger: Ledger) -> int:
     return sum(row.hit for row in rows)
 
 
-def test_a_program_of_the_version_before_starts_again_beside_this_one(database: str) -> None:
-    with ProgramOfSchema2(database) as old:
-        old.start()
-        old.record(1, time=START)
-        with Ledger.create(database, clock=Clock()) as ledger:
-            record(ledger, "w0-1", 1, [make_event(2)])
+def test_a_program_of_the_version_before_goes_on_beside_this_one(database: str) -> None:
+    with Ledger.create(database, clock=Clock()) as ledger:
+        record(ledger, "w0-1", 1, [make_event(1)])
+    with connected(database) as connection:
+        take_back_to_schema_10(connection)
+    record_as_schema_10(database, make_event(2))
 
-            old.start()
-            old.record(3, time=START)
+    with Ledger.create(database, clock=Clock()) as again:
+        record(again, "w0-1", 2, [make_event(3)])
+        record_as_schema_10(database, make_event(4))
 
-            assert hits(ledger) == 3
-            assert old.usage(START, START + HOUR) == (3, 3)
+        assert hits(again) == 4
 
 
 def test_a_program_of_the_version_before_uses_a_ledger_that_this_one_made(database: str) -> None:
-    with Ledger.create(database, clock=Clock()) as ledger, ProgramOfSchema2(database) as old:
+    with Ledger.create(database, clock=Clock()) as ledger:
         record(ledger, "w0-1", 1, [make_event(1)])
-
-        old.start()
-        old.record(2, time=START)
+        record_as_schema_10(database, make_event(2))
 
         assert hits(ledger) == 2
+    with connected(database) as connection:
+        oldest = select(func.max(schema.schema_migrations.c.compatible_from))
+        assert connection.scalar(oldest) == 10
+    assert {"usage_hours", "usage_sums"} <= set(tables_of(database))
 
 
 def test_a_later_schema_that_allows_it_is_used(database: str) -> None:
@@ -92,12 +95,13 @@ def test_a_ledger_of_schema_4_gets_the_columns_of_later_ones(database: str) -> N
         record(ledger, "w0-1", 1, [make_event(1)])
     engine = sqlalchemy.create_engine(database)
     with engine.begin() as connection:
-        connection.exec_driver_sql("DROP INDEX usage_events_not_summed")
+        connection.exec_driver_sql("DROP INDEX usage_events_outside_totals")
         for migration in MIGRATIONS:
             for table, column in migration.columns if migration.version > 4 else ():
                 name = column.split()[0]
                 connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {name}")
-        connection.exec_driver_sql("DROP TABLE batches")
+        for table in ("batches", "usage_totals"):
+            connection.exec_driver_sql(f"DROP TABLE {table}")
         connection.exec_driver_sql("DELETE FROM schema_migrations WHERE version > 4")
     engine.dispose()
 
