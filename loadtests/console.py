@@ -233,14 +233,14 @@ def _insert(connection: Connection, tenants: int, *, length: int, first: int, co
 def _add_totals(connection: Connection, length: int) -> None:
     """Write the totals of blocks of `length` hours, as billing does."""
     blocks = read_marks(connection).blocks // HOUR
-    hour, sums = f"time / {HOUR}", ", ".join(f"sum({name})" for name in _SUMMED)
-    start = f"{hour} - ({hour}) % {length}"
-    exists = {1: f"{hour} >= {blocks - KEPT}", HOURS_OF_DAY: "1 = 1"}
+    start = f"time / {length * HOUR} * {length}"
+    exists = {1: f"time >= {(blocks - KEPT) * HOUR}", HOURS_OF_DAY: "1 = 1"}
     which = exists.get(length, f"{start} + {length} <= {blocks}")
     columns = f"length, hour, tenant, model, batch, is_free, {', '.join(_SUMMED)}"
-    for tenant in ("tenant", f"'{ALL_TENANTS}'"):
+    sums = ", ".join(f"sum({name})" for name in _SUMMED)
+    for tenant, kind in (("tenant", "tenant, model, batch"), (f"'{ALL_TENANTS}'", "model, batch")):
         connection.exec_driver_sql(
             f"INSERT INTO usage_totals ({columns})"  # noqa: S608 - of constants
-            f" SELECT {length}, {start}, {tenant}, model, batch, 0, {sums} FROM usage_events"
-            f" WHERE {which} GROUP BY {start}, {tenant}, model, batch".replace("%", "%%")
+            f" SELECT {length}, {start}, {tenant}, model, batch, 0, {sums}"
+            f" FROM usage_events WHERE {which} GROUP BY {start}, {kind}"
         )

@@ -15,7 +15,7 @@ from gateway.ledger import schema
 from gateway.ledger.store import Store
 from gateway.ledger.types import Units
 from gateway.ledger.usage_marks import HOUR, LOCK, locked_marks, move_rolled_up
-from gateway.ledger.usage_totals import ROLLUP_PREFIX, add_blocks, add_missing
+from gateway.ledger.usage_totals import ROLLUP_PREFIX, catch_up
 
 _HOURS: Final = 100
 """The most hours that one transaction scans. After a very late event, the roll-up has to scan all
@@ -64,13 +64,9 @@ class Rollup:
             connection.execute(delete(_events).where(_events.c.id.in_(ids)))
             return len(rows)
 
-    def add_missing(self, *, limit: int) -> int:
-        """Add at most `limit` rows of older programs to the totals; return their number."""
-        return add_missing(self._store, limit=limit)
-
-    def add_blocks(self) -> bool:
-        """Make the totals of several days that have ended; return whether another day has ended."""
-        return add_blocks(self._store)
+    def catch_up(self, *, limit: int) -> bool:
+        """Bring the totals up to date in steps of `limit` rows; see `usage_totals.catch_up`."""
+        return catch_up(self._store, limit=limit)
 
 
 def _hour_with_events(connection: Connection, since: int) -> int | None:

@@ -1,12 +1,12 @@
 """Keeps totals: sums of usage by hour, by day and by blocks of up to 128 days.
 
 The transaction that records an event adds the event to all totals of its time, even if the event is
-late. When a day has ended, the totals of the blocks of several days that end with it are made from
-shorter ones; see `add_blocks`.
+late. When a day has ended, `catch_up` makes the totals of the blocks of several days that end with
+it from shorter ones.
 
 `is_summed` is `IN_TOTALS` in each row of `usage_events` that the totals include. Rows that an older
-program wrote are in no total. Queries read these rows in addition to the totals, until
-`add_missing` adds the rows.
+program wrote are in no total. Queries read these rows in addition to the totals, until `catch_up`
+adds the rows.
 """
 
 import secrets
@@ -109,44 +109,20 @@ def _blocks_of(hour: int, blocks: int) -> list[tuple[int, int]]:
     ]
 
 
-def add_blocks(store: Store) -> bool:
-    """Make the totals of those blocks of several days that end with the next day.
+def catch_up(store: Store, *, limit: int) -> bool:
+    """Add at most `limit` rows of older programs to the totals.
 
-    The totals of single hours that are then no longer kept are deleted.
-
-    Returns:
-        Whether another day has ended.
-    """
-    with store.writing(in_bulk=True) as connection:
-        latest = store.lock_subject(connection, LOCK) - AGE
-        until = locked_marks(connection).blocks + DAY
-        if until > latest:
-            return False
-        end = until // HOUR
-        for shorter, length in pairwise(LENGTHS[1:]):
-            if end % length == 0:
-                _join(connection, shorter, first=end - length, end=end)
-        old = (_totals.length == 1, _totals.hour < hours_since(until))
-        connection.execute(delete(_table).where(*old))
-        move_blocks(connection, until)
-        return until + DAY <= latest
-
-
-def _join(connection: Connection, shorter: int, *, first: int, end: int) -> None:
-    """Add up the blocks of the length `shorter` between two hours."""
-    kind = (_totals.tenant, _totals.model, _totals.batch, _totals.is_free)
-    sums = (func.sum(_totals[name]) for name in SUMMED)
-    rows = select(literal(end - first), literal(first), *kind, *sums)
-    rows = rows.where(_totals.length == shorter, _totals.hour >= first, _totals.hour < end)
-    connection.execute(_table.insert().from_select(_COLUMNS, rows.group_by(*kind)))
-
-
-def add_missing(store: Store, *, limit: int) -> int:
-    """Add at most `limit` rows that an older program wrote to the totals, the newest rows first.
+    If there are no such rows, make the totals of the blocks of several days that end with the next
+    day, if it has ended.
 
     Returns:
-        The number of rows that were added.
+        Whether there may be more to do.
     """
+    return _add_missing(store, limit=limit) or _add_blocks(store)
+
+
+def _add_missing(store: Store, *, limit: int) -> bool:
+    """Add rows of older programs, the newest first, and return whether there were any."""
     with store.writing(in_bulk=True) as connection:
         store.lock_subject(connection, LOCK)
         blocks = locked_marks(connection).blocks
@@ -162,4 +138,33 @@ def add_missing(store: Store, *, limit: int) -> int:
             renamed = case((is_sum, _events.id + f"-{secrets.token_hex(8)}"), else_=_events.id)
             own = update(schema.usage_events).where(_events.id.in_([row["id"] for row in rows]))
             connection.execute(own.values(id=renamed, is_summed=schema.IN_TOTALS))
-        return len(rows)
+        return bool(rows)
+
+
+def _add_blocks(store: Store) -> bool:
+    """Make the totals of the blocks that end with the next day, and return whether it has ended.
+
+    The totals of single hours that are then no longer kept are deleted.
+    """
+    with store.writing(in_bulk=True) as connection:
+        latest = store.lock_subject(connection, LOCK) - AGE
+        until = locked_marks(connection).blocks + DAY
+        if until > latest:
+            return False
+        end = until // HOUR
+        for shorter, length in pairwise(LENGTHS[1:]):
+            if end % length == 0:
+                _join(connection, shorter, first=end - length, end=end)
+        old = (_totals.length == 1, _totals.hour < hours_since(until))
+        connection.execute(delete(_table).where(*old))
+        move_blocks(connection, until)
+        return True
+
+
+def _join(connection: Connection, shorter: int, *, first: int, end: int) -> None:
+    """Add up the blocks of the length `shorter` between two hours."""
+    kind = (_totals.tenant, _totals.model, _totals.batch, _totals.is_free)
+    sums = (func.sum(_totals[name]) for name in SUMMED)
+    rows = select(literal(end - first), literal(first), *kind, *sums)
+    rows = rows.where(_totals.length == shorter, _totals.hour >= first, _totals.hour < end)
+    connection.execute(_table.insert().from_select(_COLUMNS, rows.group_by(*kind)))

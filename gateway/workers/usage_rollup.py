@@ -31,16 +31,8 @@ class UsageStore(Protocol):
         """
         ...
 
-    def add_missing(self, *, limit: int) -> int:
-        """Add at most `limit` rows that no total includes to the totals; return their number.
-
-        Raises:
-            DependencyUnavailable: nothing has changed. The caller should try again.
-        """
-        ...
-
-    def add_blocks(self) -> bool:
-        """Make the totals of several days that have ended; return whether another day has ended.
+    def catch_up(self, *, limit: int) -> bool:
+        """Add at most `limit` rows to the totals; return whether there may be more to do.
 
         Raises:
             DependencyUnavailable: nothing has changed. The caller should try again.
@@ -96,11 +88,7 @@ class UsageRollup:
         try:
             limit = self._limit.now
             rows = await asyncio.to_thread(self._store.add_up, before=before, limit=limit)
-            goes_on = (
-                rows > 0
-                or await asyncio.to_thread(self._store.add_missing, limit=limit) > 0
-                or await asyncio.to_thread(self._store.add_blocks)
-            )
+            goes_on = rows > 0 or await asyncio.to_thread(self._store.catch_up, limit=limit)
         except GatewayError as error:
             if not self._backoff.failures:
                 _log.warning(

@@ -16,15 +16,14 @@ NOW = 10**18
 
 
 class Store:
-    """Has `rows` to add up, then rows that are `missing` in totals, then `days` that have ended.
+    """Has `rows` to add up, and then `steps` to bring totals up to date.
 
     It fails in `trouble`, and beyond `most` rows at a time.
     """
 
-    def __init__(self, rows: int, *, missing: int = 0, days: int = 0, most: int = 1000) -> None:
+    def __init__(self, rows: int, *, steps: int = 0, most: int = 1000) -> None:
         self.rows = rows
-        self.missing = missing
-        self.days = days
+        self.steps = steps
         self.most = most
         self.before: list[int] = []
         self.trouble: GatewayError | None = None
@@ -38,16 +37,11 @@ class Store:
         self.rows -= taken
         return taken
 
-    def add_missing(self, *, limit: int) -> int:
-        """Add up to `limit`."""
-        taken = min(limit, self.missing)
-        self.missing -= taken
-        return taken
-
-    def add_blocks(self) -> bool:
-        """End one of `days`."""
-        self.days = max(0, self.days - 1)
-        return self.days > 0
+    def catch_up(self, *, limit: int) -> bool:
+        """Take one of `steps`."""
+        assert limit <= self.most
+        self.steps = max(0, self.steps - 1)
+        return self.steps > 0
 
 
 async def test_it_goes_on_soon_while_there_is_more() -> None:
@@ -62,7 +56,7 @@ async def test_it_goes_on_soon_while_there_is_more() -> None:
 
 
 async def test_totals_are_brought_up_to_date_once_rows_are_added_up() -> None:
-    store = Store(1500, missing=1500, days=2)
+    store = Store(1500, steps=4)
     rollup = UsageRollup(store, keep=100.0, every=30.0, rest=0.05, clock=lambda: NOW)
 
     waits = [await rollup.run_once() for _ in range(6)]
