@@ -147,7 +147,7 @@ def _rows(
         if sources.blocks:
             queries.append(_totals_of(sources.blocks, tenants, group_by, models))
         # Events of older programs, which the totals do not include yet.
-        more = [_events_between(*span, tenants, group_by, models) for span in sources.summed]
+        more = [_events_between(*span, tenants, group_by, models) for span in sources.outside]
         queries += [query.where(is_outside_totals) for query in more]
         if not queries:  # `since` equals `until`
             return []

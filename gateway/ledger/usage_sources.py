@@ -10,12 +10,13 @@ from gateway.errors import InvalidRequest
 from gateway.ledger import schema
 from gateway.ledger.types import GroupBy
 from gateway.ledger.usage_marks import HOUR, read_marks
-from gateway.ledger.usage_totals import HOURS_OF_DAY, LENGTHS, hours_since
+from gateway.ledger.usage_totals import HOURS_OF_DAY, LENGTHS, hours_since, is_outside_totals
 
 _SUMMED_BY: Final = frozenset({GroupBy.TENANT, GroupBy.HOUR, GroupBy.DAY, GroupBy.MODEL})
 """The fields by which totals can be grouped. A query that groups by another field reads events."""
 _events: Final = schema.usage_events.c
 _totals: Final = schema.usage_totals.c
+_newest_outside: Final = select(func.max(_events.time)).where(is_outside_totals)
 _LARGEST: Final = 2**63 - 1
 _LISTED: Final = 1_000
 """The most values in a condition. Databases limit the number of values in a statement."""
@@ -52,12 +53,12 @@ class UsageSources(msgspec.Struct, frozen=True, kw_only=True):
     """Lists the events and the totals that together cover a time span.
 
     `events` holds the spans whose events are read. `blocks` holds the blocks whose totals are read.
-    These blocks cover the spans in `summed`, where events outside the totals are read, too.
+    Of the spans in `outside`, only those events are read that the totals do not include.
     """
 
     events: list[_Span]
     blocks: list[Blocks] = []
-    summed: list[_Span] = []
+    outside: list[_Span] = []
 
 
 def sources_of(
@@ -74,7 +75,7 @@ def sources_of(
         raise InvalidRequest("a time is too large for the ledger")
     if not _SUMMED_BY.issuperset(group_by):
         return UsageSources(events=[(since, until)])
-    by_hour = GroupBy.HOUR in group_by
+    by_hour, by_day = GroupBy.HOUR in group_by, GroupBy.DAY in group_by
     first = -(-since // HOUR)
     end, tail = _end_of_hours(connection, until, HOUR if by_hour else HOURS_OF_DAY * HOUR)
     if first >= end:
@@ -83,19 +84,21 @@ def sources_of(
     start = end if by_hour else min(end, -(-first // HOURS_OF_DAY) * HOURS_OF_DAY)
     stop = max(start, end // HOURS_OF_DAY * HOURS_OF_DAY)
     marked = read_marks(connection).blocks
-    middle = min(max(start, marked // HOUR), stop)
-    longer = LENGTHS[1:2] if GroupBy.DAY in group_by else LENGTHS[1:]
-    blocks = blocks_between(start, middle, longer) + blocks_between(middle, stop, LENGTHS[1:2])
+    middle = start if by_day else min(max(start, marked // HOUR), stop)
+    blocks = blocks_between(start, middle, LENGTHS[1:])
+    blocks += blocks_between(middle, stop, LENGTHS[1:2])
     # Totals of single hours are kept only from `kept` on.
     kept = hours_since(marked)
     left, right = min(max(first, kept), start), min(max(stop, kept), end)
     blocks += blocks_between(left, start, LENGTHS[:1]) + blocks_between(right, end, LENGTHS[:1])
     events = [(since, first * HOUR), _span(first, left), _span(stop, right), (tail, until)]
     summed = [_span(left, end)] if right == stop else [_span(left, stop), _span(right, end)]
+    newest = connection.scalar(_newest_outside)
+    newest = -1 if newest is None else int(newest)
     return UsageSources(
         events=[(begin, finish) for begin, finish in events if begin < finish],
         blocks=blocks,
-        summed=[(begin, finish) for begin, finish in summed if begin < finish],
+        outside=[(begin, finish) for begin, finish in summed if begin < finish and begin <= newest],
     )
 
 
