@@ -13,9 +13,8 @@ from sqlalchemy import Connection, RowMapping, delete, func, select
 
 from gateway.ledger import schema
 from gateway.ledger.store import Store
-from gateway.ledger.types import Units
 from gateway.ledger.usage_marks import HOUR, LOCK, locked_marks, move_rolled_up
-from gateway.ledger.usage_totals import ROLLUP_PREFIX, catch_up
+from gateway.ledger.usage_totals import ROLLUP_PREFIX, SUMMED, catch_up
 
 _HOURS: Final = 100
 """The most hours that one transaction scans. After a very late event, the roll-up has to scan all
@@ -25,7 +24,6 @@ _KIND: Final = (
     # Rows that the totals include, and rows that they do not include, need sums with different ids.
     "is_summed",
 )
-_SUMMED: Final = Units.__struct_fields__
 _events: Final = schema.usage_events
 
 
@@ -59,7 +57,7 @@ class Rollup:
             move_rolled_up(connection, end if start is None else min(start, end))
             if not rows or start is None:
                 return 0
-            self._store.add_to(connection, _events, _sums(rows, start), _SUMMED)
+            self._store.add_to(connection, _events, _sums(rows, start), SUMMED)
             ids = [row["id"] for row in rows]
             connection.execute(delete(_events).where(_events.c.id.in_(ids)))
             return len(rows)
@@ -75,7 +73,7 @@ def _hour_with_events(connection: Connection, since: int) -> int | None:
 
 
 def _rows_of_hour(connection: Connection, start: int, limit: int) -> list[RowMapping]:
-    columns = [_events.c[name] for name in ("id", *_KIND, *_SUMMED)]
+    columns = [_events.c[name] for name in ("id", *_KIND, *SUMMED)]
     query = (
         select(*columns)
         .where(_events.c.time >= start, _events.c.time < start + HOUR)
@@ -95,7 +93,7 @@ def _sums(rows: list[RowMapping], start: int) -> list[dict[str, Any]]:
             digest = hashlib.blake2b(repr(kind).encode(), digest_size=16).hexdigest()
             own = {"id": f"{ROLLUP_PREFIX}{start // 1_000_000_000}-{digest}", "time": start}
             own |= zip(_KIND, kind, strict=True)
-            sums = found[kind] = own | dict.fromkeys(_SUMMED, 0)
-        for name in _SUMMED:
+            sums = found[kind] = own | dict.fromkeys(SUMMED, 0)
+        for name in SUMMED:
             sums[name] += row[name]
     return list(found.values())
