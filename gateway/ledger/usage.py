@@ -145,6 +145,9 @@ def _rows(
         sources = sources_of(connection, since, until, group_by)
         queries = [_events_between(*span, tenants, group_by, models) for span in sources.events]
         if sources.blocks:
+            if connection.dialect.name == "postgresql":
+                # Starting processes takes longer than reading totals.
+                connection.exec_driver_sql("SET LOCAL max_parallel_workers_per_gather = 0")
             queries.append(_totals_of(sources.blocks, tenants, group_by, models))
         # Events of older programs, which the totals do not include yet.
         more = [_events_between(*span, tenants, group_by, models) for span in sources.outside]
