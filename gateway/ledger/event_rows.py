@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, Final
 
+from gateway.ledger.schema import IN_TOTALS
 from gateway.ledger.usage_fields import DETAILS, FIELDS, NUMBERS, UNITS
 from gateway.types import ID_DIGITS, RequestEvent
 
@@ -66,7 +67,7 @@ def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
             row["time"] = min(row["time"], time)
         else:
             last = fields, second
-            values = (event.id, time, count, 1, *fields)
+            values = (event.id, time, count, IN_TOTALS, *fields)
             rows.append(dict(zip(_COLUMNS, values, strict=True)))
             used.append([])
         each = _used_by(event)
