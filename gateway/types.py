@@ -241,7 +241,8 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     shadow: str = ""
     """The number of the shadow revision that got a copy of the item."""
     region: RegionName = RegionName("")
-    """The region of the backend that answered. It is empty for cached results."""
+    """The region of the backend that answered, or that was asked last. It is empty for cached
+    results."""
 
 
 class Criticality(StrEnum):
@@ -301,7 +302,7 @@ class EventField(msgspec.Struct, frozen=True, kw_only=True):
     is_discarded: bool = False
     """Whether the roll-up of past hours discards the value, as it discards request ids. Until then,
     an event that has a value has a row of its own."""
-    is_public: bool = True
+    is_public: bool = False
     """Whether tenants may see the field. Operators may see all fields."""
     length: int = 0
     """The most characters of a value. 0 means any number."""
@@ -313,27 +314,28 @@ class EventField(msgspec.Struct, frozen=True, kw_only=True):
 class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What a request used, as it is billed. The numbers of several requests add up."""
 
-    items: int = 0
+    items: int
     """All items."""
-    hit: int = 0
+    hit: int
     """Items that were answered from the result cache."""
-    collapsed: int = 0
+    collapsed: int
     """Coalesced items: an equal item was already in flight. They cost as much as hits."""
-    computed: int = 0
+    computed: int
     """Items that were computed."""
-    failed: int = 0
+    failed: int
     """Failed items. They are not billed."""
-    rows: int = 0
+    rows: int
     """Rows that the model ran for the computed items."""
-    tokens: int = 0
+    tokens: int
     """Tokens in the rows that the model ran."""
 
 
 class Usage(RequestUsage, frozen=True, kw_only=True):
     """What a request used. The response and the bill have the same numbers."""
 
+    # Not in `RequestUsage`, because the ledger does not have this number.
     truncated: int = 0
-    """Items whose texts were truncated. The ledger does not have this number."""
+    """Items whose texts were truncated."""
 
 
 class RevisionUsage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
@@ -371,32 +373,38 @@ class RequestEvent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The `X-Request-Id` of the response."""
     time: int
     """When the request was answered, in nanoseconds since 1970."""
-    tenant: Annotated[TenantId, EventField(is_public=False, length=64)]
+    tenant: Annotated[TenantId, EventField(length=64)]
     """The id of the tenant that sent the request."""
-    key: Annotated[KeyId, EventField(length=64)]
+    key: Annotated[KeyId, EventField(is_public=True, length=64)]
     """The id of the request's API key."""
-    model: Annotated[str, EventField()]
+    model: Annotated[str, EventField(is_public=True)]
     """The model. It is empty if the request failed before its model was known."""
-    task: Annotated[str, EventField()]
+    task: Annotated[str, EventField(is_public=True)]
     """The task of the request."""
-    status: Annotated[int, EventField()]
+    status: Annotated[int, EventField(is_public=True)]
     """The HTTP status of the response."""
     usage: Usage
     duration: float
     """Seconds until the response was ready."""
-    region: Annotated[str, EventField()] = ""
+    region: Annotated[str, EventField(is_public=True)] = ""
     """The gateway region that answered."""
-    revision: Annotated[str, EventField()] = ""
+    revision: Annotated[str, EventField(is_public=True)] = ""
     """The revision of the model that answered."""
-    code: Annotated[str, EventField()] = ""
+    code: Annotated[str, EventField(is_public=True)] = ""
     """The code of the error, if `status` is the status of an error."""
     count: int = 1
     arms: tuple[RevisionUsage, ...] = ()
     """The usage of each revision, if the model has a traffic split or a shadow revision."""
-    batch: Annotated[int, EventField(is_public=False, since=5)] = 0
+    batch: Annotated[int, EventField(since=5)] = 0
     """1 if the request is a line of a batch job, otherwise 0. Batch jobs have separate prices."""
-    client_id: Annotated[str, EventField(is_discarded=True, since=11)] = ""
-    """The id that the caller gave the request."""
-    backend_region: Annotated[str, EventField(since=11)] = ""
-    """The region of the backends that answered the request's items. Several regions are separated
-    by commas. It is empty if no backend was asked, for example because the items were cached."""
+    client_id: Annotated[
+        str, EventField(is_public=True, is_discarded=True, length=128, since=11)
+    ] = ""
+    """The caller's own id of the request: its `X-Client-Request-Id`."""
+    backend_region: Annotated[str, EventField(is_public=True, since=11)] = ""
+    """The region of the backends that computed the request's items, or failed to. Several regions
+    are separated by commas. It is empty if no backend was asked, for example because all items were
+    cached. It may be empty if the request ended before a backend answered."""
+    proxy_id: str = ""
+    """The `X-Request-Id` that the request had, if it has no `client_id`. Many proxies give one to
+    every request, so only the request log has it, as `client_id`."""

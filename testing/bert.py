@@ -27,7 +27,6 @@ def seeded_weights(shape: BertShape, *, seed: int) -> Weights:
 def pooled_bert(
     shape: BertShape, weights: Weights, options: GraphOptions | None = None
 ) -> ModelProto:
-    """Return an encoder with the outputs `pooled` (the mean) and `tokens`."""
-    options = options or GraphOptions()
-    encoder, is_exact = build_bert(shape, weights, options), options.attention == "gathered"
-    return add_pooling(encoder, "mean", hidden=shape.hidden, exact=is_exact)
+    """Return an encoder with the outputs `pooled` (the exact mean) and `tokens`."""
+    encoder = build_bert(shape, weights, options or GraphOptions())
+    return add_pooling(encoder, "mean", hidden=shape.hidden, exact=True)

@@ -20,7 +20,7 @@ from gateway.auth.key_ring import KeyRing
 from gateway.config.document import DeadlineConfig
 from gateway.errors import GatewayError, InvalidRequest, RequestTimeout
 from gateway.http.byte_budget import ByteBudget, HeldBytes
-from gateway.http.request_head import echo_line, parse_client_id
+from gateway.http.request_head import CallerId, echo_line, parse_caller_id
 from gateway.runtime.runtime import Runtime
 from gateway.types import Principal, RequestId
 
@@ -74,14 +74,14 @@ class IncomingRequest:
         return self._keys.refusal(self.key)
 
     @property
-    def client_id(self) -> str:
+    def caller_id(self) -> CallerId:
         """The caller's own id of the request; empty if there is none."""
-        return parse_client_id(self.fields)
+        return parse_caller_id(self.fields)
 
     @property
     def id_line(self) -> bytes:
-        """The header line of answers that repeats `client_id`; empty if there is none."""
-        return echo_line(self.client_id)
+        """The header line of answers that repeats `caller_id`; empty if there is none."""
+        return echo_line(self.caller_id)
 
 
 def request_of(scope: HTTPScope, keys: KeyRing) -> IncomingRequest:

@@ -31,7 +31,7 @@ from gateway.errors import (
     RateLimited,
 )
 from gateway.inference.visibility import is_visible, model_not_found, visible_models
-from gateway.ledger.types import BudgetReport, GroupBy, Units
+from gateway.ledger.types import SLOW_GROUPS, BudgetReport, GroupBy, Units
 from gateway.runtime.store import RuntimeStore
 from gateway.types import Principal, RegionName, ServedModel
 from wire.protocol import Task
@@ -41,6 +41,7 @@ _GROUPS = tuple(group for group in GroupBy if group.is_public)
 _operation = partial(Operation, tag="metadata", kind=Kind.LIMITED)
 _GROUP_BY = (
     f"What a line is for: one or more of {', '.join(_GROUPS)}. `model` where it is left out."
+    f" {SLOW_GROUPS}"
 )
 _BUCKET = "Adds lines for each day or hour (UTC) to those of `group_by`."
 _OF_COHERE = (Task.CLASSIFY, Task.EMBED, Task.RERANK)

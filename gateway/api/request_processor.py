@@ -123,8 +123,8 @@ class RequestProcessor:
         document, headers = state.runtime.document, request.fields
         state.expects = bool(headers.get(b"expect"))
         state.wants_timing = bool(headers.get(b"x-server-timing"))
-        if client_id := request.client_id:
-            state.client_id, state.own_lines = client_id, echo_line(client_id)
+        state.caller_id = request.caller_id
+        state.own_lines = echo_line(state.caller_id)
         if request.method != "POST":
             raise MethodNotAllowed("Use POST for this route.")
         state.principal = request.principal

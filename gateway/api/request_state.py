@@ -26,6 +26,7 @@ from gateway.cache.entry import CachedResult, CacheHit
 from gateway.cache.key import CacheKey
 from gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidItem
 from gateway.events.hit_run import HitRun
+from gateway.http.request_head import NO_ID
 from gateway.inference.coalescing import ItemWaits
 from gateway.inference.interfaces import LookupCallback
 from gateway.inference.outcomes import PASSING_REFUSALS, describe_lookup
@@ -160,7 +161,7 @@ class RequestState:
     """The task that answers the request, if the answer needs one."""
     own_lines = b""
     """Header lines for this caller: the permission for web pages, and the caller's own id."""
-    client_id = ""
+    caller_id = NO_ID
     """The caller's own id of the request."""
     publish: Callable[[RequestEvent, frozenset[int]], None] | None = None
     """Takes the request's usage event and `passing`. `None` means the worker's event log."""
@@ -285,7 +286,7 @@ class RequestState:
     @property
     def has_own_event(self) -> bool:
         """Whether the request's usage event must not join a run of equal hits."""
-        return self.client_id != "" or self.is_alone
+        return self.caller_id is not NO_ID or self.is_alone
 
     @property
     def holder(self) -> KeyId | None:
@@ -401,6 +402,7 @@ class RequestState:
             revision=self.revision,
             code=self.code,
             arms=self.arms,
-            client_id=self.client_id,
+            client_id=self.caller_id.client_id,
             backend_region=self.backend_region,
+            proxy_id=self.caller_id.proxy_id,
         )

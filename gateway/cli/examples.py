@@ -53,7 +53,8 @@ def all_commands(group: click.Group, path: str = "") -> Iterator[tuple[str, clic
     """
     context = click.Context(group)
     # A group may load some commands only when they are used.
-    for name in dict.fromkeys((*group.commands, *group.list_commands(context))):
+    names = group.list_commands(context)  # may load commands, which then have an order of their own
+    for name in dict.fromkeys((*group.commands, *names)):
         command = group.get_command(context, name)
         if isinstance(command, click.Group):
             yield from all_commands(command, f"{path}{name} ")

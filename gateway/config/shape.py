@@ -102,9 +102,8 @@ def _inspect_range(value: float, marks: tuple[msgspec.Meta, ...], path: Path) ->
         for name in _BOUNDS
         if (bound := getattr(mark, name)) is not None
     }
-    if not bounds or (
-        math.isfinite(value) and all(_BOUNDS[name][0](value, bounds[name]) for name in bounds)
-    ):
+    is_number = isinstance(value, int) or math.isfinite(value)
+    if not bounds or (is_number and all(_BOUNDS[name][0](value, bounds[name]) for name in bounds)):
         return
     rule = " and ".join([f"{_BOUNDS[name][1]} {bound}" for name, bound in bounds.items()])
     if bounds.keys() == {"ge", "le"}:

@@ -29,6 +29,7 @@ from gateway.console.usage_series import (
     margin_chart,
     source_chart,
 )
+from gateway.errors import InvalidRequest
 from gateway.ledger import rendering
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import GroupBy, GroupUsage
@@ -47,6 +48,10 @@ SPANS = {
 _NOT_SHOWN = {GroupBy.DAY, GroupBy.HOUR, GroupBy.KEY}
 GROUPS = tuple(group for group in GroupBy if group not in _NOT_SHOWN)
 _MOST_ROWS = 50
+TOO_SLOW = (
+    f"Usage by {', '.join(group for group in GROUPS if not group.is_summed)} is shown for at most"
+    " 31 days: choose a shorter time.".replace("_", " ")
+)
 
 
 class UsageFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +101,7 @@ class UsageController(Controller):
         margins: NamedDependency[MarginReader],
     ) -> Response[str]:
         """Return the charts and the table."""
-        wanted, document = wanted_of(request), await active.document()
+        wanted, document = _quick(wanted_of(request)), await active.document()
         buckets = buckets_of(wanted.span, datetime.now(UTC))
         is_whole = not (wanted.tenant or wanted.model)
         found = await margins.read(control, document, buckets) if is_whole else Margins()
@@ -129,7 +134,7 @@ class UsageController(Controller):
         active: NamedDependency[ActiveDocumentReader],
     ) -> Response[str]:
         """Return usage as CSV. There is a row for each hour or day and each group."""
-        wanted, prices = wanted_of(request), (await active.document()).prices
+        wanted, prices = _quick(wanted_of(request)), (await active.document()).prices
         text = await asyncio.to_thread(_csv, ledger, prices, wanted)
         name = f"usage-{wanted.span}-by-{wanted.by}.csv"
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
@@ -148,6 +153,17 @@ def wanted_of(request: AnyRequest) -> UsageQuery:
     )
 
 
+def _quick(wanted: UsageQuery) -> UsageQuery:
+    """Return `wanted`.
+
+    Raises:
+        InvalidRequest: it is too slow. The page does not ask for it.
+    """
+    if wanted.is_too_slow:
+        raise InvalidRequest(TOO_SLOW)
+    return wanted
+
+
 def _choice(kind: Any, text: str | None, default: Any, among: Sequence[Any] = ()) -> Any:
     """Return the member of `kind` that `text` names. If there is none, return the default."""
     found = next((one for one in among or kind if one.value == text), None)
@@ -155,7 +171,9 @@ def _choice(kind: Any, text: str | None, default: Any, among: Sequence[Any] = ()
 
 
 def _choices(wanted: UsageQuery) -> dict[str, object]:
-    return {"wanted": wanted, "spans": SPANS, "groups": GROUPS, "measures": list(Measure)}
+    return {"wanted": wanted, "spans": SPANS, "groups": GROUPS, "measures": list(Measure)} | {
+        "too_slow": TOO_SLOW
+    }
 
 
 def _by_group(

@@ -96,6 +96,11 @@ class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
         """The models to show. `None` means all models."""
         return [self.model] if self.model else None
 
+    @property
+    def is_too_slow(self) -> bool:
+        """Whether reading the usage would take seconds, because it is that of many events."""
+        return self.span is ChartSpan.YEAR and not self.by.is_summed
+
 
 def buckets_of(span: ChartSpan, now: datetime) -> Buckets:
     """Return the hours or days of `span` up to `now`, in UTC."""

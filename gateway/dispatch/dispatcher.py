@@ -24,7 +24,15 @@ from gateway.tasks import log_failure
 from gateway.telemetry.phases import PhaseDurations
 from gateway.telemetry.spans import Attributes, Span
 from gateway.telemetry.tracing import Tracer
-from gateway.types import BackendId, Criticality, Endpoint, ItemFailure, ItemOutcome, Source
+from gateway.types import (
+    BackendId,
+    Criticality,
+    Endpoint,
+    ItemFailure,
+    ItemOutcome,
+    RegionName,
+    Source,
+)
 from gateway.upstream.base import BackendClient, CallFailed, Cause
 from wire.protocol import CALL_PATH, TOKEN_TASKS, Done, Failed, Report
 
@@ -470,7 +478,7 @@ class Dispatcher:
             spent = self._budget.spend(min(credit, granted), whole=whole)
             granted = (granted if spent else 0) if whole else spent
             self._counters.denied += len(left) - granted
-        self._settle([(item, _failed(failure)) for item, failure in left[granted:]], call)
+        self._settle([(item, _failed(failure, call)) for item, failure in left[granted:]], call)
         if endpoint is not None and granted:
             self._count_retried(call, granted)
             items = [item for item, _ in left[:granted]]
@@ -553,7 +561,7 @@ class Dispatcher:
     def _settle_failed(
         self, items: Iterable[OpenItem], failure: ItemFailure, call: BackendCall | None = None
     ) -> None:
-        outcome = _failed(failure)
+        outcome = _failed(failure, call)
         self._settle([(item, outcome) for item in items], call)
 
     def _settle(
@@ -579,5 +587,6 @@ class Dispatcher:
         return [other for other in others if other is not call and other.holds_any(twice)]
 
 
-def _failed(failure: ItemFailure) -> ItemOutcome:
-    return ItemOutcome(source=Source.FAILED, failure=failure)
+def _failed(failure: ItemFailure, call: BackendCall | None) -> ItemOutcome:
+    region = call.endpoint.region if call is not None else RegionName("")
+    return ItemOutcome(source=Source.FAILED, failure=failure, region=region)

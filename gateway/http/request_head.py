@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 # As clients write these lines, each on a line of its own that is not folded.
 _LENGTH_LINE: Final = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([1-9][0-9]{0,8})(?=\r\n[^ \t])")
@@ -11,8 +11,20 @@ _BEFORE_MARK: Final = len(b"\r\nContent-L")
 _ID: Final = rb"[A-Za-z0-9._:/=+@~-]{1,128}"
 _ID_FORM: Final = re.compile(_ID)
 _ID_LINE: Final = re.compile(
-    rb"\r\n[Xx]-(?:[Cc]lient-)?[Rr]equest-[Ii][Dd]: (%b)(?=\r\n[^ \t])" % _ID
+    rb"\r\n[Xx]-([Cc]lient-)?[Rr]equest-[Ii][Dd]: (%b)(?=\r\n[^ \t])" % _ID
 )
+
+
+class CallerId(NamedTuple):
+    """The id that a request has from its caller; both fields are empty if there is none."""
+
+    client_id: str = ""
+    """The id in `X-Client-Request-Id`, which a customer chose."""
+    proxy_id: str = ""
+    """The id in `X-Request-Id`, which a proxy may have given; empty if there is a `client_id`."""
+
+
+NO_ID: Final = CallerId()
 
 
 def split_length(head: bytes) -> tuple[int, bytes]:
@@ -35,30 +47,38 @@ def split_fields(head: bytes) -> list[tuple[bytes, bytes]]:
     return [(name.lower(), value.strip(b" \t")) for name, _, value in fields]
 
 
-def split_client_id(head: bytes) -> tuple[str, bytes]:
-    """Return the id that the one header of a head gives, and the head without that header.
+def split_caller_id(head: bytes) -> tuple[CallerId, bytes]:
+    """Return the id of the caller in a head, and the head without the headers of such ids.
 
     So requests have the same head whose callers name each. A head of another form is returned as
     it is, without an id: a parser then reads it.
     """
-    found = _ID_LINE.search(head)
-    if found is None:
-        return "", head
-    rest = head[: found.start()] + head[found.end() :]
-    if b"request-id" in rest.lower():
-        return "", head
-    return found[1].decode(), rest
+    first, *found = _ID_LINE.split(head)  # for each line: `Client-` or `None`, the id, what follows
+    if not found:
+        return NO_ID, head
+    rest = b"".join([first, *found[2::3]])
+    ids = {bool(kind): value.decode() for kind, value in zip(found[::3], found[1::3], strict=True)}
+    is_repeated = 3 * len(ids) < len(found)
+    if is_repeated or b"request-id" in rest.lower():
+        return NO_ID, head
+    if True in ids:
+        return CallerId(client_id=ids[True]), rest
+    return CallerId(proxy_id=ids[False]), rest
 
 
-def echo_line(client_id: str) -> bytes:
+def echo_line(caller_id: CallerId) -> bytes:
     """Return the header line of an answer that repeats the id; nothing if the id is empty."""
-    return b"x-client-request-id: %b\r\n" % client_id.encode() if client_id else b""
+    value = caller_id.client_id or caller_id.proxy_id
+    return b"x-client-request-id: %b\r\n" % value.encode() if value else b""
 
 
-def parse_client_id(headers: Mapping[bytes, bytes]) -> str:
+def parse_caller_id(headers: Mapping[bytes, bytes]) -> CallerId:
     """Return what the caller names the request by; empty where it is nothing that is kept.
 
     Proxies name requests, too: what they chose is no reason to refuse one.
     """
-    value = headers.get(b"x-request-id") or headers.get(b"x-client-request-id") or b""
-    return value.decode() if _ID_FORM.fullmatch(value) else ""
+    client_id = headers.get(b"x-client-request-id", b"")
+    if _ID_FORM.fullmatch(client_id):
+        return CallerId(client_id=client_id.decode())
+    proxy_id = headers.get(b"x-request-id", b"")
+    return CallerId(proxy_id=proxy_id.decode()) if _ID_FORM.fullmatch(proxy_id) else NO_ID

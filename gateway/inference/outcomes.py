@@ -99,4 +99,10 @@ def refused_as_truncated(outcome: ItemOutcome, info: ModelInfo) -> ItemOutcome:
         detail=f"the text has {outcome.truncated_from} tokens or more; `{info.name}` reads at most"
         f" {info.max_tokens}; shorten it, or leave out `truncate`",
     )
-    return ItemOutcome(source=Source.FAILED, failure=failure, age=outcome.age, tier=outcome.tier)
+    return ItemOutcome(
+        source=Source.FAILED,
+        failure=failure,
+        age=outcome.age,
+        tier=outcome.tier,
+        region=outcome.region,
+    )

@@ -1,10 +1,10 @@
 """Turns usage events into database rows. One row can hold a run: several similar requests."""
 
 from collections.abc import Sequence
-from operator import attrgetter, itemgetter
+from operator import attrgetter, itemgetter, le
 from typing import Any, Final
 
-from gateway.ledger.schema import IN_TOTALS
+from gateway.ledger import schema
 from gateway.ledger.usage_fields import DETAILS, FIELDS, NUMBERS, UNITS
 from gateway.types import ID_DIGITS, RequestEvent
 
@@ -16,7 +16,12 @@ _used_by: Final = attrgetter(*(f"usage.{name}" for name in UNITS))
 _details_of: Final = itemgetter(*map(_NAMES.index, DETAILS))
 _NO_DETAILS: Final = _details_of([0 if name in NUMBERS else "" for name in _NAMES])
 _by_id: Final = attrgetter("id")
+_TEXTS: Final = ("id", *(name for name in _NAMES if name not in NUMBERS))
+_texts_of: Final = attrgetter(*_TEXTS)
 _LARGEST: Final = 2**63 - 1
+_LENGTHS: Final = [
+    getattr(schema.usage_events.c[name].type, "length", None) or _LARGEST for name in _TEXTS
+]
 _MOST_UNITS: Final = 2**40
 """The most units or requests of one event. A 64-bit column can hold the sum of millions of such
 events."""
@@ -24,18 +29,17 @@ events."""
 
 def is_valid(event: RequestEvent) -> bool:
     """Return whether the values of `event` fit into the columns of `usage_events`."""
-    used = _used_by(event)
-    count, status, time = event.count, event.status, event.time
+    used, texts = _used_by(event), _texts_of(event)
+    count, time = event.count, event.time
     return (
         min(used) >= 0
         and count > 0
         and max(used) * count <= _MOST_UNITS
         and count <= _MOST_UNITS
-        and 0 <= status <= _LARGEST
+        and 0 <= event.status < 2**31
         and 0 <= time <= _LARGEST
-        and len(event.id) <= 128  # noqa: PLR2004
-        and len(event.tenant) <= 64  # noqa: PLR2004
-        and len(event.key) <= 64  # noqa: PLR2004
+        and all(map(le, map(len, texts), _LENGTHS))
+        and "\0" not in "".join(texts)  # PostgreSQL refuses it
     )
 
 
@@ -67,7 +71,7 @@ def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
             row["time"] = min(row["time"], time)
         else:
             last = fields, second
-            values = (event.id, time, count, IN_TOTALS, *fields)
+            values = (event.id, time, count, schema.IN_TOTALS, *fields)
             rows.append(dict(zip(_COLUMNS, values, strict=True)))
             used.append([])
         each = _used_by(event)

@@ -114,10 +114,30 @@ def is_current(connection: Connection) -> bool:
     return newest == VERSION and tables >= set(schema.metadata.tables)
 
 
+def add_columns(connection: Connection) -> None:
+    """In the caller's transaction, add the columns that the tables of an older program lack.
+
+    The transaction must end before `migrate`, which creates indexes: PostgreSQL lets nobody read a
+    table from the addition of a column until the commit, but it does while it creates an index.
+    """
+    tables = _tables(connection)
+    newest = _newest(connection, tables)
+    if newest is None:
+        return
+    inspector = sqlalchemy.inspect(connection)
+    added = [place for each in MIGRATIONS if each.version > newest for place in each.columns]
+    for table, column in (place.split(".") for place in added):
+        # A migration may have been interrupted after this step.
+        if table in tables and column not in {c["name"] for c in inspector.get_columns(table)}:
+            new = CreateColumn(schema.metadata.tables[table].c[column])
+            definition = new.compile(dialect=connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN {definition}")
+
+
 def migrate(
     connection: Connection, *, insert_new: InsertNew, now: int, creates: bool = False
 ) -> None:
-    """In the caller's transaction, migrate older tables.
+    """In the caller's transaction, migrate older tables, which have all columns already.
 
     With `creates`, create the tables if there are none.
 
@@ -137,7 +157,6 @@ def migrate(
         connection.exec_driver_sql(statement)
     for migration in MIGRATIONS:
         if found is not None and migration.version > found:
-            _add_columns(connection, migration, existing)
             if migration.statement:
                 connection.exec_driver_sql(migration.statement)
         row = {"version": migration.version, "compatible_from": migration.compatible_from}
@@ -166,15 +185,6 @@ def _definitions(database: str) -> tuple[list[str], list[str]]:
         [str(CreateTable(each, if_not_exists=True).compile(dialect=dialect)) for each in tables],
         [str(CreateIndex(each, if_not_exists=True).compile(dialect=dialect)) for each in indexes],
     )
-
-
-def _add_columns(connection: Connection, migration: Migration, existing: set[str]) -> None:
-    for place in migration.columns:
-        name, column = place.split(".")
-        if name in existing:  # a table that was just created has the column already
-            new = CreateColumn(schema.metadata.tables[name].c[column])
-            definition = new.compile(dialect=connection.dialect)
-            connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
 
 
 def _tables(connection: Connection) -> set[str]:

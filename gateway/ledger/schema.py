@@ -43,8 +43,8 @@ def _price_columns() -> list[Column[Any]]:
 def _event_column(name: str, field: EventField) -> Column[Any]:
     """Return the column of a field of usage events. Rows of older programs get its default."""
     if name in NUMBERS:
-        default = "0" if field.since else None
-        return Column(name, BigInteger, nullable=False, server_default=default)
+        integer, default = (BigInteger, "0") if field.since else (Integer, None)
+        return Column(name, integer, nullable=False, server_default=default)
     kind = String(field.length) if field.length else Text()
     return Column(name, kind, nullable=False, server_default="" if field.since else None)
 

@@ -240,8 +240,12 @@ class Store:
             raise exc.TimeoutError("another thread is still creating or migrating the tables")
         try:
             if not self._is_current(creates=creates):
-                with self._engine.execution_options(**{_WRITES: True}).begin() as connection:
-                    self._migrate(connection, creates=creates)
+                with self._migrating() as connection:
+                    migrations.add_columns(connection)
+                with self._migrating() as connection:
+                    migrations.migrate(
+                        connection, insert_new=self.insert_new, now=self.clock(), creates=creates
+                    )
             self._ready.set()
         finally:
             self._preparing.release()
@@ -259,16 +263,17 @@ class Store:
                 raise
             return False
 
-    def _migrate(self, connection: Connection, *, creates: bool) -> None:
-        if not self._is_sqlite:
-            # The lock is needed because `IF NOT EXISTS` can fail if two processes create a table at
-            # the same time.
-            lock = sqlalchemy.func.pg_advisory_xact_lock(_CREATION)
-            lift_limits(connection)
-            connection.execute(sqlalchemy.select(lock))
-        migrations.migrate(
-            connection, insert_new=self.insert_new, now=self.clock(), creates=creates
-        )
+    @contextlib.contextmanager
+    def _migrating(self) -> Iterator[Connection]:
+        with self._engine.execution_options(**{_WRITES: True}).begin() as connection:
+            if not self._is_sqlite:
+                # The lock is needed because `IF NOT EXISTS` can fail if two processes create a
+                # table at the same time.
+                lift_limits(connection)
+                connection.execute(
+                    sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(_CREATION))
+                )
+            yield connection
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:

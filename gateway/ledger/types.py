@@ -152,10 +152,34 @@ class GroupBy(StrEnum):
         field = FIELDS.get(self.value)
         return field is None or field.is_public
 
+    @property
+    def is_summed(self) -> bool:
+        """Whether the ledger keeps sums by it. Otherwise, a query reads single events.
+
+        A year of events takes seconds to read.
+        """
+        return self in (GroupBy.TENANT, GroupBy.HOUR, GroupBy.DAY, GroupBy.MODEL)
+
+
+SLOW_GROUPS: Final = (
+    "Ask for at most 31 days at once by "
+    + ", ".join(f"`{group}`" for group in GroupBy if not group.is_summed)
+    + ", because these queries read single requests."
+)
+"""Describes a parameter of such queries."""
+
 
 class Units(RequestUsage, frozen=True, kw_only=True, gc=False):
     """What several requests used together."""
 
+    # The units of an event have no defaults: an incomplete event is a dead letter. Sums have them.
+    items: int = 0
+    hit: int = 0
+    collapsed: int = 0
+    computed: int = 0
+    failed: int = 0
+    rows: int = 0
+    tokens: int = 0
     requests: int = 0
     """Answered requests, errors included."""
 

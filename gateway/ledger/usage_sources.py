@@ -12,8 +12,6 @@ from gateway.ledger.types import GroupBy
 from gateway.ledger.usage_marks import HOUR, read_marks
 from gateway.ledger.usage_totals import HOURS_OF_DAY, LENGTHS, hours_since, is_outside_totals
 
-_SUMMED_BY: Final = frozenset({GroupBy.TENANT, GroupBy.HOUR, GroupBy.DAY, GroupBy.MODEL})
-"""The fields by which totals can be grouped. A query that groups by another field reads events."""
 _events: Final = schema.usage_events.c
 _totals: Final = schema.usage_totals.c
 _newest_outside: Final = select(func.max(_events.time)).where(is_outside_totals)
@@ -73,7 +71,7 @@ def sources_of(
     """
     if max(-since, until) > _LARGEST:
         raise InvalidRequest("a time is too large for the ledger")
-    if not _SUMMED_BY.issuperset(group_by):
+    if not all(group.is_summed for group in group_by):
         return UsageSources(events=[(since, until)])
     by_hour, by_day = GroupBy.HOUR in group_by, GroupBy.DAY in group_by
     first = -(-since // HOUR)

@@ -12,7 +12,7 @@ from gateway.errors import ConfigurationError, NotFound
 from gateway.ledger import rendering
 from gateway.ledger.audit import AuditFilter
 from gateway.ledger.invoices import Invoice
-from gateway.ledger.types import AuditEntry, GroupBy, GroupUsage
+from gateway.ledger.types import SLOW_GROUPS, AuditEntry, GroupBy, GroupUsage
 from gateway.operations.context import OperationContext
 from gateway.operations.declaration import TENANT, Answer, Family, Sent
 from gateway.operations.operators import Role
@@ -66,7 +66,7 @@ class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
     answers={200: (Content(type=UsagePage, summary="A row for each group"), _AS_CSV)},
     about={
         "group_by": {
-            "description": f"A comma-separated list of {', '.join(GroupBy)}.",
+            "description": f"A comma-separated list of {', '.join(GroupBy)}. {SLOW_GROUPS}",
             "example": "tenant,model",
         },
     },

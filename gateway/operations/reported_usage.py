@@ -46,6 +46,7 @@ class ReportedUsage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     revision: Annotated[str, msgspec.Meta(max_length=200)] = ""
     hit: Count = 0
     collapsed: Count = 0
+    """Items that are equal to a computed item. They cost as much as items in `hit`."""
     computed: Count = 0
     failed: Count = 0
     rows: Count = 0

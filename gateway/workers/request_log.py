@@ -35,10 +35,11 @@ delivered again. A read returns fewer entries than this number."""
 _MAX_BYTES: Final = 64 * 1024 * 1024
 _log = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
-_fields: Final = msgspec.structs.fields(RequestEvent)
+_fields: Final = [f for f in msgspec.structs.fields(RequestEvent) if f.name != "proxy_id"]
 _count: Final = RequestEvent.__struct_fields__.index("count")
 # A line has the fields of the event, in their order. Of the fields after `count`, it has only those
-# that are set. The type is `Any`, because it follows from the event's type.
+# that are set. `client_id` holds the `proxy_id`, too, because an event has at most one of them. The
+# type is `Any`, because it follows from the event's type.
 _Line: Any = msgspec.defstruct(
     "_Line",
     [
@@ -165,6 +166,8 @@ def request_lines(event: RequestEvent) -> bytes:
         f"{_second(seconds)}.{micros:06d}Z" if micros else f"{_second(seconds)}Z",
         *_copied(event),
     )
+    if event.proxy_id:
+        line.client_id = event.proxy_id
     if event.arms:
         line.arms = [msgspec.structs.asdict(usage) for usage in event.arms]
     text = _encode(line) + b"\n"

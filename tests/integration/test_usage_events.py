@@ -21,7 +21,7 @@ async def test_an_event_names_the_backends_region_and_the_callers_id(
         worker.connect() as connection,
     ):
         for name in ("order-1", "order-2"):
-            request = post("/v1/classify", classify("a"), headers={"x-request-id": name})
+            request = post("/v1/classify", classify("a"), headers={"x-client-request-id": name})
             await connection.send(request)
             assert (await connection.response()).status == 200
 

@@ -137,7 +137,7 @@ class FastPath:
         if head.coding:
             state.coding = head.coding
         if head.own_lines:
-            state.own_lines, state.client_id = head.own_lines, head.client_id
+            state.own_lines, state.caller_id = head.own_lines, head.caller_id
         if head.fields:
             state.fields = head.fields
         if context or self._is_traced:

@@ -20,7 +20,7 @@ from gateway.api.request_processor import RequestProcessor
 from gateway.api.request_state import HitReplay, ParsedBody
 from gateway.auth.key_ring import KeyRing
 from gateway.errors import AuthenticationFailed, GatewayError
-from gateway.http.request_head import echo_line, split_client_id, split_length
+from gateway.http.request_head import NO_ID, CallerId, echo_line, split_caller_id, split_length
 from gateway.runtime.runtime import Runtime
 from gateway.runtime.store import RuntimeStore
 from gateway.telemetry.trace_context import MARK, MOST_LINES
@@ -54,7 +54,7 @@ class CachedHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The content coding for a large answer. Empty means no compression."""
     own_lines: bytes
     """Header lines of answers to this caller."""
-    client_id: str
+    caller_id: CallerId
     """The caller's own id of the request."""
     context: str
     """The trace context, if `split_context` does not take out its form."""
@@ -115,12 +115,12 @@ class RequestHeadCache:
         """
         if self._runtimes.current is not self._runtime or self._keys.generation != self._generation:
             self._forget()
-        context = client_id = ""
+        context, caller_id = "", NO_ID
         if MARK in head:
             context, head = self._split(head)
         whole = head
         if _NAME_PART in head:
-            client_id, head = split_client_id(head)
+            caller_id, head = split_caller_id(head)
         length, rest = split_length(head)
         if length > self._max_body_bytes:
             return None
@@ -133,8 +133,8 @@ class RequestHeadCache:
             known = self._read_new(head, digest)
         if not known:
             return None
-        if client_id:
-            known = _named(known, client_id)
+        if caller_id is not NO_ID:
+            known = _named(known, caller_id)
         return FoundHead(known, whole, context or known.context, length or known.length)
 
     def find_replayable(self, request: bytes) -> HitReplay | RepeatedRequest | None:
@@ -215,15 +215,15 @@ class RequestHeadCache:
             and state.options.directives == CacheDirectives(),
             coding=state.coding,
             own_lines=lines,
-            client_id=state.client_id,
+            caller_id=state.caller_id,
             context=context,
         )
 
 
-def _named(known: CachedHead, client_id: str) -> CachedHead:
+def _named(known: CachedHead, caller_id: CallerId) -> CachedHead:
     """Return the decisions about a head for a request with an id of its caller."""
-    lines = echo_line(client_id) + known.own_lines
-    return replace(known, client_id=client_id, own_lines=lines, is_plain=False)
+    lines = echo_line(caller_id) + known.own_lines
+    return replace(known, caller_id=caller_id, own_lines=lines, is_plain=False)
 
 
 def _parsed(data: bytes) -> RequestHead | None:
@@ -241,8 +241,8 @@ def _is_plain(head: RequestHead) -> bool:
     """Tell whether it is a POST over HTTP/1.1 with a declared body, on a connection that stays."""
     lengths = [value for name, value in head.headers if name == b"content-length"]
     return (
-        # Less those of a trace context and an id, which were taken out.
-        len(head.headers) < MAX_FIELDS - MOST_LINES
+        # Less those of a trace context and two ids, which were taken out.
+        len(head.headers) < MAX_FIELDS - MOST_LINES - 1
         and (head.method, head.version) == ("POST", "1.1")
         and head.keeps_alive
         and head.target == head.path.encode()  # without a query, or anything that was decoded

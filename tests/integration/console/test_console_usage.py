@@ -92,6 +92,20 @@ async def test_usage_is_drawn_and_downloaded_by_the_region_of_backends(
     assert export.startswith("day,model,backend_region,requests")
 
 
+async def test_usage_that_is_slow_to_read_is_not_read_for_a_year(
+    operator: httpx.AsyncClient, ledger: Ledger
+) -> None:
+    page = (await operator.get("/console/usage?by=region&span=365d")).text
+    answers = [
+        await operator.get(f"/console/usage/{what}?by=region&span=365d")
+        for what in ("figures", "export")
+    ]
+
+    assert "at most 31 days" in page
+    assert "hx-get" not in page.partition('id="measure"')[2]
+    assert [answer.status_code for answer in answers] == [400, 400]
+
+
 async def test_the_margin_follows_the_cost_of_backends(
     operator: httpx.AsyncClient, ledger: Ledger, settings: Settings, redis: object
 ) -> None:

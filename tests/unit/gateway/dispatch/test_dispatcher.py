@@ -82,6 +82,15 @@ async def test_a_failed_call_is_repeated_in_the_next_region(cause: Cause) -> Non
     assert scene.called() == ["eu-0", "us-0"]
 
 
+async def test_a_failed_item_names_the_region_that_was_asked_last() -> None:
+    scene = Scene({name: failing(Cause.TIMED_OUT) for name in ("eu-0", "us-0")})
+
+    outcomes = (await scene.run(2)).by_index.values()
+
+    assert scene.called() == ["eu-0", "us-0"]
+    assert [(one.source, one.region) for one in outcomes] == [("failed", "us")] * 2
+
+
 async def test_only_what_a_cut_left_unanswered_is_repeated() -> None:
     async def cut(target: Endpoint, call: Call) -> AsyncIterator[Step]:
         for index in (0, 2, 4):

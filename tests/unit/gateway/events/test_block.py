@@ -1,9 +1,12 @@
 """A block carries events through the stream, and what is no block is refused."""
 
+from typing import get_type_hints
+
 import msgspec
 import pytest
 
 from gateway.events.block import Block, MalformedBlock, Unpacker, from_fields, gap, pack
+from gateway.types import RequestEvent, RequestUsage
 from tests.support.events import make_event
 
 
@@ -60,6 +63,35 @@ def test_one_wrong_record_does_not_hide_the_others() -> None:
         Unpacker().events(block)
 
     assert Unpacker().decode_partially(block) == ([make_event(1)], [8], [b"\x2a"])
+
+
+@pytest.mark.parametrize("unit", RequestUsage.__struct_fields__)
+def test_an_event_that_lacks_a_unit_is_wrong(unit: str) -> None:
+    fields = list(msgspec.to_builtins(make_event(1)))
+    place = RequestEvent.__struct_fields__.index("usage")
+    fields[place] = {name: n for name, n in fields[place].items() if name != unit}
+    record = msgspec.msgpack.encode(fields)
+
+    assert Unpacker().decode_partially(pack("w0-1", 7, [record])) == ([], [], [record])
+
+
+def test_events_of_version_0_1_0_and_of_this_one_can_be_exchanged() -> None:
+    event = msgspec.structs.replace(make_event(1), client_id="order-1")
+    fields = msgspec.to_builtins(event)
+    # Version 0.1.0 has the fields up to `client_id`, and ignores later ones.
+    known = RequestEvent.__struct_fields__.index("client_id") + 1
+    names = RequestEvent.__struct_fields__[:known]
+    former = msgspec.defstruct("Former", [*map(_typed, names)], array_like=True)
+
+    received = Unpacker().events(pack("w0-1", 7, [msgspec.msgpack.encode(fields[:known])]))
+    read = msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=former)
+
+    assert received == [event]
+    assert msgspec.to_builtins(read) == fields[:known]
+
+
+def _typed(name: str) -> tuple[str, type]:
+    return name, get_type_hints(RequestEvent)[name]
 
 
 def test_records_beyond_the_last_number_are_no_events() -> None:

@@ -52,6 +52,12 @@ def test_requests_with_equal_ids_of_the_caller_have_a_row_each() -> None:
     assert [row["requests"] for row in rows_of_runs([*events, request(3)])] == [1, 1, 1]
 
 
+def test_ids_of_a_proxy_split_no_run() -> None:
+    events = [msgspec.structs.replace(request(n), proxy_id=f"edge-{n}") for n in (1, 2, 3)]
+
+    assert [row["requests"] for row in rows_of_runs(events)] == [3]
+
+
 def test_a_run_goes_on_with_the_requests_after_it() -> None:
     run = make_run("req_00000000fe", count=2, usage=make_usage(hit=3))
     after = msgspec.structs.replace(run, id=RequestId("req_0000000100"), count=1)

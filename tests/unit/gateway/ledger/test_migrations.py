@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from gateway.errors import DependencyUnavailable
 from gateway.ledger import schema
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.migrations import MIGRATIONS, VERSION
+from gateway.ledger.migrations import MIGRATIONS, VERSION, add_columns
 from gateway.ledger.store import to_datetime
 from gateway.ledger.types import GroupBy
 from tests.support.events import START, make_event
@@ -103,6 +103,21 @@ def test_a_ledger_of_schema_4_gets_the_columns_of_later_ones(database: str) -> N
     with Ledger.create(database, clock=Clock()) as again:
         assert hits(again) == 1
         assert again.batches.page("acme", limit=1) == []
+
+
+def test_a_migration_that_was_interrupted_is_finished(database: str) -> None:
+    with Ledger.create(database, clock=Clock()) as ledger:
+        record(ledger, "w0-1", 1, [make_event(1)])
+    with connected(database) as connection:
+        take_back(connection, 10)
+        add_columns(connection)
+
+    with Ledger(database, clock=Clock()) as again:
+        record(again, "w0-2", 1, [make_event(2)])
+        assert hits(again) == 2
+    with connected(database) as connection:
+        indexes = sqlalchemy.inspect(connection).get_indexes("usage_events")
+    assert "usage_events_client_id" in {index["name"] for index in indexes}
 
 
 def test_a_program_of_schema_10_records_events_beside_this_one(database: str) -> None:

@@ -127,12 +127,12 @@ def test_a_model_has_its_own_price_where_others_are_added_up(
 @pytest.mark.parametrize("group", list(GroupBy))
 def test_every_group_adds_up_to_the_whole(ledger: Ledger, group: GroupBy) -> None:
     events = [make_event(n, time=at(SINCE), model=f"m{n % 3}", key=f"k{n % 2}") for n in range(12)]
-    record(ledger, "w", 12, events)
+    record(ledger, "w", 12, [msgspec.structs.replace(e, backend_region="us") for e in events])
 
     rows = ledger.usage("acme", SINCE, UNTIL, [group])
 
     assert sum(row.hit for row in rows) == 12
-    assert all(isinstance(getattr(row, group.value), str) for row in rows)
+    assert all(getattr(row, group.value) for row in rows)
 
 
 def test_a_tenant_sees_its_own_usage_only(ledger: Ledger) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from gateway.config.document import PriceConfig
 from gateway.ledger import schema
 from gateway.ledger.ledger import Ledger
-from gateway.ledger.migrations import VERSION, migrate
+from gateway.ledger.migrations import VERSION, add_columns, migrate
 from gateway.ledger.store import to_datetime, to_nanoseconds
 from gateway.ledger.types import GroupBy
 from gateway.ledger.usage_marks import DAY, HOUR
@@ -175,6 +175,7 @@ def migrate_and_die(database: str) -> None:
     with connected(database) as connection:
         if connection.dialect.name == "sqlite":  # whose driver begins none before a table
             connection.exec_driver_sql("BEGIN IMMEDIATE")
+        add_columns(connection)
         migrate(connection, insert_new=lambda *_: 0, now=1)
         raise Killed
 

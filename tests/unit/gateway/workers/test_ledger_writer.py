@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -101,6 +102,21 @@ def test_records_that_are_no_events_do_not_hold_up_their_block(ledger: Ledger) -
         b"\x2a",
         msgspec.msgpack.encode(make_event(3)),
     ]
+
+    result = LedgerWriter(ledger).write([entry(pack("w0-1", 1, payloads))])
+
+    assert (result.recorded.counted, result.recorded.dead) == (2, 1)
+    assert ledger.recorder.high_water(["w0-1"]) == {"w0-1": 3}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"client_id": "x" * 129}, {"code": "a\0b"}, {"id": "r" * 129}, {"status": 2**31}]
+)
+def test_an_event_that_fits_no_column_does_not_hold_up_its_block(
+    ledger: Ledger, wrong: dict[str, Any]
+) -> None:
+    unfit = msgspec.structs.replace(make_event(2), **wrong)
+    payloads = [msgspec.msgpack.encode(each) for each in (make_event(1), unfit, make_event(3))]
 
     result = LedgerWriter(ledger).write([entry(pack("w0-1", 1, payloads))])
 

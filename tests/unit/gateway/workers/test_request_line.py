@@ -33,6 +33,15 @@ def test_a_line_leaves_out_what_few_events_have() -> None:
     assert full["arms"][0]["hit"] == 1
 
 
+def test_an_id_of_a_proxy_has_the_field_of_customers_ids() -> None:
+    named = msgspec.structs.replace(make_event(1), proxy_id="edge-1")
+
+    line = msgspec.json.decode(request_lines(named))
+
+    assert line["client_id"] == "edge-1"
+    assert "proxy_id" not in line
+
+
 def test_a_newline_in_a_name_stays_within_the_line() -> None:
     assert request_lines(make_event(1, model="a\nb")).count(b"\n") == 1
 

@@ -42,7 +42,7 @@ async def test_a_request_that_the_caller_named_has_an_event_of_its_own_and_is_no
     before = len(heads._heads)
 
     for number in range(3):
-        named = b"%b\r\nX-Request-Id: order-%d\r\n\r\n%b" % (head, number, body)
+        named = b"%b\r\nX-Client-Request-Id: order-%d\r\n\r\n%b" % (head, number, body)
         answer = await entry_point.send(named)
         assert b"x-client-request-id: order-%d\r\n" % number in answer
     await entry_point.send(ask("known"))
@@ -77,11 +77,40 @@ async def test_heads_that_differ_by_the_callers_id_alone_are_parsed_once(
     assert b"x-client-request-id" not in answer
 
 
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(
+    ("lines", "client_id", "proxy_id"),
+    [
+        (b"X-Request-Id: edge-1", "", "edge-1"),
+        (b"X-Client-Request-Id: order-1", "order-1", ""),
+        (b"X-Request-Id: edge-1\r\nX-Client-Request-Id: order-1", "order-1", ""),
+        (b"X-Client-Request-Id: order-1\r\nx-request-id: edge-1", "order-1", ""),
+        (b"X-Request-Id: edge-1\r\nX-Client-Request-Id: no id", "", "edge-1"),
+    ],
+)
+async def test_the_customers_id_comes_before_that_of_a_proxy(
+    lines: bytes, client_id: str, proxy_id: str, *, fast: bool
+) -> None:
+    head, _, body = ask("known").partition(b"\r\n\r\n")
+    entry_point = EntryPoint(fast=fast)
+
+    answers = [
+        await entry_point.send(b"%b\r\n%b\r\n\r\n%b" % (head, lines, body)) for _ in range(3)
+    ]
+
+    line = b"x-client-request-id: %b\r\n" % (client_id or proxy_id).encode()
+    assert [answer.count(line) for answer in answers] == [1, 1, 1]
+    events = entry_point.api.events.events
+    assert [(e.client_id, e.proxy_id, e.count) for e in events] == [(client_id, proxy_id, 1)] * 3
+
+
 @pytest.mark.parametrize(
     "lines",
     [
         b"X-Request-Id: a\r\nX-Request-Id: b",
+        b"X-Client-Request-Id: a\r\nX-Client-Request-Id: b",
         b"X-Request-Id: a\r\nX-Client-Request-Id: b",
+        b"X-Request-Id: a\r\nX-Client-Request-Id: b\r\nX-Request-Id: c",
         b"X-Request-Id: not an id\r\nX-Client-Request-Id: b",
         b"X-Request-Id: a\r\n b",
         b"X-Request-Id:a",
