@@ -30,6 +30,7 @@ metadata: Final = MetaData()
 _NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
 # Literals, because a database does not use a partial index if a parameter holds the value.
 _OUTSIDE_TOTALS: Final = text("is_summed < 2")
+_NOT_SUMMED: Final = text("is_summed = 0")
 HAS_CLIENT_ID: Final = text("client_id <> ''")
 
 
@@ -156,6 +157,10 @@ usage_events: Final = Table(
         "time",
         sqlite_where=_OUTSIDE_TOTALS,
         postgresql_where=_OUTSIDE_TOTALS,
+    ),
+    # Programs of schema 10 need this index. A later version removes it.
+    Index(
+        "usage_events_not_summed", "time", sqlite_where=_NOT_SUMMED, postgresql_where=_NOT_SUMMED
     ),
     Index(
         "usage_events_client_id",

@@ -31,19 +31,23 @@ def connected(database: str) -> Iterator[Connection]:
         engine.dispose()
 
 
-def take_back(connection: Connection, version: int) -> None:
+def take_back(connection: Connection, version: int, *, keeps_totals: bool = False) -> None:
     """Remove what was added after the schema's `version`, which is at most 11.
 
-    Rows then look as if schema 10 had summed them by hour.
+    Rows then look as if schema 10 had summed them by hour. With `keeps_totals`, the table of totals
+    stays as it is, as when a backup is restored over a newer ledger.
     """
     connection.exec_driver_sql("UPDATE usage_events SET is_summed = 1")
-    schema.usage_totals.drop(connection)
+    if not keeps_totals:
+        schema.usage_totals.drop(connection)
     marks = schema.usage_rollups
     connection.execute(marks.delete().where(marks.c.subject == "usage.blocks"))
     kept_hours = marks.update().where(marks.c.subject == "usage.kept_hours")
     connection.execute(kept_hours.values(until=0))
     added = [place for each in MIGRATIONS if each.version > version for place in each.columns]
     connection.exec_driver_sql("DROP INDEX usage_events_outside_totals")
+    if "usage_events.is_summed" in added:
+        connection.exec_driver_sql("DROP INDEX usage_events_not_summed")
     if "usage_events.client_id" in added:
         connection.exec_driver_sql("DROP INDEX usage_events_client_id")
     for table, column in (place.split(".") for place in added):

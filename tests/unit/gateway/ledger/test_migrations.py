@@ -57,7 +57,9 @@ def test_a_program_of_the_version_before_uses_a_ledger_that_this_one_made(databa
     with connected(database) as connection:
         oldest = select(func.max(schema.schema_migrations.c.compatible_from))
         assert connection.scalar(oldest) == 10
+        indexes = sqlalchemy.inspect(connection).get_indexes("usage_events")
     assert {"usage_hours", "usage_sums"} <= set(tables_of(database))
+    assert "usage_events_not_summed" in {index["name"] for index in indexes}
 
 
 def test_a_later_schema_that_allows_it_is_used(database: str) -> None:
