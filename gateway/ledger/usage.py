@@ -140,7 +140,7 @@ def _rows(
         sources = sources_of(connection, since, until, group_by)
         queries = [_events_between(*span, tenants, group_by, models) for span in sources.events]
         if sources.blocks:
-            if connection.dialect.name == "postgresql":
+            if connection.dialect.name == "postgresql" and not sources.outside:
                 # Starting processes takes longer than reading totals.
                 connection.exec_driver_sql("SET LOCAL max_parallel_workers_per_gather = 0")
             queries.append(_totals_of(sources.blocks, tenants, group_by, models))
