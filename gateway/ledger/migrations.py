@@ -37,8 +37,8 @@ class Migration(NamedTuple):
     compatible_from: int
     columns: tuple[str, ...] = ()
     """The new columns, as `table.column`."""
-    statement: str = ""
-    """Changes data of the former version."""
+    statements: tuple[str, ...] = ()
+    """Change data of the former version."""
 
 
 def _with_event_fields(listed: Sequence[Migration]) -> tuple[Migration, ...]:
@@ -87,7 +87,7 @@ MIGRATIONS: Final = _with_event_fields(
         Migration(version=10, compatible_from=2, columns=("usage_events.is_summed",)),
         # Adds `usage_totals`, to which the roll-up adds the rows of older programs in steps.
         # Programs of schema 10 no longer use `usage_hours`.
-        Migration(version=12, compatible_from=10, statement=usage_marks.HIDE_HOURS),
+        Migration(version=12, compatible_from=10, statements=usage_marks.START_TOTALS),
     )
 )
 VERSION: Final = MIGRATIONS[-1].version
@@ -157,8 +157,8 @@ def migrate(
         connection.exec_driver_sql(statement)
     for migration in MIGRATIONS:
         if found is not None and migration.version > found:
-            if migration.statement:
-                connection.exec_driver_sql(migration.statement)
+            for statement in migration.statements:
+                connection.exec_driver_sql(statement)
         row = {"version": migration.version, "compatible_from": migration.compatible_from}
         # A new ledger records the time 0, because no older program uses it.
         applied = {"applied": 0 if found is None else now}

@@ -114,8 +114,9 @@ class EventRecorder:
         return _requests_in(rows)
 
     def _hold_marks(self, connection: Connection, events: Iterable[RequestEvent]) -> None:
-        now = self._store.clock()
-        hold_marks(connection, min((e.time for e in events), default=now), now=now)
+        oldest = min((e.time for e in events), default=None)
+        if oldest is not None:
+            hold_marks(connection, oldest)
 
     def _insert(
         self, connection: Connection, events: Sequence[RequestEvent]

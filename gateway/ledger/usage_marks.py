@@ -9,8 +9,9 @@ event, so that older programs sum the event's day again.
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, Select, bindparam, select, update
+from sqlalchemy import Connection, Select, bindparam, func, select, update
 
+from gateway.errors import DependencyUnavailable
 from gateway.ledger import schema
 
 HOUR: Final = 3_600 * 1_000_000_000
@@ -18,14 +19,22 @@ DAY: Final = 24 * HOUR
 LOCK: Final = "usage.rollup"
 """The subject that a transaction locks before it moves the marks; see `Store.lock_subject`."""
 AGE: Final = 2 * DAY
-"""The mark `blocks` stays at least this many nanoseconds behind the present; see `hold_marks`."""
+"""The mark `blocks` stays at least this many nanoseconds behind the present."""
 _ROLLED_UP: Final = "usage.hours"
 _BLOCKS: Final = "usage.blocks"
 _OLD_DAYS: Final = "usage.days"
 _OLD_HOURS: Final = "usage.kept_hours"
 _NEVER: Final = 2**63 - 1
-HIDE_HOURS: Final = f"UPDATE usage_rollups SET until = {_NEVER} WHERE subject = '{_OLD_HOURS}'"  # noqa: S608 - of constants
-"""Has programs of schema 10 read events where they read sums of hours."""
+# The number of PostgreSQL's advisory lock that protects the mark `blocks`.
+_BLOCKS_LOCK: Final = int.from_bytes(b"sg:block")
+START_TOTALS: Final = (
+    # A restored backup of an older schema leaves totals of events that are then added again.
+    "DELETE FROM usage_totals",
+    f"DELETE FROM usage_rollups WHERE subject = '{_BLOCKS}'",  # noqa: S608 - of constants
+    f"UPDATE usage_rollups SET until = {_NEVER} WHERE subject = '{_OLD_HOURS}'",  # noqa: S608 - of constants
+)
+"""These statements of the migration remove all totals, and have programs of schema 10 read events
+where they read sums of hours."""
 _marks: Final = schema.usage_rollups
 _set_back: Final = (
     update(_marks)
@@ -34,6 +43,10 @@ _set_back: Final = (
 )
 _all: Final = select(_marks)
 _locked: Final = _all.order_by(_marks.c.subject).with_for_update()
+
+
+class MarksMissing(DependencyUnavailable):
+    """The ledger has no marks of this program's schema, as after the restore of an older backup."""
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,15 +66,28 @@ def initial(now: int) -> list[dict[str, Any]]:
     return [{"subject": subject, "until": until} for subject, until in marks.items()]
 
 
-def hold_marks(connection: Connection, oldest: int, *, now: int) -> None:
-    """Lock the marks if a mark could otherwise pass an event at the time `oldest`.
+def hold_marks(connection: Connection, oldest: int) -> None:
+    """Keep the mark `blocks` where it is until the transaction ends.
 
-    While this transaction records an event, another transaction could move a mark beyond the
-    event's time, and would not see the event. The marks stay behind the present, so the lock is
-    needed only for events that are more than a day late.
+    While this transaction records an event at the time `oldest`, another transaction could move the
+    mark beyond the event's time, and would not see the event. Clocks cannot rule this out, because
+    they differ. If `reopen` may have to move marks back, all marks are locked already now, because
+    all transactions must lock the marks before the event logs.
     """
-    if oldest < now - DAY:
+    if connection.dialect.name == "postgresql":  # in SQLite, there is only one writer
+        connection.execute(select(func.pg_advisory_xact_lock_shared(_BLOCKS_LOCK)))
+    found = _read(connection, _all)
+    if oldest < max(found[_BLOCKS] + DAY, found[_ROLLED_UP], found[_OLD_DAYS]):
         connection.execute(_locked)
+
+
+def hold_recorders(connection: Connection) -> None:
+    """Wait for all transactions that record events, and have new ones wait for this transaction.
+
+    The transaction can then move the mark `blocks`.
+    """
+    if connection.dialect.name == "postgresql":  # in SQLite, there is only one writer
+        connection.execute(select(func.pg_advisory_xact_lock(_BLOCKS_LOCK)))
 
 
 def reopen(connection: Connection, oldest: int) -> Marks:
@@ -98,7 +124,10 @@ def move_blocks(connection: Connection, until: int) -> None:
 
 
 def _read(connection: Connection, query: Select[Any]) -> dict[str, int]:
-    return {row.subject: int(row.until) for row in connection.execute(query)}
+    found = {row.subject: int(row.until) for row in connection.execute(query)}
+    if not found.keys() >= {_ROLLED_UP, _BLOCKS, _OLD_DAYS}:
+        raise MarksMissing("the ledger was replaced by an older one", retry_after=1.0)
+    return found
 
 
 def _marks_in(found: dict[str, int]) -> Marks:

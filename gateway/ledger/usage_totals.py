@@ -25,8 +25,10 @@ from gateway.ledger.usage_marks import (
     DAY,
     HOUR,
     LOCK,
+    hold_recorders,
     locked_marks,
     move_blocks,
+    read_marks,
     reopen,
 )
 from wire.protocol import TOKEN_TASKS
@@ -121,7 +123,10 @@ def catch_up(store: Store, *, limit: int) -> bool:
 
 
 def _add_missing(store: Store, *, limit: int) -> bool:
-    """Add rows of older programs, the newest first, and return whether there were any."""
+    """Add rows of older programs, the newest first; return whether there may be more.
+
+    Fewer than `limit` rows are the last, except those that an older program writes now.
+    """
     with store.writing(in_bulk=True) as connection:
         store.lock_subject(connection, LOCK)
         blocks = locked_marks(connection).blocks
@@ -130,26 +135,31 @@ def _add_missing(store: Store, *, limit: int) -> bool:
         found = connection.execute(query.limit(limit)).mappings()
         rows = [dict(row) for row in found]
         if rows:
-            _add(store, connection, rows, blocks)
             # Rows of the roll-up get new ids, so that the roll-up of an older program cannot add to
             # them.
             is_sum = _events.id.startswith(ROLLUP_PREFIX, autoescape=True)
             renamed = case((is_sum, _events.id + f"-{secrets.token_hex(8)}"), else_=_events.id)
             own = update(schema.usage_events).where(_events.id.in_([row["id"] for row in rows]))
             connection.execute(own.values(id=renamed, is_summed=schema.IN_TOTALS))
-        return bool(rows)
+            # This comes last, because other transactions wait for the locked rows until the commit.
+            _add(store, connection, rows, blocks)
+        return len(rows) == limit
 
 
 def _add_blocks(store: Store) -> bool:
     """Make the totals of the blocks that end with the next day, and return whether it has ended.
 
-    The totals of single hours that are then no longer kept are deleted.
+    The totals of single hours that are then no longer kept are deleted, and nothing makes them
+    again. So a wrong clock must not end days: the earliest of both clocks and the newest event
+    decides.
     """
     with store.writing(in_bulk=True) as connection:
-        latest = store.lock_subject(connection, LOCK) - AGE
-        until = locked_marks(connection).blocks + DAY
-        if until > latest:
+        now = min(store.lock_subject(connection, LOCK), store.clock())
+        newest = connection.scalar(select(func.max(_events.time)))
+        until = read_marks(connection).blocks + DAY
+        if newest is None or until > min(now, int(newest)) - AGE:
             return False
+        hold_recorders(connection)
         end = until // HOUR
         for shorter, length in pairwise(LENGTHS[1:]):
             if end % length == 0:

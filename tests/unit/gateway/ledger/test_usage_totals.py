@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import func, select
 
 from gateway.config.document import PriceConfig
+from gateway.errors import DependencyUnavailable
 from gateway.ledger import schema
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.migrations import VERSION, add_columns, migrate
@@ -158,6 +159,25 @@ def totals(database: str) -> dict[int, int]:
     return {int(length): int(requests) for length, requests in found}
 
 
+def mark_of_blocks(database: str) -> int:
+    marks = schema.usage_rollups.c
+    with connected(database) as connection:
+        found = connection.scalar(select(marks.until).where(marks.subject == "usage.blocks"))
+    assert found is not None
+    return int(found)
+
+
+def await_waiting(database: str, query: str, of: Future[Any]) -> None:
+    """Wait until a statement that contains `query` waits for a lock, or until `of` is done."""
+    waiting = (
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE %s"
+    )
+    is_waiting = False
+    while not is_waiting and not of.done():
+        with connected(database) as connection:
+            is_waiting = bool(connection.exec_driver_sql(waiting, (f"%{query}%",)).scalar())
+
+
 def delete_events(database: str, *, since: datetime, until: datetime) -> None:
     """Delete events behind the ledger's back, so that only totals know of them."""
     time = schema.usage_events.c.time
@@ -293,6 +313,42 @@ def test_rows_of_older_schemas_are_added_to_the_totals_in_steps(
     assert steps > 3
 
 
+@pytest.mark.parametrize("version", [10, 11])
+def test_a_backup_restored_over_a_newer_ledger_counts_once(database: str, version: int) -> None:
+    clock = Clock(to_nanoseconds(NOW))
+    found = events(60, ages=(0, 300))
+    with Ledger.create(database, clock=clock) as ledger:
+        record(ledger, "w0-1", 60, found)
+        catch_up(ledger)
+        before = totals(database)
+    with connected(database) as connection:
+        take_back(connection, version, keeps_totals=True)
+
+    with Ledger(database, clock=clock) as again:
+        check(again, database, clock, random.Random(1))
+        catch_up(again)
+        check(again, database, clock, random.Random(2))
+
+    assert totals(database) == before
+    assert before[24] == 60
+
+
+def test_a_running_program_migrates_a_backup_that_was_restored(database: str) -> None:
+    clock = Clock(to_nanoseconds(NOW))
+    asked: Asked = (NOW - timedelta(days=9), NOW, [], None, None)
+    with Ledger.create(database, clock=clock) as ledger:
+        record(ledger, "w0-1", 20, events(20))
+        before = shown(ledger, asked)
+        with connected(database) as connection:
+            take_back(connection, 11, keeps_totals=True)
+        with pytest.raises(DependencyUnavailable, match="replaced"):
+            record(ledger, "w0-2", 1, [make_event(999, time=clock.now)])
+
+        assert shown(ledger, asked) == before
+        catch_up(ledger)
+        assert shown(ledger, asked) == before
+
+
 def test_programs_of_schema_10_use_no_sums_by_hour_any_more(database: str) -> None:
     with Ledger.create(database) as ledger:
         ledger.accounts.tenants()
@@ -380,6 +436,7 @@ def test_old_totals_of_hours_are_deleted_and_their_events_still_count(database: 
     with Ledger.create(database, clock=clock) as ledger:
         record(ledger, "w0-1", 60, found)
         clock.now = to_nanoseconds(NOW)
+        record(ledger, "w0-2", 1, [make_event(999, time=clock.now)])
         catch_up(ledger)
 
         rows = ledger.usage(None, NOW - timedelta(days=14), NOW, [GroupBy.HOUR])
@@ -387,8 +444,48 @@ def test_old_totals_of_hours_are_deleted_and_their_events_still_count(database: 
         check(ledger, database, clock, random.Random(1))
     since = to_nanoseconds(NOW) // DAY * DAY - 10 * DAY
     # A day less where midnight was during this test.
-    kept = [sum(1 for e in found if e.time >= begin) for begin in (since, since + DAY)]
+    kept = [1 + sum(1 for e in found if e.time >= begin) for begin in (since, since + DAY)]
     assert totals(database)[1] in kept
+
+
+def test_a_day_is_joined_two_days_after_its_end(database: str) -> None:
+    begin = to_nanoseconds(NOW) // DAY * DAY - 30 * DAY
+    clock = Clock(begin + 2 * DAY)
+    with Ledger.create(database, clock=clock) as ledger:
+        record(ledger, "w0-1", 1, [make_event(1, time=begin + 9 * DAY)])
+        clock.now = begin + 3 * DAY - 1
+        assert catch_up(ledger) == 0
+        clock.now += 1
+        assert catch_up(ledger) == 1
+
+    assert mark_of_blocks(database) == begin + DAY
+
+
+def test_a_clock_that_is_ahead_ends_no_days(database: str) -> None:
+    begin = to_nanoseconds(NOW) // DAY * DAY - 60 * DAY
+    clock = Clock(begin)
+    found = [make_event(number, time=begin - number * 4 * HOUR) for number in range(1, 41)]
+    with Ledger.create(database, clock=clock) as ledger:
+        record(ledger, "w0-1", 40, found)
+        before = totals(database)[1]
+        clock.now += 30 * DAY
+
+        assert catch_up(ledger) == 0
+
+    assert totals(database)[1] == before == 40
+
+
+def test_blocks_go_on_while_an_old_program_records(database: str) -> None:
+    begin = to_nanoseconds(NOW) // DAY * DAY - 30 * DAY
+    clock = Clock(begin + 2 * DAY)
+    with Ledger.create(database, clock=clock) as ledger:
+        ledger.accounts.tenants()
+        clock.now = begin + 9 * DAY
+        for number in range(1, 4):
+            record_as_schema_10(database, make_event(number, time=clock.now))
+            ledger.rollup.catch_up(limit=100)
+
+    assert mark_of_blocks(database) == begin + 3 * DAY
 
 
 def test_usage_by_the_hour_of_centuries_is_read_at_once(database: str) -> None:
@@ -436,13 +533,39 @@ def test_totals_of_concurrent_transactions_are_those_of_the_rows(postgresql: Pos
 
 
 @pytest.mark.system
+def test_a_recorder_whose_clock_is_behind_loses_no_event(postgresql: PostgreSQL) -> None:
+    """The mark moves past the event's day while the recorder has read it but not committed."""
+    database = postgresql.database()
+    present = to_nanoseconds(NOW)
+    late = present - 4 * DAY
+    with (
+        Ledger.create(database, clock=Clock(present - 5 * DAY)) as recorder,
+        Ledger(database, clock=Clock(present)) as billing,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        record(recorder, "w0-1", 1, [make_event(1, time=late)])
+        record(billing, "w1-1", 1, [make_event(2, time=present)])
+        former = mark_of_blocks(database)
+        with connected(database) as other:
+            other.execute(select(schema.usage_totals).with_for_update())
+            recorded = threads.submit(record, recorder, "w0-1", 2, [make_event(3, time=late)])
+            await_waiting(database, "INSERT INTO usage_totals", recorded)
+            stepped = threads.submit(catch_up, billing)
+            await_waiting(database, "pg_advisory_xact_lock", stepped)
+            assert not recorded.done()
+            assert mark_of_blocks(database) == former
+
+        assert recorded.result().counted == 1
+        assert stepped.result() > 3
+        asked: Asked = (NOW - timedelta(days=60), NOW + timedelta(days=1), [], None, None)
+        assert shown(billing, asked)[()]["requests"] == 3
+    assert totals(database)[48] == 2
+
+
+@pytest.mark.system
 def test_a_transaction_waits_for_the_marks_before_it_locks_a_log(postgresql: PostgreSQL) -> None:
     database = postgresql.database()
     log = "SELECT * FROM high_water WHERE log_id = 'w0-1' FOR UPDATE NOWAIT"
-    waiting = (
-        "SELECT count(*) FROM pg_stat_activity"
-        " WHERE wait_event_type = 'Lock' AND query LIKE '%%usage_rollups%%'"
-    )
     found = events(2, ages=(5, 9))
     clock = Clock(to_nanoseconds(NOW))
     with Ledger.create(database, clock=clock) as ledger, ThreadPoolExecutor(1) as threads:
@@ -450,11 +573,9 @@ def test_a_transaction_waits_for_the_marks_before_it_locks_a_log(postgresql: Pos
         with connected(database) as other:
             other.execute(select(schema.usage_rollups).with_for_update())
             late = threads.submit(record, ledger, "w0-1", 2, found[1:])
-            with connected(database) as third:
-                while not third.exec_driver_sql(waiting).scalar():
-                    assert not late.done()
-                    third.rollback()
+            await_waiting(database, "usage_rollups", late)
 
+            assert not late.done()
             assert other.exec_driver_sql(log).one().sequence == 1
 
         assert late.result().counted == 1
