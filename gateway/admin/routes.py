@@ -54,7 +54,7 @@ def route_of(operation: AnyOperation) -> HTTPRouteHandler:
     decorate = _METHODS[operation.method](
         path,
         status_code=operation.status,
-        opt={"role": operation.role, **operation.opt},
+        opt={"role": operation.role, "without_certificate": operation.without_certificate},
         operation=operation.description,
     )
     handler: HTTPRouteHandler = decorate(handle)

@@ -5,6 +5,7 @@ import click
 from gateway.cli.admin_client import AdminClient, admin_options, print_json
 from gateway.cli.tables import print_table
 from gateway.ledger.types import GroupBy
+from gateway.operations.billing import get_usage
 
 _GROUPS = [group.value for group in GroupBy]
 
@@ -31,7 +32,7 @@ def usage(
 ) -> None:
     """Show usage and its cost."""
     query = {"tenant": tenant, "from": since, "to": until, "group_by": ",".join(group_by)}
-    answer = client.request("GET", "/admin/usage", query={k: v for k, v in query.items() if v})
+    answer = client.carry_out(get_usage, query={k: v for k, v in query.items() if v})
     if as_json:
         print_json(answer)
         return

@@ -13,6 +13,7 @@ from gateway.config.load import check_memory, explain, parse_sources
 from gateway.config.sources import read_folder
 from gateway.errors import ConfigurationError
 from gateway.http.edge import check_listeners
+from gateway.operations.configuration import get_config, reload_config, replace_config
 from gateway.settings import load_settings
 from gateway.supervisor.errors import ExitCode
 from gateway.upstream.tls import client_tls
@@ -55,9 +56,6 @@ def diff(*, folder: Path, client: AdminClient, as_json: bool) -> None:
         values = parse_sources(read_folder(folder)).tree.values
     except ConfigurationError as error:
         raise Failure(explain(error), ExitCode.CONFIGURATION) from error
-    # Imported late, because `config check` needs neither Redis nor SQL.
-    from gateway.operations.configuration import replace_config  # noqa: PLC0415
-
     answer = client.carry_out(replace_config, query={"dry_run": "true"}, body=values)
     if as_json:
         print_json(answer)
@@ -69,9 +67,6 @@ def diff(*, folder: Path, client: AdminClient, as_json: bool) -> None:
 @admin_options
 def show(*, client: AdminClient, as_json: bool) -> None:
     """Show the active configuration, its generation, and the workers that have applied it."""
-    # Imported late, because `config check` needs neither Redis nor SQL.
-    from gateway.operations.configuration import get_config  # noqa: PLC0415
-
     answer = client.carry_out(get_config)
     if as_json:
         print_json(answer)
@@ -89,9 +84,6 @@ def reload(*, client: AdminClient, as_json: bool) -> None:
 
     Exit with 1 if a worker has not applied the document.
     """
-    # Imported late, because `config check` needs neither Redis nor SQL.
-    from gateway.operations.configuration import reload_config  # noqa: PLC0415
-
     answer = client.carry_out(reload_config)
     same = "" if answer["changed"] else "; nothing has changed"
     head = f"generation {answer['generation']}, digest {answer['digest']}{same}"

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from gateway.cli.admin_client import AdminClient, admin_options, print_change, print_json
+from gateway.operations import model_plans as plans
 from gateway.operations.declaration import Operation
 
 # A change takes this long because every backend loads the revisions twice: first to check the
@@ -37,8 +38,6 @@ def split(
     backend has checked the revisions. `split sentiment` shows the items, errors, latency, labels,
     agreement and cost of each revision.
     """
-    from gateway.operations import model_plans as plans  # noqa: PLC0415 - needs Redis and SQL
-
     if reset and weights:
         raise click.UsageError("give weights or `--reset`, not both")
     if reset:
@@ -83,8 +82,6 @@ def shadow(
 
     Callers never get the shadow's results.
     """
-    from gateway.operations import model_plans as plans  # noqa: PLC0415 - needs Redis and SQL
-
     if (revision is None) != off:
         raise click.UsageError("give either a revision or `--off`")
     if off:
@@ -100,8 +97,6 @@ def shadow(
 @admin_options
 def rollback(*, name: str, dry_run: bool, client: AdminClient, as_json: bool) -> None:
     """Undo the last change of a model's split. Running this twice does not undo two changes."""
-    from gateway.operations import model_plans as plans  # noqa: PLC0415 - needs Redis and SQL
-
     _change(client, plans.roll_back_model, name, dry_run=dry_run, as_json=as_json)
 
 

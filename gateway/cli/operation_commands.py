@@ -1,6 +1,6 @@
 """Makes commands from the declarations of operations."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from importlib import import_module
@@ -61,7 +61,7 @@ def command_of(operation: AnyOperation, declared: Command) -> click.Command:
     places = [each.sent.place for each in operation.parameters]
     segments = declared.arguments[: places.count(Place.PATH)]
     in_query = [each.name for each in operation.parameters if each.sent.place is Place.QUERY]
-    fields = dict(_fields(operation))
+    fields = {field.name: field for field in operation.fields()}
 
     def run(*, client: AdminClient, as_json: bool, **given: Any) -> None:
         sent = {
@@ -91,24 +91,6 @@ def command_of(operation: AnyOperation, declared: Command) -> click.Command:
     )(command)
 
 
-def _fields(operation: AnyOperation) -> Iterator[tuple[str, msgspec.structs.FieldInfo]]:
-    """Yield what a command may have options for: parameters of the query, and the body's fields."""
-    for each in operation.parameters:
-        if each.sent.place is Place.QUERY:
-            yield (
-                each.name,
-                msgspec.structs.FieldInfo(
-                    name=each.name,
-                    encode_name=each.sent.name,
-                    type=each.type,
-                    default=msgspec.NODEFAULT if each.is_required else each.default,
-                ),
-            )
-        elif isinstance(each.type, type) and issubclass(each.type, msgspec.Struct):
-            for field in msgspec.structs.fields(each.type):
-                yield field.name, field
-
-
 def _option(name: str, described: str | Option, field: msgspec.structs.FieldInfo) -> Any:
     if isinstance(described, str):
         described = Option(flag=f"--{name.replace('_', '-')}", help=described)
@@ -117,7 +99,7 @@ def _option(name: str, described: str | Option, field: msgspec.structs.FieldInfo
     if kind is bool:
         settings = {"is_flag": True}
     elif kind in (int, float) and not is_list:
-        settings = {"default": field.default, "show_default": True}
+        settings = {} if field.required else {"default": field.default, "show_default": True}
     return click.option(
         described.flag,
         name,

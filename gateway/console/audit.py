@@ -8,8 +8,8 @@ from litestar.di import NamedDependency
 from gateway.console.access import AnyRequest
 from gateway.console.forms import moment_of, number_of
 from gateway.console.frame import Frame
-from gateway.ledger.audit import AuditFilter
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.types import AuditFilter
 from gateway.operations.operators import Role
 
 PER_PAGE = 50

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.config.difference import FieldChange, find_changes
 from gateway.config.document import Document
-from gateway.ledger.affected_tenants import TenantCount
+from gateway.ledger.types import TenantCount
 from gateway.operations.document_difference import DocumentDifference
 
 MOST_FIELDS = 200

@@ -2,7 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from litestar import Controller, Response, get, post
@@ -15,7 +15,7 @@ from gateway.console.forms import budget_of, one, rules_of
 from gateway.console.frame import Frame
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.types import GroupBy, GroupUsage, Key, Tenant
-from gateway.operations.accounts import NewTenant, create_tenant, get_tenant, set_tenant_limits
+from gateway.operations.accounts import NewTenant, create_tenant, set_tenant_limits
 from gateway.operations.active_document import ActiveDocumentReader
 from gateway.operations.budgets import remove_budget, set_budget
 from gateway.operations.operators import Role
@@ -134,10 +134,8 @@ class TenantsController(Controller):
     ) -> Response[str]:
         """Replace the limits of a tenant."""
         limits = rules_of(await fields_of(request))
-        await set_tenant_limits(context, tenant, limits)
-        shown = tenant_context(await get_tenant(context, tenant)) | {
-            "done": "The limits are replaced."
-        }
+        replaced = cast("Tenant", await set_tenant_limits(context, tenant, limits))  # no dry run
+        shown = tenant_context(replaced) | {"done": "The limits are replaced."}
         return frame.render(request, "tenants/_limits.html", shown)
 
     @post("/{tenant:str}/budget", status_code=200, opt={"role": set_budget.role})
@@ -152,11 +150,11 @@ class TenantsController(Controller):
         fields = await fields_of(request)
         budget = budget_of(fields) if one(fields, "amount") else None
         if budget is None:
-            await remove_budget(context, tenant)
+            changed = await remove_budget(context, tenant)
         else:
-            await set_budget(context, tenant, budget)
+            changed = cast("Tenant", await set_budget(context, tenant, budget))  # no dry run
         done = "The budget is removed." if budget is None else "The budget is replaced."
-        shown = tenant_context(await get_tenant(context, tenant)) | {"done": done}
+        shown = tenant_context(changed) | {"done": done}
         return frame.render(request, "tenants/_budget.html", shown)
 
 

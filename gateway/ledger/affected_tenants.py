@@ -4,25 +4,17 @@ from collections.abc import Collection
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import msgspec
 from sqlalchemy import ColumnElement, Select, func, or_, select
 
 from gateway.ledger import schema
 from gateway.ledger.store import Store, to_nanoseconds
+from gateway.ledger.types import TenantCount
 
 _NONE: Final = "[]"
 _SECOND: Final = 1_000_000_000
 _tenants: Final = schema.tenants
 _keys: Final = schema.keys
 _events: Final = schema.usage_events
-
-
-class TenantCount(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of affected tenants, and the ids of the first ones."""
-
-    count: int
-    first: list[str]
-    """The ids of the first tenants, in order."""
 
 
 class AffectedTenants:

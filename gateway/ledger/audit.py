@@ -1,7 +1,6 @@
 """Records who changed what, and when."""
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Final
 
 import msgspec
@@ -9,20 +8,9 @@ from sqlalchemy import ColumnElement, Connection, func, insert, or_, select
 
 from gateway.ledger import schema
 from gateway.ledger.store import Store, to_datetime, to_nanoseconds
-from gateway.ledger.types import AuditEntry
+from gateway.ledger.types import AuditEntry, AuditFilter
 
 _RECENT: Final = 10_000
-
-
-class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Selects audit entries. An entry must match every field. An empty field matches any entry."""
-
-    actor: str = ""
-    kind: str = ""
-    """An action such as `key.revoke`, or a prefix such as `key` for all actions on keys."""
-    subject: str = ""
-    since: datetime | None = None
-    until: datetime | None = None
 
 
 EVERYTHING: Final = AuditFilter()

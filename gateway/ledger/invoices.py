@@ -10,53 +10,10 @@ import msgspec
 from gateway.errors import InvalidRequest
 from gateway.ledger.pricing import amount as cost, decimal, digits, round_amount
 from gateway.ledger.store import to_nanoseconds
-from gateway.ledger.types import Units
+from gateway.ledger.types import Invoice, InvoiceLine, InvoiceTotal, UnitPrices
 from gateway.ledger.usage import PricedUsage
 
 _MONTH = re.compile(r"(?!0000)[0-9]{4}-(0[1-9]|1[0-2])")
-
-
-class UnitPrices(msgspec.Struct, frozen=True, kw_only=True):
-    """The price of one unit, for each kind of unit, as a decimal string."""
-
-    hit: str
-    computed: str
-    row: str
-    token: str
-
-
-class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
-    """The usage of one model under one price."""
-
-    model: str
-    price: str
-    """The model that the price is for, and the date from which it applies: `model@since`."""
-    currency: str
-    unit_prices: UnitPrices
-    units: Units
-    exact: str
-    """The cost of the units before rounding, as a decimal string."""
-    amount: str
-    """`exact`, rounded to the smallest unit of the currency; halves are rounded to even."""
-
-
-class InvoiceTotal(msgspec.Struct, frozen=True, kw_only=True):
-    """The sum of the rounded amounts of all lines in one currency."""
-
-    currency: str
-    amount: str
-
-
-class Invoice(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant's invoice for a month in UTC.
-
-    The same events and prices always give the same invoice.
-    """
-
-    tenant: str
-    month: str
-    lines: list[InvoiceLine]
-    totals: list[InvoiceTotal]
 
 
 def month_bounds(month: str) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from gateway.ledger.batches import BatchStore
 from gateway.ledger.budgets import Budgets
 from gateway.ledger.dead_letters import DeadLetters
 from gateway.ledger.files import FileStore
-from gateway.ledger.invoices import Invoice, make_invoice, month_bounds
+from gateway.ledger.invoices import make_invoice, month_bounds
 from gateway.ledger.operators import OperatorStore
 from gateway.ledger.past_requests import find_request, find_requests
 from gateway.ledger.prices import PublishedPrices
@@ -28,7 +28,7 @@ from gateway.ledger.rollup import Rollup
 from gateway.ledger.serving_plans import ServingPlanStore
 from gateway.ledger.store import Store, to_nanoseconds
 from gateway.ledger.tenant_pages import TenantPages
-from gateway.ledger.types import GroupBy, GroupUsage, PastRequest, RevisionCost
+from gateway.ledger.types import GroupBy, GroupUsage, Invoice, PastRequest, RevisionCost
 from gateway.ledger.usage import priced_usage, usage_by_group
 from gateway.ledger.webhooks import DeliveryStore
 

@@ -7,13 +7,13 @@ from typing import Final
 
 import msgspec
 
+from gateway.config.checks import ANY_MODEL
 from gateway.config.document import PriceConfig
 from gateway.errors import ConfigurationError
 from gateway.ledger.store import to_nanoseconds
 from gateway.ledger.types import Units
 
 NANO: Final = 1_000_000_000
-ANY_MODEL: Final = "*"
 _EXACT: Final = 9
 _PRICED: Final = ("hit", "computed", "row", "token")
 # The currencies whose smallest unit is not a hundredth (ISO 4217).

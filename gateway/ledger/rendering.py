@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gateway.ledger.invoices import Invoice
-from gateway.ledger.types import GroupBy, GroupUsage
+from gateway.ledger.types import GroupBy, GroupUsage, Invoice
 from gateway.ledger.usage_fields import SUMMED
 
 

@@ -207,6 +207,49 @@ class GroupUsage(Units, frozen=True, kw_only=True, gc=False):
     currency: str
 
 
+class UnitPrices(msgspec.Struct, frozen=True, kw_only=True):
+    """The price of one unit, for each kind of unit, as a decimal string."""
+
+    hit: str
+    computed: str
+    row: str
+    token: str
+
+
+class InvoiceLine(msgspec.Struct, frozen=True, kw_only=True):
+    """The usage of one model under one price."""
+
+    model: str
+    price: str
+    """The model that the price is for, and the date from which it applies: `model@since`."""
+    currency: str
+    unit_prices: UnitPrices
+    units: Units
+    exact: str
+    """The cost of the units before rounding, as a decimal string."""
+    amount: str
+    """`exact`, rounded to the smallest unit of the currency; halves are rounded to even."""
+
+
+class InvoiceTotal(msgspec.Struct, frozen=True, kw_only=True):
+    """The sum of the rounded amounts of all lines in one currency."""
+
+    currency: str
+    amount: str
+
+
+class Invoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant's invoice for a month in UTC.
+
+    The same events and prices always give the same invoice.
+    """
+
+    tenant: str
+    month: str
+    lines: list[InvoiceLine]
+    totals: list[InvoiceTotal]
+
+
 class PastRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that was answered."""
 
@@ -257,6 +300,14 @@ class StoredPlan(msgspec.Struct, frozen=True, kw_only=True):
     previous: Serving | None = None
 
 
+class TenantCount(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of affected tenants, and the ids of the first ones."""
+
+    count: int
+    first: list[str]
+    """The ids of the first tenants, in order."""
+
+
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Records who changed what, and when. `detail` holds no secret."""
 
@@ -266,6 +317,17 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     action: str
     subject: str
     detail: dict[str, object]
+
+
+class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Selects audit entries. An entry must match every field. An empty field matches any entry."""
+
+    actor: str = ""
+    kind: str = ""
+    """An action such as `key.revoke`, or a prefix such as `key` for all actions on keys."""
+    subject: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
 
 
 class RegionLease(msgspec.Struct, frozen=True, kw_only=True):

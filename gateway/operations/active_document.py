@@ -1,12 +1,15 @@
 """Reads the active configuration document for operators, and caches it."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from gateway.config.document import Document
 from gateway.config.load import load_folder, load_sources
 from gateway.errors import DependencyUnavailable
-from gateway.runtime.control import Control
 from gateway.settings import Settings
+
+if TYPE_CHECKING:  # see `gateway.operations.context`
+    from gateway.runtime.control import Control
 
 
 class ActiveDocumentReader:
@@ -16,7 +19,7 @@ class ActiveDocumentReader:
     configuration folder.
     """
 
-    def __init__(self, *, control: Control, settings: Settings) -> None:
+    def __init__(self, *, control: "Control", settings: Settings) -> None:
         self._control = control
         self._settings = settings
         self._generation = -1

@@ -3,18 +3,21 @@
 import asyncio
 from collections.abc import Iterable, Mapping
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gateway.dispatch.discovery import at
 from gateway.operations.active_document import ActiveDocumentReader
 from gateway.operations.fleet_view import reported_backends
-from gateway.runtime.control import Control
 from gateway.runtime.runtime import compile_runtime
 from gateway.types import Endpoint
 from gateway.upstream.base import BackendClient, CallFailed
 from wire.plans import PlanTrial
 from wire.protocol import TOKEN_TASKS, ModelInfo, PlanVerdict, ServingState, Task
+
+if TYPE_CHECKING:  # see `gateway.operations.context`
+    from gateway.runtime.control import Control
 
 _STATE_TIMEOUT = 5.0
 # A check takes as long as a reload, because both load models.
@@ -40,7 +43,7 @@ class BackendCalls:
     """Finds the backends that the workers use, and calls them."""
 
     def __init__(
-        self, *, control: Control, active: ActiveDocumentReader, client: BackendClient
+        self, *, control: "Control", active: ActiveDocumentReader, client: BackendClient
     ) -> None:
         self._control = control
         self._active = active

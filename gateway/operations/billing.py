@@ -10,9 +10,14 @@ from gateway.api.openapi_parts import MOMENT, Content, Json
 from gateway.api.usage_query import parse_group_by, parse_moment
 from gateway.errors import ConfigurationError, NotFound
 from gateway.ledger import rendering
-from gateway.ledger.audit import AuditFilter
-from gateway.ledger.invoices import Invoice
-from gateway.ledger.types import SLOW_GROUPS, AuditEntry, GroupBy, GroupUsage
+from gateway.ledger.types import (
+    SLOW_GROUPS,
+    AuditEntry,
+    AuditFilter,
+    GroupBy,
+    GroupUsage,
+    Invoice,
+)
 from gateway.operations.context import OperationContext
 from gateway.operations.declaration import TENANT, Answer, Family, Sent
 from gateway.operations.operators import Role

@@ -157,7 +157,7 @@ async def replace_config(
     errors=(ConfigurationError, Conflict),
     answers=_change(PublishedChange),
     headers=("ETag",),
-    opt={"without_certificate": Role.ADMIN},
+    without_certificate=Role.ADMIN,
 )
 async def reload_config(context: OperationContext) -> Answer[PublishedChange | CheckedDocument]:
     """Publish the configuration folder.

@@ -1,4 +1,6 @@
-"""Declares operations. The admin API and the command line are made from the declarations.
+"""Declares operations. The admin API and the simple commands are made from the declarations.
+
+Commands only read the declarations, and call the admin API over HTTP.
 
 How to add an operation:
 
@@ -12,17 +14,20 @@ How to add an operation:
    operation checks the role.
 4. Change the ledger with `actor=context.operator.name`: it writes the audit entry in the same
    transaction. Before any other change, write the entry with `context.audit`.
-5. For a command, add a `Command`. A command that does more than one call is written in
-   `gateway/cli`, and calls `AdminClient.carry_out` with the operation.
+5. For a command, add a `Command`. The command exists only if its group, an `OperationGroup` in
+   `gateway/cli/root.py`, lists the module in `families`. A command that does more than one call is
+   written in `gateway/cli`, and calls `AdminClient.carry_out` with the operation. Import what needs
+   Redis or SQL under `TYPE_CHECKING`, so that the command starts quickly.
 6. In the console, a handler passes the fields of its form to the operation, and has the option
    `{"role": the_operation.role}`.
-7. List a new module in `gateway/operations/families.py`. Run `make reference`. Test the operation
-   over HTTP in `tests/integration/admin`.
+7. List a new module in `gateway/operations/families.py`. Describe the operation in a page of
+   `docs/operations`. Run `make reference`. Test the operation over HTTP in
+   `tests/integration/admin`.
 """
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Concatenate, Generic, ParamSpec, TypeVar, get_args, get_origin
 from urllib.parse import quote
@@ -132,7 +137,7 @@ class Operation(Generic[P, R_co]):
         description: Description,
         parameters: Sequence[Parameter],
         command: Command | None,
-        opt: Mapping[str, object],
+        without_certificate: Role | None,
     ) -> None:
         self.function = function
         self.method = method
@@ -141,7 +146,7 @@ class Operation(Generic[P, R_co]):
         self.status = status
         self.description = description
         self.command = command
-        self.opt = opt
+        self.without_certificate = without_certificate
         self.parameters = parameters
 
     async def __call__(
@@ -154,6 +159,19 @@ class Operation(Generic[P, R_co]):
         """
         check_role(context.operator, self.role)
         return await self.function(context, *arguments, **named)
+
+    def fields(self) -> Iterator[msgspec.structs.FieldInfo]:
+        """Yield what a command may have options for: the query's parameters, the body's fields."""
+        for each in self.parameters:
+            if each.sent.place is Place.QUERY:
+                yield msgspec.structs.FieldInfo(
+                    name=each.name,
+                    encode_name=each.sent.name,
+                    type=each.type,
+                    default=msgspec.NODEFAULT if each.is_required else each.default,
+                )
+            elif isinstance(each.type, type) and issubclass(each.type, msgspec.Struct):
+                yield from msgspec.structs.fields(each.type)
 
     def path_to(self, *values: str) -> str:
         """Return the path with these parameters. Each value is exactly one segment."""
@@ -203,14 +221,15 @@ class Family:
         headers: tuple[str, ...] = (),
         about: Mapping[str, Json] | None = None,
         command: Command | None = None,
-        opt: Mapping[str, object] | None = None,
+        without_certificate: Role | None = None,
     ) -> Callable[
         [Callable[Concatenate[OperationContext, P], Awaitable[R_co]]], Operation[P, R_co]
     ]:
         """Declare the decorated function as an operation.
 
         `route` is a method and a path. `example` is the example of the body. `errors` lists errors
-        beside those that every route has. `opt` has further options for the HTTP route.
+        beside those that every route has. An operator with the role `without_certificate` needs no
+        client certificate.
         """
 
         def declare(
@@ -226,7 +245,7 @@ class Family:
                 status=status,
                 parameters=parameters,
                 command=command,
-                opt=opt or {},
+                without_certificate=without_certificate,
                 description=Description(
                     id=function.__name__,
                     summary=summary,
@@ -241,10 +260,19 @@ class Family:
                     about={**self._about, **(about or {})},
                 ),
             )
+            if command is not None:
+                _check_flags(declared, command)
             self.operations.append(declared)
             return declared
 
         return declare
+
+
+def _check_flags(operation: Operation[..., Any], command: Command) -> None:
+    for field in operation.fields():
+        is_on = field.default is True or (field.type is bool and field.required)
+        if field.name in command.options and is_on:  # a command cannot send that it is off
+            raise TypeError(f"`{field.name}` is a flag: its default must be false")
 
 
 def _parameters(function: Callable[..., Any], path: str) -> tuple[Parameter, ...]:

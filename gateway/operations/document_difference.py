@@ -4,14 +4,18 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from gateway.config.checks import ANY_MODEL
 from gateway.config.difference import FieldChange, find_changes
 from gateway.config.document import Document, PriceConfig
 from gateway.errors import DependencyUnavailable
-from gateway.ledger.affected_tenants import AffectedTenants, TenantCount
-from gateway.ledger.pricing import ANY_MODEL
+from gateway.ledger.types import TenantCount
+
+if TYPE_CHECKING:  # see `gateway.operations.context`
+    from gateway.ledger.affected_tenants import AffectedTenants
 
 MAX_CHANGES = 1000
 
@@ -44,7 +48,7 @@ class DocumentDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def describe_difference(
-    before: Document, after: Document, tenants: AffectedTenants
+    before: Document, after: Document, tenants: "AffectedTenants"
 ) -> DocumentDifference:
     """Return how `after` differs from `before`, and which tenants this affects."""
     # In a thread, because comparing 20,000 models takes a second.

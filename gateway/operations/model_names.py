@@ -1,6 +1,7 @@
 """Validates the model names in keys, limits, documents and purges."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from gateway.config.checks import models_named
 from gateway.config.document import Document
@@ -8,8 +9,10 @@ from gateway.config.spelling import closest
 from gateway.errors import ConfigurationError, DependencyUnavailable, InvalidRequest
 from gateway.operations.active_document import ActiveDocumentReader
 from gateway.operations.fleet_view import reported_backends
-from gateway.runtime.control import Control
 from gateway.types import Rule
+
+if TYPE_CHECKING:  # see `gateway.operations.context`
+    from gateway.runtime.control import Control
 
 
 class ModelNameValidator:
@@ -19,7 +22,7 @@ class ModelNameValidator:
     `planned: true`.
     """
 
-    def __init__(self, *, control: Control, active: ActiveDocumentReader) -> None:
+    def __init__(self, *, control: "Control", active: ActiveDocumentReader) -> None:
         self._control = control
         self._active = active
 
@@ -46,7 +49,7 @@ class ModelNameValidator:
         await self.check([rule.model for rule in rules if rule.model], field="limits")
 
 
-async def valid_model_names(control: Control, document: Document | None) -> frozenset[str] | None:
+async def valid_model_names(control: "Control", document: Document | None) -> frozenset[str] | None:
     """Return the valid model names, or `None` if no worker has reported a backend.
 
     Raises:

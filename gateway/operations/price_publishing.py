@@ -4,14 +4,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
 
 from gateway.config.document import PriceConfig
 from gateway.config.load import load_sources
 from gateway.errors import DependencyUnavailable, GatewayError
-from gateway.ledger.prices import PublishedPrices
-from gateway.runtime.control import Control
 from gateway.runtime.control_values import Published
 from gateway.tasks import PeriodicTask
+
+if TYPE_CHECKING:  # see `gateway.operations.context`
+    from gateway.ledger.prices import PublishedPrices
+    from gateway.runtime.control import Control
 
 _log = logging.getLogger(__name__)
 _RETRY = 1.0
@@ -21,7 +24,7 @@ _SECOND = 1_000_000_000
 class PricePublisher:
     """Stores the prices of published documents in the ledger, one document at a time."""
 
-    def __init__(self, *, control: Control, ledger_prices: PublishedPrices) -> None:
+    def __init__(self, *, control: "Control", ledger_prices: "PublishedPrices") -> None:
         self._control = control
         self._ledger_prices = ledger_prices
         self._lock = asyncio.Lock()

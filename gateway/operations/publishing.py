@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,16 +31,18 @@ from gateway.errors import (
     GatewayError,
     PermissionDenied,
 )
-from gateway.ledger.ledger import Ledger
 from gateway.operations.document_difference import DocumentDifference, describe_difference
 from gateway.operations.fleet_view import reported_backends
 from gateway.operations.generations import check_match, rollback_target
 from gateway.operations.model_names import explain_unknown_model, valid_model_names
 from gateway.operations.price_publishing import PricePublisher
-from gateway.runtime.control import Control
 from gateway.runtime.control_values import Published, Topic
 from gateway.runtime.recovery import NOTHING_RECORDED, Recovery
 from gateway.settings import Settings
+
+if TYPE_CHECKING:  # see `gateway.operations.context`
+    from gateway.ledger.ledger import Ledger
+    from gateway.runtime.control import Control
 
 _log = logging.getLogger(__name__)
 _POSTED = "document.yaml"
@@ -94,8 +97,8 @@ class Publisher:
     def __init__(
         self,
         *,
-        control: Control,
-        ledger: Ledger,
+        control: "Control",
+        ledger: "Ledger",
         settings: Settings,
         clock: Callable[[], float],
         recovery: Recovery = NOTHING_RECORDED,

@@ -6,16 +6,18 @@ The ledger is the database of accounts and usage.
 import asyncio
 import contextlib
 import logging
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from typing_extensions import override
 
 from gateway.errors import DependencyUnavailable, GatewayError
-from gateway.ledger.published import PublishedState, RecordedState
-from gateway.runtime.control import Control
 from gateway.runtime.control_values import Published
 from gateway.tasks import PeriodicTask
+
+if TYPE_CHECKING:  # see `gateway.operations.context`
+    from gateway.ledger.published import PublishedState, RecordedState
+    from gateway.runtime.control import Control
 
 _log = logging.getLogger(__name__)
 _INTERVAL = 1.0
@@ -54,7 +56,7 @@ class LedgerRecovery(Recovery):
     restore the state. Generations never decrease.
     """
 
-    def __init__(self, *, control: Control, record: PublishedState, region: str) -> None:
+    def __init__(self, *, control: "Control", record: "PublishedState", region: str) -> None:
         self._control = control
         self._record = record
         self._region = region
@@ -117,7 +119,7 @@ class LedgerRecovery(Recovery):
         with contextlib.suppress(GatewayError):  # readiness reports what cannot be reached
             await self.reconcile()
 
-    async def _restore(self, recorded: RecordedState) -> None:
+    async def _restore(self, recorded: "RecordedState") -> None:
         history = await self._documents()
         if await self._control.restore_state(history, recorded.drains, recorded.drained):
             _log.warning(

@@ -41,10 +41,7 @@ _UNUSABLE: Final = gauge(
 
 
 class EdgeMetrics:
-    """Publishes metrics of the listener `listener`.
-
-    If there is no registry, the metrics are not exported.
-    """
+    """Publishes metrics of the listener `listener`."""
 
     def __init__(
         self, registry: CollectorRegistry | None = None, *, listener: str = "customers"

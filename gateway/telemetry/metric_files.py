@@ -17,6 +17,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, Final
@@ -112,7 +113,7 @@ class ReservedDict(MmapedDict):
         """Create the file under a hidden name, because readers would reject an empty file."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         hidden = self._path.with_name(f".{self._path.name}")
-        file = FileIO(hidden, "w+")
+        file = FileIO(hidden, "w+", opener=partial(os.open, mode=0o600))
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             self._allocate(file.fileno(), 0, self._capacity)
@@ -132,6 +133,8 @@ def keep_metrics_in_files(folder: Path) -> None:
     metric is created. The process must not fork afterwards.
     """
     add_up_dead(folder)
+    if getattr(values, "MmapedDict", None) is not MmapedDict:
+        raise RuntimeError("this version of `prometheus_client` stores metrics in another way")
     setattr(values, "MmapedDict", ReservedDict)  # noqa: B010 - the library has no other way in
     values.ValueClass = values.MultiProcessValue()  # type: ignore[no-untyped-call]
 

@@ -27,9 +27,11 @@ def problem(line: str) -> str:
     words = shlex.split(line, comments=True)[1:]
     command: click.Command = main
     while isinstance(command, click.Group):
-        if not words or words[0] not in command.commands:
+        found = command.get_command(click.Context(command), words[0]) if words else None
+        if found is None:
             return f"there is no command {words[:1]}"
-        command = command.commands[words.pop(0)]
+        command = found
+        del words[0]
     if command.context_settings.get("ignore_unknown_options"):
         return ""  # another program reads them
     options = {name: one for one in command.params for name in one.opts + one.secondary_opts}

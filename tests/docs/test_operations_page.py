@@ -4,9 +4,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-import click
-
 from bulk.ray_stage import sluicegate_stage
+from gateway.cli.examples import all_commands
 from gateway.cli.root import main
 from gateway.supervisor.errors import ExitCode
 from tests.docs.tables import ROOT, page, rows
@@ -15,14 +14,6 @@ from tools.reference.metrics_page import declared_metrics
 PAGE = page("docs/operations/commands.md")
 _PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _METRIC = re.compile(r"`(sluicegate_[a-z_]+)(\{[^}`]*\})?`")
-
-
-def commands(group: click.Group, path: str) -> Iterator[str]:
-    for name, command in group.commands.items():
-        if isinstance(command, click.Group):
-            yield from commands(command, f"{path} {name}")
-        else:
-            yield f"{path} {name}"
 
 
 def routes(folder: str) -> Iterator[str]:
@@ -70,7 +61,7 @@ def test_no_page_names_a_metric_or_label_that_does_not_exist() -> None:
 def test_every_command_is_in_the_reference() -> None:
     told = re.findall(r"^## (.+)$", page("docs/reference/commands.md"), re.MULTILINE)
 
-    assert set(commands(main, "sluicegate")) <= set(told)
+    assert {f"sluicegate {name}" for name, _ in all_commands(main)} <= set(told)
 
 
 def test_every_exit_code_is_told() -> None:

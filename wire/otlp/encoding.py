@@ -1,6 +1,6 @@
 """Adds spans that are already encoded to the requests of OpenTelemetry's exporters.
 
-OpenTelemetry's encoder takes 28 µs per span, and a hit that the fast path replays has three spans.
+OpenTelemetry's encoder takes 18 µs per span, and a hit that the fast path replays has three spans.
 The gateway fills in a template instead, see `gateway/telemetry/hit_spans.py`. OpenTelemetry's
 encoder encodes all other spans.
 """

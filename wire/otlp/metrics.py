@@ -71,16 +71,21 @@ class MetricPusher:
         def collect(*_: Any, **__: Any) -> Any:  # `MetricsData`, which the SDK does not declare
             try:
                 found = asyncio.run_coroutine_threadsafe(wait_for_metrics(), loop).result()
+                now = time.time_ns()
+                return metrics_data(found, self._resource, started=self._started, now=now)
             except Exception:  # noqa: BLE001 - a failed reading must not prevent later ones
                 _log.exception("cannot read metrics")
                 return None
-            return metrics_data(found, self._resource, started=self._started, now=time.time_ns())
 
         reader = PeriodicExportingMetricReader(self._exporter, self._interval * 1000)
         # The SDK's own instruments would hide the values that other processes counted.
         reader._set_collect_callback(collect)  # noqa: SLF001
-        await stop.wait()
-        await asyncio.to_thread(reader.shutdown, self.close_within * 1000)
+        try:
+            await stop.wait()
+            await asyncio.to_thread(reader.shutdown, self.close_within * 1000)
+        finally:
+            # If a collector hangs, the SDK's thread outlives this loop.
+            reader._set_collect_callback(_no_metrics)  # noqa: SLF001
 
 
 def open_pusher(
@@ -113,6 +118,10 @@ def metrics_data(
     return MetricsData(
         resource_metrics=[ResourceMetrics(resource=resource, scope_metrics=[scope], schema_url="")]
     )
+
+
+def _no_metrics(*_: Any, **__: Any) -> Any:
+    return None
 
 
 def _metric(family: Family, started: int, now: int) -> Metric:

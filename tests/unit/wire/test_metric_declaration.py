@@ -1,8 +1,10 @@
 """Fields of statistics become the metrics that are declared beside them."""
 
 import re
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import pytest
@@ -11,19 +13,30 @@ from prometheus_client import CollectorRegistry
 from gateway.inference.coalescing import FlightStatistics
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.workers.billing import BillingStatistics
-from tools.reference.metrics_page import declared_metrics
+from tools.reference.metrics_page import BACKEND, GATEWAY, declared_metrics
 from wire.metric_declaration import (
     LABEL,
     MetricDeclaration,
     MetricKind,
     counter,
+    declared_by,
     gauge,
     read_samples,
 )
+from wire.plans import RevisionStatistics
 
 ROOT = Path(__file__).parents[3]
 _LOOKUPS = counter("lookups_total", "Lookups.", "name", "tier", "result")
 _OPEN = gauge("open", "Whether it is open.", "name")
+# Fields that are labels, in no metric, or in metrics that other code computes.
+_NO_METRIC = {
+    "DispatchStatistics": {"calls", "failed_calls", "retried", "hedged"},
+    "EncoderStatistics": {"name"},
+    "QueueStatistics": {"work", "wasted"},
+    "RevisionStatistics": set(RevisionStatistics.__struct_fields__),
+    "RowStatistics": {"computed_rows", "entries", "size_bytes", "evicted_rows"},
+    "Snapshot": {"models"},
+}
 
 
 class _Tier(msgspec.Struct):
@@ -46,6 +59,54 @@ def test_samples_have_the_labels_of_fields_annotations_and_keys() -> None:
         ("lookups_total", ("a", "memory", "hit"), 2),
         ("lookups_total", ("a", "redis", "miss"), 3),
     ]
+
+
+def declaring_classes() -> list[type[msgspec.Struct]]:
+    """Return the classes of statistics with metrics, without the classes of their fields."""
+    names = [name for sections in (GATEWAY, BACKEND) for each in sections.values() for name in each]
+    found = {
+        kind
+        for name in names
+        for kind in vars(import_module(name)).values()
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and any(declared_by(kind))
+    }
+    inner = {kind for each in found for kind, *_ in leaves(each) if kind is not each}
+    return sorted(found - inner, key=lambda kind: kind.__name__)
+
+
+def leaves(kind: type[msgspec.Struct], path: str = "") -> Iterator[tuple[type, str, str]]:
+    """Yield the class, name and path of each field that holds no struct."""
+    for name, hint in get_type_hints(kind).items():
+        inner = get_args(hint)[0] if get_origin(hint) is list else hint
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            yield from leaves(inner, f"{path}{name}.")
+        else:
+            yield kind, name, path + name
+
+
+def example(hint: Any) -> Any:
+    """Return a value of a type, with one element in each collection."""
+    kind, inner = get_origin(hint) or hint, [each for each in get_args(hint) if each is not ...]
+    if issubclass(kind, msgspec.Struct):
+        return kind(**{name: example(each) for name, each in get_type_hints(kind).items()})
+    if issubclass(kind, dict):
+        key, value = inner if len(inner) > 1 else (*inner, int)
+        return {example(key): example(value)}
+    return kind([example(each) for each in inner]) if inner else kind(1)
+
+
+@pytest.mark.parametrize("kind", declaring_classes(), ids=lambda kind: kind.__name__)
+def test_every_field_of_statistics_is_a_metric_with_all_its_labels(
+    kind: type[msgspec.Struct],
+) -> None:
+    samples = list(read_samples(example(kind)))
+
+    wanted = {
+        path for owner, name, path in leaves(kind) if name not in _NO_METRIC.get(owner.__name__, ())
+    }
+    assert {path for *_, path in samples} == wanted
+    for metric, labels, *_ in samples:
+        assert len(labels) == len(metric.labels), metric.name
 
 
 def test_every_metric_is_declared_once_and_has_a_section_on_the_page() -> None:

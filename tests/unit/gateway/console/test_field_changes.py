@@ -5,7 +5,7 @@ import msgspec
 from gateway.config.difference import FieldChange
 from gateway.config.document import Document
 from gateway.console.field_changes import MOST_FIELDS, FieldLine, described, lines_of
-from gateway.ledger.affected_tenants import TenantCount
+from gateway.ledger.types import TenantCount
 from gateway.operations.document_difference import DocumentDifference, ModelNameChanges
 
 

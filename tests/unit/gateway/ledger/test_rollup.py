@@ -13,10 +13,9 @@ from sqlalchemy import func, select
 
 from gateway.config.document import PriceConfig
 from gateway.ledger import rollup, schema
-from gateway.ledger.invoices import Invoice
 from gateway.ledger.ledger import Ledger
 from gateway.ledger.store import to_nanoseconds
-from gateway.ledger.types import EventBlock, GroupBy, GroupUsage
+from gateway.ledger.types import EventBlock, GroupBy, GroupUsage, Invoice
 from gateway.ledger.usage_marks import HOUR
 from gateway.types import RequestEvent
 from testing.postgresql import PostgreSQL

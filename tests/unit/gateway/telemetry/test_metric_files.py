@@ -84,6 +84,7 @@ def test_every_block_of_a_file_is_reserved_before_it_is_written_to(tmp_path: Pat
         file.write_value(KEY.replace("classify", f"task-{number}"), float(number))
 
     found = path.stat()
+    assert found.st_mode & 0o777 == 0o600
     assert found.st_blocks * 512 >= found.st_size > 1 << 16
     assert sum(page(tmp_path).values()) == sum(range(2000))
     file.close()

@@ -1,6 +1,8 @@
 """Push of metrics: by the variables of OpenTelemetry, what a scrape shows, and never waited for."""
 
 import asyncio
+import math
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, Metric
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric as Family
+from prometheus_client.core import HistogramMetricFamily, Metric as Family
 
 from gateway.cache.statistics import BYTES
 from gateway.telemetry.metric_files import add_up_dead, counted_since
@@ -31,6 +33,12 @@ def families() -> list[Family]:
     metrics.instruments.set_gauge(BYTES, 7.0, ("memory",))
     metrics.flush()
     return list(registry.collect())
+
+
+def broken_family() -> Family:
+    """Return a histogram that no conversion accepts: its counts are infinite."""
+    buckets = [("1", math.inf), ("+Inf", math.inf)]
+    return HistogramMetricFamily("broken", "Broken.", buckets=buckets, sum_value=1)
 
 
 async def read() -> Iterable[Family]:
@@ -124,16 +132,46 @@ async def test_a_collector_that_does_not_answer_holds_up_no_end(
 
 
 @pytest.mark.anyio
-async def test_a_failed_reading_does_not_prevent_later_ones(
+async def test_after_the_end_the_thread_of_a_push_reads_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sink, stop, failed = HttpSink(), asyncio.Event(), [OSError("first")]
+    sink, stop, reads = HttpSink(), asyncio.Event(), 0
+    sink.answers.clear()
+    pusher = open_from(monkeypatch, sink.environment | {"OTEL_METRIC_EXPORT_INTERVAL": "1"})
+    pusher.close_within = 0.05
+
+    async def counted() -> Iterable[Family]:
+        nonlocal reads
+        reads += 1
+        return families()
+
+    running = asyncio.create_task(pusher.run(counted, stop))
+    await until(lambda: reads > 0, what="a reading")
+    stop.set()
+    await running
+    (thread,) = (one for one in threading.enumerate() if one.name.startswith("OtelPeriodic"))
+    sink.stop()
+    await asyncio.to_thread(thread.join, 60.0)
+
+    assert not thread.is_alive()
+    assert reads == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("failure", [OSError("not read"), [broken_family()]])
+async def test_a_failed_reading_does_not_prevent_later_ones(
+    monkeypatch: pytest.MonkeyPatch, failure: OSError | list[Family]
+) -> None:
+    sink, stop, failures = HttpSink(), asyncio.Event(), [failure]
     pusher = open_from(monkeypatch, sink.environment | {"OTEL_METRIC_EXPORT_INTERVAL": "1"})
 
     async def failing() -> Iterable[Family]:
-        if failed:
-            raise failed.pop()
-        return families()
+        if not failures:
+            return families()
+        found = failures.pop()
+        if isinstance(found, OSError):
+            raise found
+        return found
 
     running = asyncio.create_task(pusher.run(failing, stop))
     await until(lambda: len(sink.metrics) > 0, what="a push")
