@@ -21,9 +21,11 @@ from sqlalchemy import Connection
 
 from gateway.console.pages import PAGES
 from gateway.ledger.ledger import Ledger
+from gateway.ledger.schema import IN_TOTALS
 from gateway.ledger.types import KeySpec
 from gateway.ledger.usage_fields import SUMMED
-from gateway.ledger.usage_marks import DAY, HOUR
+from gateway.ledger.usage_marks import DAY, HOUR, read_marks
+from gateway.ledger.usage_totals import ALL_TENANTS, HOURS_OF_DAY, KEPT, LENGTHS
 from loadtests.gateway import Gateway, add_tenants
 from loadtests.generator import percentile, run_closed
 from loadtests.machine import processor_seconds
@@ -41,7 +43,7 @@ _REGIONS = ("eu", "us", "ap", "sa")
 _SPANS = ("24h", "7d", "30d", "month", "365d")
 _MODELS = 40
 _REQUESTS = 50 * _MODELS  # sent before the measurement, so that metrics have counts
-_DAYS, _WEEK, _HOURS_OF_DAY = 365, 7, 24
+_DAYS, _WEEK = 365, 7
 
 
 class _PageTime(msgspec.Struct, frozen=True, kw_only=True, rename={"kib": "KiB"}):
@@ -174,38 +176,32 @@ def _time(client: httpx.Client, path: str, rounds: int, pid: int) -> _PageTime:
 
 
 def _fill_ledger(url: str, tenants: int) -> None:
-    """Create tenants with one key each, and write usage and its hourly sums as billing does."""
+    """Create tenants with one key each, and write usage and its totals as billing does."""
     specs = [
         KeySpec(tenant=f"tenant-{number:05}", key_hash=f"{number:064x}", name="bench")
         for number in range(tenants)
     ]
     now = time.time_ns()
     week = now // DAY - _WEEK + 1
-    hours = now // HOUR - week * _HOURS_OF_DAY + 1
+    hours = now // HOUR - week * HOURS_OF_DAY + 1
     days = _DAYS - _WEEK
     engine = sqlalchemy.create_engine(url)
     with Ledger.create(url) as ledger:
         for first in range(0, tenants, 1000):
             ledger.accounts.create_keys(specs[first : first + 1000], new_tenants=True)
         with engine.begin() as connection:
-            _insert(connection, tenants, length=DAY, first=week - days, count=days, is_summed=0)
-            first = week * _HOURS_OF_DAY
-            _insert(connection, tenants, length=HOUR, first=first, count=hours, is_summed=1)
-            _sum_hours(connection, week * DAY)
-        # Billing does this in its idle time.
-        for _ in range(_DAYS):  # each step scans a hundred hours
-            ledger.rollup.add_up(before=now - 3 * DAY, limit=1000)
-        while ledger.rollup.sum_day():
-            pass
+            _insert(connection, tenants, length=DAY, first=week - days, count=days)
+            first = week * HOURS_OF_DAY
+            _insert(connection, tenants, length=HOUR, first=first, count=hours)
+            for length in LENGTHS:
+                _add_totals(connection, length)
     with engine.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
         # PostgreSQL does this by itself after a while.
         connection.exec_driver_sql("ANALYZE")
     engine.dispose()
 
 
-def _insert(
-    connection: Connection, tenants: int, *, length: int, first: int, count: int, is_summed: int
-) -> None:
+def _insert(connection: Connection, tenants: int, *, length: int, first: int, count: int) -> None:
     """Insert a row for each tenant and for each of `count` periods of `length` nanoseconds."""
     numbers = {"items": "100 + n", "hit": "60", "collapsed": "0", "computed": "40 + n"}
     numbers |= {"failed": "0", "rows": "40 + n", "tokens": "500", "requests": "20"}
@@ -221,7 +217,7 @@ def _insert(
         "revision": "'abc'",
         "code": "''",
         "batch": "0",
-        "is_summed": str(is_summed),
+        "is_summed": str(IN_TOTALS),
         **numbers,
     }
     query = (
@@ -234,17 +230,17 @@ def _insert(
     connection.execute(sqlalchemy.text(query))
 
 
-def _sum_hours(connection: Connection, since: int) -> None:
-    """Write the hourly sums, which billing updates in the transaction that writes the events."""
-    kind = "tenant, model, batch, is_free"
+def _add_totals(connection: Connection, length: int) -> None:
+    """Write the totals of blocks of `length` hours, as billing does."""
+    blocks = read_marks(connection).blocks // HOUR
+    start = f"time / {length * HOUR} * {length}"
+    exists = {1: f"time >= {(blocks - KEPT) * HOUR}", HOURS_OF_DAY: "1 = 1"}
+    which = exists.get(length, f"{start} + {length} <= {blocks}")
+    columns = f"length, hour, tenant, model, batch, is_free, {', '.join(SUMMED)}"
     sums = ", ".join(f"sum({name})" for name in SUMMED)
-    hour, day = f"time / {HOUR}", f"hour / {_HOURS_OF_DAY} * {_HOURS_OF_DAY}"
-    columns = f"length, hour, {kind}, {', '.join(SUMMED)}"
-    by_hour = f"WHERE time >= {since} GROUP BY {hour}, tenant, model, batch"
-    by_day = f"GROUP BY {day}, {kind}"
-    for rows in (
-        f"1, {hour}, tenant, model, batch, 0, {sums} FROM usage_events {by_hour}",
-        f"1, hour, '*', model, batch, 0, {sums} FROM usage_hours GROUP BY hour, model, batch",
-        f"{_HOURS_OF_DAY}, {day}, {kind}, {sums} FROM usage_hours {by_day}",
-    ):
-        connection.exec_driver_sql(f"INSERT INTO usage_hours ({columns}) SELECT {rows}")
+    for tenant, kind in (("tenant", "tenant, model, batch"), (f"'{ALL_TENANTS}'", "model, batch")):
+        connection.exec_driver_sql(
+            f"INSERT INTO usage_totals ({columns})"  # noqa: S608 - of constants
+            f" SELECT {length}, {start}, {tenant}, model, batch, 0, {sums}"
+            f" FROM usage_events WHERE {which} GROUP BY {start}, {kind}"
+        )

@@ -71,7 +71,7 @@ def rows_of_runs(events: Sequence[RequestEvent]) -> list[dict[str, Any]]:
             row["time"] = min(row["time"], time)
         else:
             last = fields, second
-            values = (event.id, time, count, 1, *fields)
+            values = (event.id, time, count, schema.IN_TOTALS, *fields)
             rows.append(dict(zip(_COLUMNS, values, strict=True)))
             used.append([])
         each = _used_by(event)

@@ -37,6 +37,8 @@ class Migration(NamedTuple):
     compatible_from: int
     columns: tuple[str, ...] = ()
     """The new columns, as `table.column`."""
+    statements: tuple[str, ...] = ()
+    """Change data of the former version."""
 
 
 def _with_event_fields(listed: Sequence[Migration]) -> tuple[Migration, ...]:
@@ -45,7 +47,8 @@ def _with_event_fields(listed: Sequence[Migration]) -> tuple[Migration, ...]:
     for name, field in FIELDS.items():
         if field.since:
             # An added column changes nothing for older programs.
-            new = Migration(version=field.since, compatible_from=listed[-1].compatible_from)
+            before = [each for each in listed if each.version < field.since]
+            new = Migration(version=field.since, compatible_from=before[-1].compatible_from)
             former = found.get(field.since, new)
             columns = (*former.columns, f"usage_events.{name}")
             found[field.since] = former._replace(columns=columns)
@@ -82,6 +85,9 @@ MIGRATIONS: Final = _with_event_fields(
         # Adds `usage_hours`. Billing adds to it; the roll-up fills in the hours before the
         # migration.
         Migration(version=10, compatible_from=2, columns=("usage_events.is_summed",)),
+        # Adds `usage_totals`, to which the roll-up adds the rows of older programs in steps.
+        # Programs of schema 10 no longer use `usage_hours`.
+        Migration(version=12, compatible_from=10, statements=usage_marks.START_TOTALS),
     )
 )
 VERSION: Final = MIGRATIONS[-1].version
@@ -150,13 +156,16 @@ def migrate(
     for statement in tables:
         connection.exec_driver_sql(statement)
     for migration in MIGRATIONS:
+        if found is not None and migration.version > found:
+            for statement in migration.statements:
+                connection.exec_driver_sql(statement)
         row = {"version": migration.version, "compatible_from": migration.compatible_from}
         # A new ledger records the time 0, because no older program uses it.
         applied = {"applied": 0 if found is None else now}
         insert_new(connection, schema.schema_migrations, [row | applied])
     for statement in indexes:
         connection.exec_driver_sql(statement)
-    insert_new(connection, schema.usage_rollups, list(usage_marks.INITIAL))
+    insert_new(connection, schema.usage_rollups, usage_marks.initial(now))
     # Programs of schema version 2 read only this table, and accept only their own version.
     legacy = MIGRATIONS[-1].compatible_from
     insert_new(connection, schema.schema_version, [{"version": legacy}])

@@ -17,8 +17,8 @@ from gateway.ledger.event_rows import is_valid, row_of, rows_of_runs
 from gateway.ledger.revision_usage import add_revision_usage
 from gateway.ledger.store import Store
 from gateway.ledger.types import EventBlock, Recorded
-from gateway.ledger.usage_hours import add_hours
-from gateway.ledger.usage_marks import hold_marks, reopen
+from gateway.ledger.usage_marks import hold_marks
+from gateway.ledger.usage_totals import add_to_totals
 from gateway.types import RequestEvent
 
 _LOGS_AT_ONCE: Final = 1000
@@ -108,18 +108,23 @@ class EventRecorder:
         Similar events with consecutive ids become one row, which has only the first event's id.
         Only the sequence numbers of the log's records show that the other events are recorded.
         """
+        self._hold_marks(connection, events)
         rows = self._insert(connection, events)
-        add_hours(self._store, connection, rows)
+        add_to_totals(self._store, connection, rows)
         return _requests_in(rows)
+
+    def _hold_marks(self, connection: Connection, events: Iterable[RequestEvent]) -> None:
+        oldest = min((e.time for e in events), default=None)
+        if oldest is not None:
+            hold_marks(connection, oldest)
 
     def _insert(
         self, connection: Connection, events: Sequence[RequestEvent]
     ) -> list[dict[str, Any]]:
-        """Insert new events; return their rows, which the caller must pass to `add_hours`."""
+        """Insert new events; return their rows, which the caller must pass to `add_to_totals`."""
         if not events:
             return []
         table = schema.usage_events
-        reopen(connection, min(e.time for e in events), now=self._store.clock())
         rows = rows_of_runs(events)
         attempt = connection.begin_nested()
         if self._store.insert_new(connection, table, rows) == len(rows):
@@ -137,11 +142,8 @@ class EventRecorder:
 
     def _record(self, connection: Connection, blocks: Sequence[EventBlock]) -> Recorded:
         counted = duplicates = dead = lost = 0
-        # The marks of the sums are locked before any log, so that all transactions lock in the same
-        # order.
-        now = self._store.clock()
-        oldest = min((e.time for block in blocks for e in block.events), default=now)
-        hold_marks(connection, oldest, now=now)
+        # The marks are locked before any log, so that all transactions lock in the same order.
+        self._hold_marks(connection, (e for block in blocks for e in block.events))
         inserted: list[dict[str, Any]] = []
         # Sorted, so that concurrent transactions lock the logs in the same order.
         for block in sorted(blocks, key=lambda each: each.log_id):
@@ -166,7 +168,7 @@ class EventRecorder:
                 lost += self._add_gap(connection, block)
             self._advance(connection, block, recorded)
         # This comes last, because it locks rows for which other transactions wait until the commit.
-        add_hours(self._store, connection, inserted)
+        add_to_totals(self._store, connection, inserted)
         return Recorded(counted=counted, duplicates=duplicates, dead=dead, lost=lost)
 
     def _recorded(self, connection: Connection, log_id: str) -> _RecordedRanges:

@@ -14,13 +14,14 @@ from sqlalchemy import Connection, RowMapping, delete, func, select
 from gateway.ledger import schema
 from gateway.ledger.store import Store
 from gateway.ledger.usage_fields import KIND, SUMMED
-from gateway.ledger.usage_hours import ROLLUP_PREFIX, keep_hours
-from gateway.ledger.usage_marks import HOUR, LOCK, locked_marks, move_hours
-from gateway.ledger.usage_sums import sum_day
+from gateway.ledger.usage_marks import HOUR, LOCK, locked_marks, move_rolled_up
+from gateway.ledger.usage_totals import ROLLUP_PREFIX, catch_up
 
 _HOURS: Final = 100
 """The most hours that one transaction scans. After a very late event, the roll-up has to scan all
 hours since the event again."""
+# Rows that the totals include, and rows that they do not include, need sums with different ids.
+_KIND: Final = (*KIND, "is_summed")
 _events: Final = schema.usage_events
 
 
@@ -42,7 +43,7 @@ class Rollup:
         end = before - before % HOUR
         with self._store.writing(in_bulk=True) as connection:
             self._store.lock_subject(connection, LOCK)
-            start = _hour_with_events(connection, locked_marks(connection).hours)
+            start = _hour_with_events(connection, locked_marks(connection).rolled_up)
             rows: list[RowMapping] = []
             for _ in range(_HOURS):
                 if start is None or start + HOUR > end:
@@ -51,7 +52,7 @@ class Rollup:
                 if rows:
                     break
                 start = _hour_with_events(connection, start + HOUR)
-            move_hours(connection, end if start is None else min(start, end))
+            move_rolled_up(connection, end if start is None else min(start, end))
             if not rows or start is None:
                 return 0
             self._store.add_to(connection, _events, _sums(rows, start), SUMMED)
@@ -59,13 +60,9 @@ class Rollup:
             connection.execute(delete(_events).where(_events.c.id.in_(ids)))
             return len(rows)
 
-    def sum_day(self) -> bool:
-        """Write the sums of one day to `usage_sums`; return whether another day may be due."""
-        return sum_day(self._store)
-
-    def keep_hours(self) -> bool:
-        """Recompute or delete one hour of `usage_hours`; return whether another hour may be due."""
-        return keep_hours(self._store)
+    def catch_up(self, *, limit: int) -> bool:
+        """Bring the totals up to date in steps of `limit` rows; see `usage_totals.catch_up`."""
+        return catch_up(self._store, limit=limit)
 
 
 def _hour_with_events(connection: Connection, since: int) -> int | None:
@@ -74,7 +71,7 @@ def _hour_with_events(connection: Connection, since: int) -> int | None:
 
 
 def _rows_of_hour(connection: Connection, start: int, limit: int) -> list[RowMapping]:
-    columns = [_events.c[name] for name in ("id", "is_summed", *KIND, *SUMMED)]
+    columns = [_events.c[name] for name in ("id", *_KIND, *SUMMED)]
     query = (
         select(*columns)
         .where(_events.c.time >= start, _events.c.time < start + HOUR)
@@ -88,18 +85,12 @@ def _sums(rows: list[RowMapping], start: int) -> list[dict[str, Any]]:
     """Return rows that hold the sums of `rows`. The hour of all `rows` begins at `start`."""
     found: dict[tuple[object, ...], dict[str, Any]] = {}
     for row in rows:
-        kind = tuple(row[name] for name in KIND)
-        is_summed = row["is_summed"]
-        if is_summed:
-            # Events that are in `usage_hours` (`is_summed`), and events that are not, need rows
-            # with different ids. Older programs do not know `is_summed`, and increase the row
-            # whose id depends only on the kind of usage.
-            kind = (*kind, is_summed)
+        kind = tuple(row[name] for name in _KIND)
         sums = found.get(kind)
         if sums is None:
             digest = hashlib.blake2b(repr(kind).encode(), digest_size=16).hexdigest()
             own = {"id": f"{ROLLUP_PREFIX}{start // 1_000_000_000}-{digest}", "time": start}
-            own |= {name: row[name] for name in ("is_summed", *KIND)}
+            own |= zip(_KIND, kind, strict=True)
             sums = found[kind] = own | dict.fromkeys(SUMMED, 0)
         for name in SUMMED:
             sums[name] += row[name]

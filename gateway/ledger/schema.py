@@ -29,6 +29,7 @@ metadata: Final = MetaData()
 # SQLite assigns row numbers only in a column of exactly this type.
 _NUMBER: Final = BigInteger().with_variant(Integer(), "sqlite")
 # Literals, because a database does not use a partial index if a parameter holds the value.
+_OUTSIDE_TOTALS: Final = text("is_summed < 2")
 _NOT_SUMMED: Final = text("is_summed = 0")
 HAS_CLIENT_ID: Final = text("client_id <> ''")
 
@@ -152,6 +153,13 @@ usage_events: Final = Table(
     Index("usage_events_tenant_time", "tenant", "time"),
     Index("usage_events_time", "time"),
     Index(
+        "usage_events_outside_totals",
+        "time",
+        sqlite_where=_OUTSIDE_TOTALS,
+        postgresql_where=_OUTSIDE_TOTALS,
+    ),
+    # Programs of schema 10 need this index. A later version removes it.
+    Index(
         "usage_events_not_summed", "time", sqlite_where=_NOT_SUMMED, postgresql_where=_NOT_SUMMED
     ),
     Index(
@@ -162,8 +170,11 @@ usage_events: Final = Table(
     ),
 )
 """A row holds one usage event, or a run of events: `requests` events with consecutive ids, of which
-`id` is the first. The units in the row of a run are sums. `is_summed` is 1 if the row was added to
-`usage_hours`, and 0 if an older program inserted the row."""
+`id` is the first. The units in the row of a run are sums. `is_summed` is `IN_TOTALS` if
+`usage_totals` includes the row. A program of an older schema writes 1 or 0."""
+
+IN_TOTALS: Final = 2
+"""The value of `is_summed` in a row of `usage_events` that `usage_totals` includes."""
 
 revision_usage: Final = Table(
     "arm_usage",
@@ -194,7 +205,7 @@ usage_rollups: Final = Table(
     Column("subject", String(64), primary_key=True),
     Column("until", BigInteger, nullable=False),
 )
-"""The times up to which events were summed by hour and by day; see `usage_marks`."""
+"""Times up to which billing has worked on usage; see `usage_marks`."""
 
 
 def _table_of_sums(name: str, begin: str) -> Table:
@@ -218,13 +229,13 @@ def _table_of_sums(name: str, begin: str) -> Table:
     )
 
 
-usage_sums: Final = _table_of_sums("usage_sums", "day")
-"""Sums of usage over `length` days. `day` is the first of these days, counted from 1970. The tenant
-`*` stands for all tenants together. See `gateway.ledger.usage_sums`."""
+usage_totals: Final = _table_of_sums("usage_totals", "hour")
+"""Sums of usage over `length` hours. `hour` is the first of these hours, counted from 1970. The
+tenant `*` stands for all tenants together. See `gateway.ledger.usage_totals`."""
 
-usage_hours: Final = _table_of_sums("usage_hours", "hour")
-"""Sums of usage over `length` hours (1 or 24). `hour` is the first of these hours, counted from
-1970. The tenant `*` stands for all tenants together. See `gateway.ledger.usage_hours`."""
+# Programs of schema 10 need these tables. A later version removes them.
+_table_of_sums("usage_sums", "day")
+_table_of_sums("usage_hours", "hour")
 
 high_water: Final = Table(
     "high_water",

@@ -21,6 +21,7 @@ from gateway.ledger import migrations, schema
 from gateway.ledger.migrations import LedgerEmpty
 from gateway.ledger.postgresql import lift_limits, make_engine, parse_url
 from gateway.ledger.reserve import DiskReserve, FileReserve
+from gateway.ledger.usage_marks import MarksMissing
 from gateway.ledger.write_priority import FileWritePriority, WritePriority
 
 _WRITES: Final = "sluicegate_writes"
@@ -281,6 +282,9 @@ class Store:
             yield
         except exc.IntegrityError:
             # The database works, but it refused the values.
+            raise
+        except MarksMissing:
+            self._ready.clear()  # the next call migrates the tables
             raise
         except (OverflowError, exc.DataError) as error:
             raise InvalidRequest(

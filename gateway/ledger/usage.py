@@ -1,55 +1,26 @@
 """Computes usage and its cost from events and from stored sums."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from operator import add, itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Select,
-    case,
-    func,
-    or_,
-    select,
-    union_all,
-)
-from sqlalchemy.sql.base import ReadOnlyColumnCollection
+from sqlalchemy import ColumnElement, Select, case, func, or_, select, union_all
 
 from gateway.ledger import schema
 from gateway.ledger.pricing import Price, PriceList, amount, decimal
 from gateway.ledger.store import Store, to_datetime
 from gateway.ledger.types import GroupBy, GroupUsage, Units
-from gateway.ledger.usage_blocks import Blocks, is_in
 from gateway.ledger.usage_fields import SUMMED
-from gateway.ledger.usage_hours import HOURS_OF_DAY
 from gateway.ledger.usage_marks import DAY, HOUR
-from gateway.ledger.usage_sources import sources_of
-from gateway.ledger.usage_sums import ALL_TENANTS, is_free
+from gateway.ledger.usage_sources import Blocks, sources_of
+from gateway.ledger.usage_totals import ALL_TENANTS, HOURS_OF_DAY, is_free, is_outside_totals
 
 _LENGTHS: Final = {GroupBy.DAY: DAY, GroupBy.HOUR: HOUR}
 _events: Final = schema.usage_events.c
+_totals: Final = schema.usage_totals.c
 
-
-class _Sums(NamedTuple):
-    """Describes a table of sums: its columns, and the column that holds the time (`start`).
-
-    `groups` maps `GroupBy.DAY` to the length of a day, in the unit of `start`. If the table has a
-    sum for each hour, `groups` also maps `GroupBy.HOUR` to the length of an hour.
-    """
-
-    columns: ReadOnlyColumnCollection[str, Column[Any]]
-    start: Column[Any]
-    groups: Mapping[GroupBy, int]
-
-
-_DAYS: Final = _Sums(schema.usage_sums.c, schema.usage_sums.c.day, {GroupBy.DAY: 1})
-_HOURS: Final = _Sums(
-    schema.usage_hours.c,
-    schema.usage_hours.c.hour,
-    {GroupBy.DAY: HOURS_OF_DAY, GroupBy.HOUR: 1},
-)
+_HOURS: Final = {GroupBy.DAY: HOURS_OF_DAY, GroupBy.HOUR: 1}
 
 
 class PricedUsage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -168,9 +139,14 @@ def _rows(
     with store.snapshot() as connection:
         sources = sources_of(connection, since, until, group_by)
         queries = [_events_between(*span, tenants, group_by, models) for span in sources.events]
-        for table, blocks in ((_DAYS, sources.days), (_HOURS, sources.hours)):
-            if blocks:
-                queries.append(_sums_in(table, blocks, tenants, group_by, models))
+        if sources.blocks:
+            if connection.dialect.name == "postgresql" and not sources.outside:
+                # Starting processes takes longer than reading totals.
+                connection.exec_driver_sql("SET LOCAL max_parallel_workers_per_gather = 0")
+            queries.append(_totals_of(sources.blocks, tenants, group_by, models))
+        # Events of older programs, which the totals do not include yet.
+        more = [_events_between(*span, tenants, group_by, models) for span in sources.outside]
+        queries += [query.where(is_outside_totals) for query in more]
         if not queries:  # `since` equals `until`
             return []
         return connection.execute(_added_up(queries, group_by, named)).all()
@@ -191,26 +167,24 @@ def _events_between(
     return _of_models(query, _events.model, group_by, models)
 
 
-def _sums_in(
-    table: _Sums,
+def _totals_of(
     blocks: Sequence[Blocks],
     tenants: Collection[str] | None,
     group_by: Sequence[GroupBy],
     models: Collection[str] | None,
 ) -> Select[Any]:
-    sums, start = table.columns, table.start
-    groups = [start // table.groups[g] if g in table.groups else sums[g.value] for g in group_by]
-    query = select(*groups, sums.model, sums.batch, sums.is_free, *(sums[n] for n in SUMMED))
+    groups = [_totals.hour // _HOURS[g] if g in _HOURS else _totals[g.value] for g in group_by]
+    kind = (_totals.model, _totals.batch, _totals.is_free)
+    query = select(*groups, *kind, *(_totals[name] for name in SUMMED))
     of_tenants = tenants is not None or GroupBy.TENANT not in group_by
-    wanted = (is_in(block, sums.length, start, of_tenants=of_tenants) for block in blocks)
-    query = query.where(or_(*wanted))
+    query = query.where(or_(*(each.are_those(of_tenants=of_tenants) for each in blocks)))
     if tenants is not None:
-        query = query.where(sums.tenant.in_({*tenants} - {ALL_TENANTS}))
+        query = query.where(_totals.tenant.in_({*tenants} - {ALL_TENANTS}))
     elif GroupBy.TENANT in group_by:
-        query = query.where(sums.tenant != ALL_TENANTS)
+        query = query.where(_totals.tenant != ALL_TENANTS)
     else:
-        query = query.where(sums.tenant == ALL_TENANTS)
-    return _of_models(query, sums.model, group_by, models)
+        query = query.where(_totals.tenant == ALL_TENANTS)
+    return _of_models(query, _totals.model, group_by, models)
 
 
 def _of_models(

@@ -1,74 +1,102 @@
-"""Stores the times (marks) up to which usage events were summed by hour and by day.
+"""Stores the times (marks) up to which billing has rolled up events and has written totals.
 
-The mark named `usage` shows whether an older program (up to schema 8) has changed the ledger. Older
-programs know only this mark, and move it when they sum events and when an event is late. This
-program sets the mark to a time that is never reached.
-
-If this program later finds a different time in the mark, the sums by day may lack an event. They
-are not used until they are recomputed. Sums by hour need no such check, because each row of
-`usage_events` says whether the sums include the row (see `usage_hours`).
+Programs of schema 10 know three more marks. They sum events in tables of their own (`usage_hours`
+and `usage_sums`), to which this program does not add. The mark `usage.kept_hours` therefore says
+that no hour is summed in them. The mark `usage.days` is set back when this program records a late
+event, so that older programs sum the event's day again.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, Select, bindparam, func, select, update
 
+from gateway.errors import DependencyUnavailable
 from gateway.ledger import schema
 
 HOUR: Final = 3_600 * 1_000_000_000
 DAY: Final = 24 * HOUR
 LOCK: Final = "usage.rollup"
 """The subject that a transaction locks before it moves the marks; see `Store.lock_subject`."""
-_FORMER: Final = "usage"
-_HOURS: Final = "usage.hours"
-_DAYS: Final = "usage.days"
-_KEPT_HOURS: Final = "usage.kept_hours"
+AGE: Final = 2 * DAY
+"""The mark `blocks` stays at least this many nanoseconds behind the present."""
+_ROLLED_UP: Final = "usage.hours"
+_BLOCKS: Final = "usage.blocks"
+_OLD_DAYS: Final = "usage.days"
+_OLD_HOURS: Final = "usage.kept_hours"
 _NEVER: Final = 2**63 - 1
+# The number of PostgreSQL's advisory lock that protects the mark `blocks`.
+_BLOCKS_LOCK: Final = int.from_bytes(b"sg:block")
+START_TOTALS: Final = (
+    # A restored backup of an older schema leaves totals of events that are then added again.
+    "DELETE FROM usage_totals",
+    f"DELETE FROM usage_rollups WHERE subject = '{_BLOCKS}'",  # noqa: S608 - of constants
+    f"UPDATE usage_rollups SET until = {_NEVER} WHERE subject = '{_OLD_HOURS}'",  # noqa: S608 - of constants
+)
+"""These statements of the migration remove all totals, and have programs of schema 10 read events
+where they read sums of hours."""
 _marks: Final = schema.usage_rollups
 _set_back: Final = (
     update(_marks)
-    .where(_marks.c.subject.in_([_HOURS, _DAYS]), _marks.c.until > bindparam("hour"))
+    .where(_marks.c.subject.in_([_ROLLED_UP, _OLD_DAYS]), _marks.c.until > bindparam("hour"))
     .values(until=bindparam("hour"))
 )
-_locked: Final = select(_marks).order_by(_marks.c.subject).with_for_update()
+_all: Final = select(_marks)
+_locked: Final = _all.order_by(_marks.c.subject).with_for_update()
 
 
-INITIAL: Final = (
-    {"subject": _FORMER, "until": 0},
-    {"subject": _HOURS, "until": _NEVER},
-    {"subject": _DAYS, "until": 0},
-    {"subject": _KEPT_HOURS, "until": 0},
-)
-"""The rows of a new ledger. A ledger of an older schema lacks some of them."""
+class MarksMissing(DependencyUnavailable):
+    """The ledger has no marks of this program's schema, as after the restore of an older backup."""
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the marks. They are Unix times in nanoseconds."""
 
-    hours: int
+    rolled_up: int
     """The roll-up has replaced all events before this time by hourly sums."""
-    days: int
-    """The sums by day cover all events before this time."""
-    kept_hours: int
-    """The sums by hour before this time are deleted."""
+    blocks: int
+    """Totals of several days exist for all blocks that end at or before this time. The mark is the
+    beginning of a day, and only moves forward."""
 
 
-def hold_marks(connection: Connection, oldest: int, *, now: int) -> None:
-    """Lock the marks if an event at the time `oldest` could otherwise be left out of the sums.
+def initial(now: int) -> list[dict[str, Any]]:
+    """Return the rows of a new ledger. A ledger of an older schema lacks some of them."""
+    marks = {_ROLLED_UP: 0, _BLOCKS: (now - AGE) // DAY * DAY}
+    marks |= {"usage": _NEVER, _OLD_DAYS: 0, _OLD_HOURS: _NEVER}
+    return [{"subject": subject, "until": until} for subject, until in marks.items()]
 
-    While this transaction records an event, another transaction may move a mark beyond the event's
-    time. The event would then be in no sum. A day is summed two days after its end at the earliest,
-    so the lock is needed only for events that are more than a day late.
+
+def hold_marks(connection: Connection, oldest: int) -> None:
+    """Keep the mark `blocks` where it is until the transaction ends.
+
+    While this transaction records an event at the time `oldest`, another transaction could move the
+    mark beyond the event's time, and would not see the event. Clocks cannot rule this out, because
+    they differ. If `reopen` may have to move marks back, all marks are locked already now, because
+    all transactions must lock the marks before the event logs.
     """
-    if oldest < now - DAY:
+    if connection.dialect.name == "postgresql":  # in SQLite, there is only one writer
+        connection.execute(select(func.pg_advisory_xact_lock_shared(_BLOCKS_LOCK)))
+    found = _read(connection, _all)
+    if oldest < max(found[_BLOCKS] + DAY, found[_ROLLED_UP], found[_OLD_DAYS]):
         connection.execute(_locked)
 
 
-def reopen(connection: Connection, oldest: int, *, now: int) -> None:
-    """Set the marks back to the hour of `oldest`, so that a late event gets into the sums."""
-    hold_marks(connection, oldest, now=now)
-    connection.execute(_set_back, {"hour": oldest - oldest % HOUR})
+def hold_recorders(connection: Connection) -> None:
+    """Wait for all transactions that record events, and have new ones wait for this transaction.
+
+    The transaction can then move the mark `blocks`.
+    """
+    if connection.dialect.name == "postgresql":  # in SQLite, there is only one writer
+        connection.execute(select(func.pg_advisory_xact_lock(_BLOCKS_LOCK)))
+
+
+def reopen(connection: Connection, oldest: int) -> Marks:
+    """Have the hour of the event at the time `oldest` rolled up again, and return the marks."""
+    hour = oldest - oldest % HOUR
+    found = _read(connection, _all)
+    if max(found[_ROLLED_UP], found[_OLD_DAYS]) > hour:
+        connection.execute(_set_back, {"hour": hour})
+    return _marks_in(found)
 
 
 def locked_marks(connection: Connection) -> Marks:
@@ -77,37 +105,33 @@ def locked_marks(connection: Connection) -> Marks:
     Transactions that record late events wait for this lock. The caller must already have locked the
     subject `LOCK` with `Store.lock_subject`.
     """
-    found = {row.subject: int(row.until) for row in connection.execute(_locked)}
-    if found[_FORMER] == _NEVER:
-        return Marks(hours=found[_HOURS], days=found[_DAYS], kept_hours=found[_KEPT_HOURS])
-    hours = min(found[_FORMER], found[_HOURS])
-    marks = Marks(hours=hours, days=0, kept_hours=found[_KEPT_HOURS])
-    move_hours(connection, marks.hours)
-    move_days(connection, marks.days)
-    _move(connection, _FORMER, _NEVER)
-    return marks
-
-
-def move_hours(connection: Connection, until: int) -> None:
-    """Set the time before which the roll-up has replaced all events by hourly sums."""
-    _move(connection, _HOURS, until)
-
-
-def move_days(connection: Connection, until: int) -> None:
-    """Set the time before which the sums by day cover all events."""
-    _move(connection, _DAYS, until)
-
-
-def move_kept_hours(connection: Connection, since: int) -> None:
-    """Set the time before which the sums by hour are deleted."""
-    _move(connection, _KEPT_HOURS, since)
+    return _marks_in(_read(connection, _locked))
 
 
 def read_marks(connection: Connection) -> Marks:
-    """Return the marks. `days` is 0 if the sums by day may lack events of an older program."""
-    found = {row.subject: int(row.until) for row in connection.execute(select(_marks))}
-    days = found[_DAYS] if found[_FORMER] == _NEVER else 0
-    return Marks(hours=found[_HOURS], days=days, kept_hours=found[_KEPT_HOURS])
+    """Return the marks."""
+    return _marks_in(_read(connection, _all))
+
+
+def move_rolled_up(connection: Connection, until: int) -> None:
+    """Set the time before which the roll-up has replaced all events by hourly sums."""
+    _move(connection, _ROLLED_UP, until)
+
+
+def move_blocks(connection: Connection, until: int) -> None:
+    """Set the time before which totals of several days exist."""
+    _move(connection, _BLOCKS, until)
+
+
+def _read(connection: Connection, query: Select[Any]) -> dict[str, int]:
+    found = {row.subject: int(row.until) for row in connection.execute(query)}
+    if not found.keys() >= {_ROLLED_UP, _BLOCKS, _OLD_DAYS}:
+        raise MarksMissing("the ledger was replaced by an older one", retry_after=1.0)
+    return found
+
+
+def _marks_in(found: dict[str, int]) -> Marks:
+    return Marks(rolled_up=found[_ROLLED_UP], blocks=found[_BLOCKS])
 
 
 def _move(connection: Connection, subject: str, until: int) -> None:

@@ -32,16 +32,8 @@ class UsageStore(Protocol):
         """
         ...
 
-    def sum_day(self) -> bool:
-        """Sum a day whose hours are already summed; return whether another day may be due.
-
-        Raises:
-            DependencyUnavailable: nothing has changed. The caller should try again.
-        """
-        ...
-
-    def keep_hours(self) -> bool:
-        """Recompute an hour's sums, or delete old sums; return whether there may be more to do.
+    def catch_up(self, *, limit: int) -> bool:
+        """Add at most `limit` rows to the totals; return whether there may be more to do.
 
         Raises:
             DependencyUnavailable: nothing has changed. The caller should try again.
@@ -94,16 +86,13 @@ class UsageRollup:
     async def run_once(self) -> float:
         """Sum some rows, and return the seconds to wait before the next call.
 
-        If there are no rows to sum, sum a day. If no day is due, recompute or delete the sums of an
-        hour.
+        If there are no rows to sum, bring the totals up to date.
         """
         before = self._clock() - self._keep
         try:
             limit = self._limit.now
             rows = await asyncio.to_thread(self._store.add_up, before=before, limit=limit)
-            goes_on = rows > 0
-            for step in (self._store.sum_day, self._store.keep_hours):
-                goes_on = goes_on or await asyncio.to_thread(step)
+            goes_on = rows > 0 or await asyncio.to_thread(self._store.catch_up, limit=limit)
         except GatewayError as error:
             if not self._backoff.failures:
                 _log.warning(

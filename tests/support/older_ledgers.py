@@ -1,11 +1,12 @@
-"""Does to a ledger what programs of schema 9 do, which know no sums of hours."""
+"""Does to a ledger what programs of schema 10 do, which know no totals."""
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 import sqlalchemy
-from sqlalchemy import Connection, literal, select
+from sqlalchemy import Connection, select
 
 from gateway.ledger import schema
 from gateway.ledger.event_rows import row_of
@@ -16,10 +17,6 @@ from gateway.types import RequestEvent
 
 _KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code", "batch")
 _COLUMNS: Final = ("id", "time", *_KIND, *SUMMED)
-_INDEXES: Final = {
-    "usage_events.is_summed": "usage_events_not_summed",
-    "usage_events.client_id": "usage_events_client_id",
-}
 _events: Final = schema.usage_events
 
 
@@ -34,48 +31,70 @@ def connected(database: str) -> Iterator[Connection]:
         engine.dispose()
 
 
-def take_back(connection: Connection, version: int) -> None:
-    """Remove the columns that were added after the schema's `version`."""
+def take_back(connection: Connection, version: int, *, keeps_totals: bool = False) -> None:
+    """Remove what was added after the schema's `version`, which is at most 11.
+
+    Rows then look as if schema 10 had summed them by hour. With `keeps_totals`, the table of totals
+    stays as it is, as when a backup is restored over a newer ledger.
+    """
+    connection.exec_driver_sql("UPDATE usage_events SET is_summed = 1")
+    if not keeps_totals:
+        schema.usage_totals.drop(connection)
+    marks = schema.usage_rollups
+    connection.execute(marks.delete().where(marks.c.subject == "usage.blocks"))
+    kept_hours = marks.update().where(marks.c.subject == "usage.kept_hours")
+    connection.execute(kept_hours.values(until=0))
     added = [place for each in MIGRATIONS if each.version > version for place in each.columns]
-    for column, index in _INDEXES.items():
-        if column in added:
-            connection.exec_driver_sql(f"DROP INDEX {index}")
+    connection.exec_driver_sql("DROP INDEX usage_events_outside_totals")
+    if "usage_events.is_summed" in added:
+        connection.exec_driver_sql("DROP INDEX usage_events_not_summed")
+    if "usage_events.client_id" in added:
+        connection.exec_driver_sql("DROP INDEX usage_events_client_id")
     for table, column in (place.split(".") for place in added):
         connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
     applied = schema.schema_migrations
     connection.execute(applied.delete().where(applied.c.version > version))
 
 
-def take_back_to_schema_9(connection: Connection) -> None:
-    """Remove what later schemas added."""
-    schema.usage_hours.drop(connection)
-    take_back(connection, 9)
-    connection.exec_driver_sql("DELETE FROM usage_rollups WHERE subject = 'usage.kept_hours'")
+def record_as_schema_10(database: str, event: RequestEvent, *, is_summed: int = 1) -> None:
+    """Record an event, and set back the marks of late events.
 
-
-def record_as_schema_9(database: str, event: RequestEvent) -> None:
-    """Record an event without a sum, and set back the marks of late events."""
+    Programs before schema 10 set `is_summed` to 0, and the roll-up of schema 10 sets it to 1 later.
+    """
     row = {name: value for name, value in row_of(event).items() if name in _COLUMNS}
     marks = schema.usage_rollups
     hour = event.time - event.time % HOUR
     late = marks.c.subject.in_(["usage.hours", "usage.days"]) & (marks.c.until > hour)
     with connected(database) as connection:
         connection.execute(marks.update().where(late).values(until=hour))
-        connection.execute(_events.insert(), row)
+        connection.execute(_events.insert(), row | {"is_summed": is_summed})
 
 
-def roll_up_as_schema_9(database: str, hour: int) -> None:
-    """Add up the rows of an hour, those that are in sums of hours, too."""
+def roll_up_as_schema_10(database: str, hour: int) -> None:
+    """Add up the rows of an hour, those of each value of `is_summed` in a row of their own."""
     of_hour = (_events.c.time >= hour * HOUR) & (_events.c.time < (hour + 1) * HOUR)
     new = of_hour & ~_events.c.id.startswith("rollup-")
     sums = [_events.c[name] for name in SUMMED]
     with connected(database) as connection:
         for row in connection.execute(select(_events).where(new)).mappings().all():
-            kind = tuple(row[name] for name in _KIND)
-            own = _events.c.id == literal(f"rollup-{hour * HOUR // 10**9}-{hash(kind):x}")
+            kind: tuple[object, ...] = tuple(row[name] for name in _KIND)
+            values = dict(zip(_KIND, kind, strict=True)) | {"is_summed": row["is_summed"]}
+            if row["is_summed"]:
+                kind = (*kind, row["is_summed"])
+            digest = hashlib.blake2b(repr(kind).encode(), digest_size=16).hexdigest()
+            values |= {"id": f"rollup-{hour * HOUR // 10**9}-{digest}", "time": hour * HOUR}
+            own = _events.c.id == values["id"]
             added = {c: c + row[c.name] for c in sums}
             if not connection.execute(_events.update().where(own).values(added)).rowcount:
-                values = {c.name: row[c.name] for c in sums} | dict(zip(_KIND, kind, strict=True))
-                values |= {"id": own.right.value, "time": hour * HOUR}
+                values |= {c.name: row[c.name] for c in sums}
                 connection.execute(_events.insert(), values)
             connection.execute(_events.delete().where(_events.c.id == row["id"]))
+
+
+def sum_hours_as_schema_10(database: str) -> None:
+    """Mark all rows as summed by hour, and give sums of the roll-up new ids."""
+    own = _events.c.is_summed == 0
+    is_sum = _events.c.id.startswith("rollup-")
+    with connected(database) as connection:
+        renamed = sqlalchemy.case((is_sum, _events.c.id + "-again"), else_=_events.c.id)
+        connection.execute(_events.update().where(own).values(id=renamed, is_summed=1))

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 import sqlalchemy
+from sqlalchemy import func, select
 
 from gateway.errors import DependencyUnavailable
 from gateway.ledger import schema
@@ -11,9 +12,8 @@ from gateway.ledger.migrations import MIGRATIONS, VERSION, add_columns
 from gateway.ledger.store import to_datetime
 from gateway.ledger.types import GroupBy
 from tests.support.events import START, make_event
-from tests.support.ledger_schema_2 import ProgramOfSchema2
-from tests.support.ledgers import Clock, record
-from tests.support.older_ledgers import connected, record_as_schema_9, take_back
+from tests.support.ledgers import Clock, record, tables_of
+from tests.support.older_ledgers import connected, record_as_schema_10, take_back
 
 HOUR = 3_600 * 1_000_000_000
 START_TIME, END_TIME = to_datetime(START), to_datetime(START + HOUR)
@@ -34,28 +34,32 @@ def hits(ledger: Ledger) -> int:
     return sum(row.hit for row in rows)
 
 
-def test_a_program_of_the_version_before_starts_again_beside_this_one(database: str) -> None:
-    with ProgramOfSchema2(database) as old:
-        old.start()
-        old.record(1, time=START)
-        with Ledger.create(database, clock=Clock()) as ledger:
-            record(ledger, "w0-1", 1, [make_event(2)])
+def test_a_program_of_the_version_before_goes_on_beside_this_one(database: str) -> None:
+    with Ledger.create(database, clock=Clock()) as ledger:
+        record(ledger, "w0-1", 1, [make_event(1)])
+    with connected(database) as connection:
+        take_back(connection, 10)
+    record_as_schema_10(database, make_event(2))
 
-            old.start()
-            old.record(3, time=START)
+    with Ledger.create(database, clock=Clock()) as again:
+        record(again, "w0-1", 2, [make_event(3)])
+        record_as_schema_10(database, make_event(4))
 
-            assert hits(ledger) == 3
-            assert old.usage(START, START + HOUR) == (3, 3)
+        assert hits(again) == 4
 
 
 def test_a_program_of_the_version_before_uses_a_ledger_that_this_one_made(database: str) -> None:
-    with Ledger.create(database, clock=Clock()) as ledger, ProgramOfSchema2(database) as old:
+    with Ledger.create(database, clock=Clock()) as ledger:
         record(ledger, "w0-1", 1, [make_event(1)])
-
-        old.start()
-        old.record(2, time=START)
+        record_as_schema_10(database, make_event(2))
 
         assert hits(ledger) == 2
+    with connected(database) as connection:
+        oldest = select(func.max(schema.schema_migrations.c.compatible_from))
+        assert connection.scalar(oldest) == 10
+        indexes = sqlalchemy.inspect(connection).get_indexes("usage_events")
+    assert {"usage_hours", "usage_sums"} <= set(tables_of(database))
+    assert "usage_events_not_summed" in {index["name"] for index in indexes}
 
 
 def test_a_later_schema_that_allows_it_is_used(database: str) -> None:
@@ -127,7 +131,7 @@ def test_a_program_of_schema_10_records_events_beside_this_one(database: str) ->
     own = msgspec.structs.replace(make_event(3), client_id="order-1", backend_region="us")
 
     with Ledger.create(database, clock=Clock()) as again:
-        record_as_schema_9(database, make_event(2))
+        record_as_schema_10(database, make_event(2))
         record(again, "w0-2", 1, [own])
         found = [again.request("acme", make_event(number).id) for number in (1, 2, 3)]
         rows = again.usage(None, START_TIME, END_TIME, [GroupBy.BACKEND_REGION])

@@ -21,7 +21,6 @@ from gateway.types import RequestEvent
 from testing.postgresql import PostgreSQL
 from testing.waiting import wait_until
 from tests.support.events import make_event, make_usage
-from tests.support.ledger_schema_2 import ProgramOfSchema2
 from tests.support.ledgers import Clock, sums
 
 BEGIN = datetime(2026, 9, 14, 20, tzinfo=UTC)
@@ -190,18 +189,6 @@ def test_of_a_block_with_a_wrong_record_the_known_events_are_not_counted_again(
     recorded = ledger.recorder.record([torn])
 
     assert (recorded.counted, recorded.duplicates, recorded.dead) == (1, 2, 1)
-
-
-def test_a_program_of_the_schema_before_reads_the_same(database: str) -> None:
-    since, until = to_nanoseconds(BEGIN), to_nanoseconds(END)
-    with Ledger.create(database, clock=Clock()) as ledger, ProgramOfSchema2(database) as old:
-        ledger.recorder.record([block(events())])
-        before = old.usage(since, until)
-        add_up(ledger)
-
-        old.start()
-
-        assert old.usage(since, until) == before
 
 
 def test_an_event_of_long_ago_has_no_transaction_look_at_every_hour_since(

@@ -16,15 +16,14 @@ NOW = 10**18
 
 
 class Store:
-    """Has `rows` to add up, then `days` and `hours` to sum.
+    """Has `rows` to add up, and then `steps` to bring totals up to date.
 
     It fails in `trouble`, and beyond `most` rows at a time.
     """
 
-    def __init__(self, rows: int, *, days: int = 0, hours: int = 0, most: int = 1000) -> None:
+    def __init__(self, rows: int, *, steps: int = 0, most: int = 1000) -> None:
         self.rows = rows
-        self.days = days
-        self.hours = hours
+        self.steps = steps
         self.most = most
         self.before: list[int] = []
         self.trouble: GatewayError | None = None
@@ -38,15 +37,11 @@ class Store:
         self.rows -= taken
         return taken
 
-    def sum_day(self) -> bool:
-        """Sum one of `days`."""
-        self.days = max(0, self.days - 1)
-        return self.days > 0
-
-    def keep_hours(self) -> bool:
-        """Sum one of `hours`."""
-        self.hours = max(0, self.hours - 1)
-        return self.hours > 0
+    def catch_up(self, *, limit: int) -> bool:
+        """Take one of `steps`."""
+        assert limit <= self.most
+        self.steps = max(0, self.steps - 1)
+        return self.steps > 0
 
 
 async def test_it_goes_on_soon_while_there_is_more() -> None:
@@ -60,13 +55,14 @@ async def test_it_goes_on_soon_while_there_is_more() -> None:
     assert rollup.statistics().rows == 1500
 
 
-async def test_days_and_hours_are_summed_once_their_rows_are_added_up() -> None:
-    store = Store(1500, days=2, hours=3)
+async def test_totals_are_brought_up_to_date_once_rows_are_added_up() -> None:
+    store = Store(1500, steps=4)
     rollup = UsageRollup(store, keep=100.0, every=30.0, rest=0.05, clock=lambda: NOW)
 
     waits = [await rollup.run_once() for _ in range(6)]
 
     assert waits == [0.05, 0.05, 0.05, 0.05, 0.05, 30.0]
+    assert rollup.statistics().rows == 1500
 
 
 @pytest.mark.parametrize(
