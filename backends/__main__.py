@@ -2,7 +2,7 @@
 
 import sys
 
-from backends.commands import without_collections
+from wire.importing import without_collections
 
 
 def run() -> None:

@@ -10,7 +10,6 @@ from backends.commands import (
     MORE_MODELS_OPTION,
     LazyGroup,
     problems_on_one_line,
-    without_collections,
 )
 from backends.errors import StartProblem
 from backends.settings import (
@@ -22,6 +21,7 @@ from backends.settings import (
 )
 from backends.telemetry.logs import configure_logging
 from wire.gpus import GPU_PROVIDERS, find_gpus
+from wire.importing import without_collections
 from wire.installing import conflict_of_runtimes
 
 _log = logging.getLogger(__name__)

@@ -1,6 +1,5 @@
 """Holds what the command lines of serving and of the model tools share."""
 
-import gc
 import importlib
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,6 +11,7 @@ import click
 from typing_extensions import override
 
 from backends.errors import StartProblem
+from wire.importing import without_collections
 
 _CANNOT_START = 2
 MODELS_OPTION = click.option(
@@ -46,17 +46,6 @@ class LazyGroup(click.Group):
         with without_collections():
             found: click.Command = getattr(importlib.import_module(module), name)
         return found
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Import in the `with` block: modules stay, and collections would take a fifth of the start."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
@@ -25,6 +25,7 @@ from gateway.supervisor.errors import CannotStart, ExitCode
 from gateway.supervisor.priority import give_way
 from gateway.telemetry.logs import configure_logging
 from wire.heartbeat import heartbeat
+from wire.importing import without_collections
 
 # Takes the settings and the keyword argument `stop`, and runs until the event `stop` is set.
 _ProcessMain = Callable[..., Coroutine[object, object, None]]
@@ -75,7 +76,7 @@ def run_entry(entry: str, settings: Settings) -> None:
     from gateway.telemetry.process_metrics import measured_process  # noqa: PLC0415 - like the imports above
 
     module, function = ENTRIES[entry]
-    with _without_collections():
+    with without_collections():
         run: _ProcessMain = getattr(importlib.import_module(module), function)
     # A shorter switch interval: otherwise the event loop would wait up to 5 ms for the GIL while a
     # thread decodes a large body.
@@ -88,15 +89,6 @@ def run_entry(entry: str, settings: Settings) -> None:
     # A last garbage collection would take a quarter of a second. It is not needed, because all
     # resources are released.
     gc.freeze()
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Import in the `with` block: modules stay, and collections would take a fifth of the start."""
-    gc.disable()
-    yield
-    gc.freeze()
-    gc.enable()
 
 
 def process_name(entry: str, settings: Settings) -> str:
@@ -129,14 +121,14 @@ def main(arguments: list[str]) -> int:
     """Run the entry or the command in `arguments`; return the exit code."""
     entry = arguments[0] if arguments else ""
     if entry not in ENTRIES and entry != BOOTSTRAP:
-        with _without_collections():
+        with without_collections():
             from gateway.cli.root import main as command  # noqa: PLC0415 - others do not need it
 
         command(arguments, prog_name="sluicegate")
     try:
         settings = load_settings()
         if entry == BOOTSTRAP:
-            with _without_collections():
+            with without_collections():
                 from gateway.supervisor.bootstrap import bootstrap  # noqa: PLC0415 - imports SQL
 
             bootstrap(settings, sys.stdin.readline().strip())
