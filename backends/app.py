@@ -16,31 +16,31 @@ from ipaddress import ip_address
 
 import uvloop
 
-from backends.api.calls import CallAuthenticator, CallHandler
-from backends.api.routes import Routes
-from backends.api.server import BackendServer, bind
-from backends.api.tls import ServerTls, server_tls
-from backends.device_defaults import batch_rows, batch_tokens, with_device_defaults
-from backends.errors import StartProblem
-from backends.executors.device_info import DeviceInfo, read_device
-from backends.executors.opening import OpenExecutor, executor_opener
-from backends.qualification.graph_trials import TryGraph, graph_trials
-from backends.qualification.qualify import Qualify, qualify
-from backends.repository.catalogue import read_catalogue
-from backends.repository.manifest import GraphManifest
-from backends.serving.core import ServingCore
-from backends.serving.device_watch import DeviceWatch, watch_device, watch_while_loading
-from backends.serving.loading import LoadingTools
-from backends.serving.reloading import Repository
-from backends.settings import BackendSettings, process_environment, quiet_libraries
-from backends.supervision import StopSignals, wait_for_parent_end
-from backends.telemetry.nvml import GpuReader, open_gpus
-from backends.telemetry.process import ProcessFigures
-from backends.telemetry.spans import NO_TRACING, Tracing
-from wire.gpus import GPU_PROVIDERS, PATIENCE
-from wire.heartbeat import heartbeat
-from wire.listening import refuse_new_connections, wait_until_empty
-from wire.otlp.variables import TracingProblem, drop_unusable
+from sluicegate.backends.api.calls import CallAuthenticator, CallHandler
+from sluicegate.backends.api.routes import Routes
+from sluicegate.backends.api.server import BackendServer, bind
+from sluicegate.backends.api.tls import ServerTls, server_tls
+from sluicegate.backends.device_defaults import batch_rows, batch_tokens, with_device_defaults
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.executors.device_info import DeviceInfo, read_device
+from sluicegate.backends.executors.opening import OpenExecutor, executor_opener
+from sluicegate.backends.qualification.graph_trials import TryGraph, graph_trials
+from sluicegate.backends.qualification.qualify import Qualify, qualify
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.backends.repository.manifest import GraphManifest
+from sluicegate.backends.serving.core import ServingCore
+from sluicegate.backends.serving.device_watch import DeviceWatch, watch_device, watch_while_loading
+from sluicegate.backends.serving.loading import LoadingTools
+from sluicegate.backends.serving.reloading import Repository
+from sluicegate.backends.settings import BackendSettings, process_environment, quiet_libraries
+from sluicegate.backends.supervision import StopSignals, wait_for_parent_end
+from sluicegate.backends.telemetry.nvml import GpuReader, open_gpus
+from sluicegate.backends.telemetry.process import ProcessFigures
+from sluicegate.backends.telemetry.spans import NO_TRACING, Tracing
+from sluicegate.wire.gpus import GPU_PROVIDERS, PATIENCE
+from sluicegate.wire.heartbeat import heartbeat
+from sluicegate.wire.listening import refuse_new_connections, wait_until_empty
+from sluicegate.wire.otlp.variables import TracingProblem, drop_unusable
 
 _log = logging.getLogger(__name__)
 _SWITCH = 0.0005
@@ -159,7 +159,7 @@ async def _serve(
     if settings.traces:
         drop_unusable(process_environment())
         # The SDK reads the environment when it is imported.
-        from backends.telemetry.otel_tracing import otlp_tracing  # noqa: PLC0415
+        from sluicegate.backends.telemetry.otel_tracing import otlp_tracing  # noqa: PLC0415
 
         tracing = otlp_tracing(process_environment(), settings.region, settings.backend_id)
     settings = at_device(settings)
@@ -253,7 +253,7 @@ async def _pushing(settings: BackendSettings, routes: Routes) -> AsyncIterator[N
     environ = process_environment()
     drop_unusable(environ)
     # The SDK reads the environment when it is imported.
-    from wire.otlp.metrics import open_pusher  # noqa: PLC0415
+    from sluicegate.wire.otlp.metrics import open_pusher  # noqa: PLC0415
 
     attributes = {
         "service.name": "sluicegate-backend",

@@ -5,24 +5,24 @@ from typing import get_args
 
 import click
 
-from backends.commands import (
+from sluicegate.backends.commands import (
     MODELS_OPTION,
     MORE_MODELS_OPTION,
     LazyGroup,
     problems_on_one_line,
 )
-from backends.errors import StartProblem
-from backends.settings import (
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.settings import (
     BackendSettings,
     Provider,
     process_environment,
     read_settings,
     unknown_variables,
 )
-from backends.telemetry.logs import configure_logging
-from wire.gpus import GPU_PROVIDERS, find_gpus
-from wire.importing import without_collections
-from wire.installing import conflict_of_runtimes
+from sluicegate.backends.telemetry.logs import configure_logging
+from sluicegate.wire.gpus import GPU_PROVIDERS, find_gpus
+from sluicegate.wire.importing import without_collections
+from sluicegate.wire.installing import conflict_of_runtimes
 
 _log = logging.getLogger(__name__)
 # By default, CUDA numbers the fastest card first.
@@ -32,7 +32,7 @@ _ORDER = "PCI_BUS_ID"
 @click.group(
     cls=LazyGroup,
     # A serving backend imports no model tools.
-    lazy={"models": "backends.model_tools.cli:models_group"},
+    lazy={"models": "sluicegate.backends.model_tools.cli:models_group"},
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def main() -> None:
@@ -65,7 +65,7 @@ def serve_command(**options: object) -> None:
     with problems_on_one_line("backend"):
         # Imported late, so that a command such as `models sync` stays small.
         with without_collections():
-            from backends.app import serve  # noqa: PLC0415
+            from sluicegate.backends.app import serve  # noqa: PLC0415
 
         # Options have the names of settings.
         settings = read_settings(None, **options)

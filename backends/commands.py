@@ -10,8 +10,8 @@ from typing import Any
 import click
 from typing_extensions import override
 
-from backends.errors import StartProblem
-from wire.importing import without_collections
+from sluicegate.backends.errors import StartProblem
+from sluicegate.wire.importing import without_collections
 
 _CANNOT_START = 2
 MODELS_OPTION = click.option(

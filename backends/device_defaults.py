@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from backends.settings import BackendSettings
-from wire.gpus import GPU_PROVIDERS
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.wire.gpus import GPU_PROVIDERS
 
 _ROWS, _GPU_ROWS = 16, 256
 _TOKENS, _GPU_TOKENS = 4096, 32_768

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from backends.errors import StartProblem
-from wire import settings as variables
-from wire.cores import usable_cores
-from wire.otlp.variables import is_push_wanted, is_tracing_wanted
-from wire.settings import (
+from sluicegate.backends.errors import StartProblem
+from sluicegate.wire import settings as variables
+from sluicegate.wire.cores import usable_cores
+from sluicegate.wire.otlp.variables import is_push_wanted, is_tracing_wanted
+from sluicegate.wire.settings import (
     COUNT,
     Bytes,
     Count,

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from wire.metric_declaration import LABEL, counter, gauge, histogram
-from wire.plans import RevisionStatistics
+from sluicegate.wire.metric_declaration import LABEL, counter, gauge, histogram
+from sluicegate.wire.plans import RevisionStatistics
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]

@@ -1,8 +1,8 @@
-"""Runs `python -m bulk`, which is also `sluicegate bulk`."""
+"""Runs `python -m sluicegate.bulk`, which is also `sluicegate bulk`."""
 
 import sys
 
-from wire.installing import install_command
+from sluicegate.wire.installing import install_command
 
 _OWN = ("backends", "bulk", "gateway")
 
@@ -10,10 +10,10 @@ _OWN = ("backends", "bulk", "gateway")
 def main() -> None:
     """Run the command, or tell what to install if a package is missing."""
     try:
-        from backends.settings import limit_blas_threads  # noqa: PLC0415 - a machine may lack both
+        from sluicegate.backends.settings import limit_blas_threads  # noqa: PLC0415 - a machine may lack both
 
         limit_blas_threads()
-        from bulk.cli import main as command  # noqa: PLC0415
+        from sluicegate.bulk.cli import main as command  # noqa: PLC0415
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package in _OWN:

@@ -9,17 +9,17 @@ from typing import Any, get_args
 import click
 import msgspec
 
-from backends.bulk.runner import BulkRunner
-from backends.errors import BackendError, StartProblem
-from backends.settings import Provider
-from backends.telemetry.logs import configure_logging
-from bulk.columns import result_names
-from bulk.errors import BulkStopped
-from bulk.estimate import estimate
-from bulk.files import InputFile, OutputFolder, find_inputs, is_remote
-from bulk.garbage import tuned_gc
-from bulk.items import key_prefix, open_runner
-from bulk.options import (
+from sluicegate.backends.bulk.runner import BulkRunner
+from sluicegate.backends.errors import BackendError, StartProblem
+from sluicegate.backends.settings import Provider
+from sluicegate.backends.telemetry.logs import configure_logging
+from sluicegate.bulk.columns import result_names
+from sluicegate.bulk.errors import BulkStopped
+from sluicegate.bulk.estimate import estimate
+from sluicegate.bulk.files import InputFile, OutputFolder, find_inputs, is_remote
+from sluicegate.bulk.garbage import tuned_gc
+from sluicegate.bulk.items import key_prefix, open_runner
+from sluicegate.bulk.options import (
     BulkOptions,
     Manifest,
     OutputFormat,
@@ -28,18 +28,18 @@ from bulk.options import (
     read_parameters,
     read_task,
 )
-from bulk.output import OutputParts, WorkFolder, open_manifest, tidy, work_folder
-from bulk.progress import ProgressReport
-from bulk.ray_import import connect
-from bulk.ray_job import RayOptions, RayRun, by_parts
-from bulk.reading import count_rows
-from bulk.result_store import ResultStore
-from bulk.run import BulkRun
-from bulk.settings import read_operator_key, read_secret
-from bulk.shared_cache import NullCache, RedisCache, SharedCache, open_redis, read_epochs
-from bulk.usage_report import UsageReporter, usage_reporter
-from bulk.writing import head_types
-from gateway.cache.key import Prefix
+from sluicegate.bulk.output import OutputParts, WorkFolder, open_manifest, tidy, work_folder
+from sluicegate.bulk.progress import ProgressReport
+from sluicegate.bulk.ray_import import connect
+from sluicegate.bulk.ray_job import RayOptions, RayRun, by_parts
+from sluicegate.bulk.reading import count_rows
+from sluicegate.bulk.result_store import ResultStore
+from sluicegate.bulk.run import BulkRun
+from sluicegate.bulk.settings import read_operator_key, read_secret
+from sluicegate.bulk.shared_cache import NullCache, RedisCache, SharedCache, open_redis, read_epochs
+from sluicegate.bulk.usage_report import UsageReporter, usage_reporter
+from sluicegate.bulk.writing import head_types
+from sluicegate.gateway.cache.key import Prefix
 
 _STOPPED, _WRONG = 1, 2
 _INTERRUPTED = 130

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bulk.files import import_pyarrow
-from bulk.results import StoredResult, read_vector
-from wire.protocol import Task
+from sluicegate.bulk.files import import_pyarrow
+from sluicegate.bulk.results import StoredResult, read_vector
+from sluicegate.wire.protocol import Task
 
 _NAMES: dict[Task, tuple[str, ...]] = {
     Task.CLASSIFY: ("labels",),

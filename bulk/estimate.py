@@ -6,13 +6,13 @@ from itertools import chain, islice
 
 import msgspec
 
-from backends.bulk.runner import BulkResult, BulkRunner
-from bulk.files import InputFile
-from bulk.items import ItemReader, distinct_items, item_keys
-from bulk.options import BulkOptions
-from bulk.progress import shown_duration
-from bulk.reading import count_rows, read_rows
-from gateway.cache.key import CacheKey, Prefix
+from sluicegate.backends.bulk.runner import BulkResult, BulkRunner
+from sluicegate.bulk.files import InputFile
+from sluicegate.bulk.items import ItemReader, distinct_items, item_keys
+from sluicegate.bulk.options import BulkOptions
+from sluicegate.bulk.progress import shown_duration
+from sluicegate.bulk.reading import count_rows, read_rows
+from sluicegate.gateway.cache.key import CacheKey, Prefix
 
 _SAMPLE_ROWS = 20_000
 # Items of the sample to run, which takes some seconds on one core.

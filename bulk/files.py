@@ -14,9 +14,9 @@ from uuid import uuid4
 
 import msgspec
 
-from bulk.errors import BulkStopped
-from wire.cores import usable_cores
-from wire.installing import install_command
+from sluicegate.bulk.errors import BulkStopped
+from sluicegate.wire.cores import usable_cores
+from sluicegate.wire.installing import install_command
 
 Format = Literal["parquet", "jsonl", "csv"]
 _SUFFIXES: dict[str, Format] = {

@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 
-from backends.bulk.runner import BulkRunner
-from bulk.options import BulkOptions
-from bulk.reading import BadRow, Row
-from gateway.cache.key import CacheKey, KeyMaker, Prefix
-from wire.protocol import Task
+from sluicegate.backends.bulk.runner import BulkRunner
+from sluicegate.bulk.options import BulkOptions
+from sluicegate.bulk.reading import BadRow, Row
+from sluicegate.gateway.cache.key import CacheKey, KeyMaker, Prefix
+from sluicegate.wire.protocol import Task
 
 _TEXT_TASKS = frozenset({Task.ZERO_SHOT, Task.RERANK, Task.ENTITIES, Task.TOKENIZE})
 _PAIR = 2

@@ -7,11 +7,11 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from bulk.errors import BulkStopped
-from bulk.files import InputFile
-from bulk.usage import BulkUsage
-from gateway.api.schemas import BODIES, Body
-from wire.protocol import ModelInfo, Task
+from sluicegate.bulk.errors import BulkStopped
+from sluicegate.bulk.files import InputFile
+from sluicegate.bulk.usage import BulkUsage
+from sluicegate.gateway.api.schemas import BODIES, Body
+from sluicegate.wire.protocol import ModelInfo, Task
 
 OutputFormat = Literal["parquet", "jsonl"]
 # Fields of requests that are not parameters of a bulk job.

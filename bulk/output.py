@@ -11,13 +11,13 @@ from uuid import uuid4
 
 import msgspec
 
-from bulk.errors import BulkStopped
-from bulk.files import TEMPORARY, InputFile, OutputFolder, is_remote
-from bulk.options import BulkOptions, Manifest, differences
-from bulk.reading import BadRow, Row, count_rows
-from bulk.results import StoredResult
-from bulk.usage import BulkUsage
-from bulk.writing import PartWriter, open_writer, write_json
+from sluicegate.bulk.errors import BulkStopped
+from sluicegate.bulk.files import TEMPORARY, InputFile, OutputFolder, is_remote
+from sluicegate.bulk.options import BulkOptions, Manifest, differences
+from sluicegate.bulk.reading import BadRow, Row, count_rows
+from sluicegate.bulk.results import StoredResult
+from sluicegate.bulk.usage import BulkUsage
+from sluicegate.bulk.writing import PartWriter, open_writer, write_json
 
 # Programs that read a folder of data ignore names that begin with `_`.
 MANIFEST, ERRORS, WORK = "_manifest.json", "_errors.jsonl", "_work"

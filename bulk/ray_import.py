@@ -5,9 +5,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bulk.errors import BulkStopped
-from bulk.settings import silence_ray
-from wire.installing import install_command
+from sluicegate.bulk.errors import BulkStopped
+from sluicegate.bulk.settings import silence_ray
+from sluicegate.wire.installing import install_command
 
 
 def import_ray(module: str = "ray") -> Any:

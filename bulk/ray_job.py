@@ -16,19 +16,19 @@ from uuid import uuid4
 
 import msgspec
 
-from bulk.errors import BulkStopped, too_many_failed
-from bulk.files import OutputFolder, is_remote
-from bulk.garbage import tune_gc
-from bulk.items import key_prefix, open_runner
-from bulk.options import Manifest, make_manifest
-from bulk.output import WORK, OutputParts, errors_name
-from bulk.progress import ProgressReport
-from bulk.ray_import import actor_options, import_ray
-from bulk.reading import count_rows
-from bulk.result_store import ResultStore
-from bulk.run import BulkRun
-from bulk.shared_cache import NullCache
-from bulk.writing import head_types
+from sluicegate.bulk.errors import BulkStopped, too_many_failed
+from sluicegate.bulk.files import OutputFolder, is_remote
+from sluicegate.bulk.garbage import tune_gc
+from sluicegate.bulk.items import key_prefix, open_runner
+from sluicegate.bulk.options import Manifest, make_manifest
+from sluicegate.bulk.output import WORK, OutputParts, errors_name
+from sluicegate.bulk.progress import ProgressReport
+from sluicegate.bulk.ray_import import actor_options, import_ray
+from sluicegate.bulk.reading import count_rows
+from sluicegate.bulk.result_store import ResultStore
+from sluicegate.bulk.run import BulkRun
+from sluicegate.bulk.shared_cache import NullCache
+from sluicegate.bulk.writing import head_types
 
 
 def by_parts(execution: str) -> str:

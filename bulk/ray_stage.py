@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bulk.columns import result_arrays, result_types
-from bulk.errors import BulkStopped
-from bulk.files import import_pyarrow
-from bulk.garbage import tune_gc
-from bulk.items import ItemReader, distinct_items, item_keys, key_prefix, open_runner
-from bulk.options import BulkOptions, default_columns
-from bulk.ray_import import actor_options
-from bulk.reading import BadRow
-from bulk.results import StoredResult, make_result
-from wire.protocol import Task
+from sluicegate.bulk.columns import result_arrays, result_types
+from sluicegate.bulk.errors import BulkStopped
+from sluicegate.bulk.files import import_pyarrow
+from sluicegate.bulk.garbage import tune_gc
+from sluicegate.bulk.items import ItemReader, distinct_items, item_keys, key_prefix, open_runner
+from sluicegate.bulk.options import BulkOptions, default_columns
+from sluicegate.bulk.ray_import import actor_options
+from sluicegate.bulk.reading import BadRow
+from sluicegate.bulk.results import StoredResult, make_result
+from sluicegate.wire.protocol import Task
 
 ERROR = "error"
 """The column with the reason why a row has no result; null if it has one."""

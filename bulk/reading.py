@@ -11,8 +11,8 @@ from typing import IO, Any
 
 import msgspec
 
-from bulk.errors import BulkStopped
-from bulk.files import InputFile, import_pyarrow
+from sluicegate.bulk.errors import BulkStopped
+from sluicegate.bulk.files import InputFile, import_pyarrow
 
 _BATCH_ROWS, _BATCH_BYTES = 4096, 32 << 20
 # A larger CSV field means that a quote is not closed.

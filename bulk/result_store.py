@@ -14,9 +14,9 @@ from typing import NamedTuple, Self
 import msgspec
 import xxhash
 
-from bulk.result_index import Place, ResultIndex
-from bulk.results import StoredResult
-from bulk.usage import BulkUsage
+from sluicegate.bulk.result_index import Place, ResultIndex
+from sluicegate.bulk.results import StoredResult
+from sluicegate.bulk.usage import BulkUsage
 
 
 class _Head(NamedTuple):

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.bulk.runner import BulkFailure, BulkResult, Outcome
-from wire.protocol import Task
+from sluicegate.backends.bulk.runner import BulkFailure, BulkResult, Outcome
+from sluicegate.wire.protocol import Task
 
 
 class StoredResult(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

@@ -7,19 +7,19 @@ from itertools import islice
 
 import msgspec
 
-from backends.bulk.runner import BulkRunner, Outcome
-from backends.errors import BackendError
-from bulk.errors import BulkStopped, too_many_failed
-from bulk.files import InputFile
-from bulk.items import ItemReader, distinct_items, item_keys
-from bulk.options import BulkOptions
-from bulk.output import OutputParts
-from bulk.progress import ProgressReport
-from bulk.reading import BadRow, Row, read_rows
-from bulk.result_store import ResultStore
-from bulk.results import StoredResult, make_result
-from bulk.shared_cache import SharedCache
-from gateway.cache.key import CacheKey, Prefix
+from sluicegate.backends.bulk.runner import BulkRunner, Outcome
+from sluicegate.backends.errors import BackendError
+from sluicegate.bulk.errors import BulkStopped, too_many_failed
+from sluicegate.bulk.files import InputFile
+from sluicegate.bulk.items import ItemReader, distinct_items, item_keys
+from sluicegate.bulk.options import BulkOptions
+from sluicegate.bulk.output import OutputParts
+from sluicegate.bulk.progress import ProgressReport
+from sluicegate.bulk.reading import BadRow, Row, read_rows
+from sluicegate.bulk.result_store import ResultStore
+from sluicegate.bulk.results import StoredResult, make_result
+from sluicegate.bulk.shared_cache import SharedCache
+from sluicegate.gateway.cache.key import CacheKey, Prefix
 
 # Two concurrent runs keep the device busy: one tokenizes while the other runs the model.
 _RUNS_AT_ONCE = 2

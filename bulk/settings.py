@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from bulk.errors import BulkStopped
+from sluicegate.bulk.errors import BulkStopped
 
 _SECRET = "SLUICEGATE_SECRET"  # noqa: S105 - the name of a variable
 _KEY = "SLUICEGATE_ADMIN_KEY"

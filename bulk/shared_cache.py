@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-from bulk.errors import BulkStopped
-from bulk.results import StoredResult, result_json, vector_bytes
-from gateway.cache.entry import CachedResult, decode_entry, encode_entry, pack, unpack
-from gateway.cache.key import CacheKey
-from wire.installing import install_command
-from wire.protocol import Task
+from sluicegate.bulk.errors import BulkStopped
+from sluicegate.bulk.results import StoredResult, result_json, vector_bytes
+from sluicegate.gateway.cache.entry import CachedResult, decode_entry, encode_entry, pack, unpack
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.wire.installing import install_command
+from sluicegate.wire.protocol import Task
 
 _log = logging.getLogger(__name__)
 # Equal to the gateway's `KEY_PREFIX`, `_EPOCHS` and `_PURGE_HISTORY`; a test checks this.

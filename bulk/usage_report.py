@@ -12,11 +12,11 @@ from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_ope
 import msgspec
 from typing_extensions import override
 
-from bulk.errors import BulkStopped
-from bulk.files import OutputFolder
-from bulk.options import Manifest
-from bulk.output import JOB
-from bulk.usage import BulkUsage
+from sluicegate.bulk.errors import BulkStopped
+from sluicegate.bulk.files import OutputFolder
+from sluicegate.bulk.options import Manifest
+from sluicegate.bulk.output import JOB
+from sluicegate.bulk.usage import BulkUsage
 
 T = TypeVar("T")
 _ROLES = frozenset({"billing", "admin"})

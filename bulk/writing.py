@@ -8,13 +8,13 @@ from typing import IO, Any, Protocol
 
 import orjson
 
-from bulk.columns import TRUNCATED, result_arrays, result_types
-from bulk.errors import BulkStopped
-from bulk.files import InputFile, import_pyarrow
-from bulk.options import BulkOptions
-from bulk.reading import parquet_types
-from bulk.results import StoredResult, result_json
-from wire.protocol import Task
+from sluicegate.bulk.columns import TRUNCATED, result_arrays, result_types
+from sluicegate.bulk.errors import BulkStopped
+from sluicegate.bulk.files import InputFile, import_pyarrow
+from sluicegate.bulk.options import BulkOptions
+from sluicegate.bulk.reading import parquet_types
+from sluicegate.bulk.results import StoredResult, result_json
+from sluicegate.wire.protocol import Task
 
 _ROW_GROUP, _ROW_GROUP_BYTES = 16_384, 128 << 20
 

@@ -21,7 +21,7 @@ COPY requirements/demo.txt requirements/
 RUN /opt/build/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements/demo.txt
 COPY backends/ backends/
 COPY wire/ wire/
-RUN /opt/build/bin/python -m backends.model_tools.demo --output /models
+RUN /opt/build/bin/python -m sluicegate.backends.model_tools.demo --output /models
 
 # What every backend runs; models are mounted at /models.
 FROM python:3.11.13-slim-bookworm AS backend
@@ -42,7 +42,7 @@ COPY --from=build /opt/sluicegate /opt/sluicegate
 USER 10001:10001
 EXPOSE 8100
 STOPSIGNAL SIGTERM
-ENTRYPOINT ["python", "-m", "backends"]
+ENTRYPOINT ["python", "-m", "sluicegate.backends"]
 CMD ["serve"]
 
 # The same with the demo models inside.

@@ -17,26 +17,26 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 
-from gateway.config.load import explain
-from gateway.errors import ConfigurationError, GatewayError
-from gateway.http.draining import Stop
-from gateway.settings import Settings, export_metrics_dir, load_settings
-from gateway.supervisor.errors import CannotStart, ExitCode
-from gateway.supervisor.priority import give_way
-from gateway.telemetry.logs import configure_logging
-from wire.heartbeat import heartbeat
-from wire.importing import without_collections
+from sluicegate.gateway.config.load import explain
+from sluicegate.gateway.errors import ConfigurationError, GatewayError
+from sluicegate.gateway.http.draining import Stop
+from sluicegate.gateway.settings import Settings, export_metrics_dir, load_settings
+from sluicegate.gateway.supervisor.errors import CannotStart, ExitCode
+from sluicegate.gateway.supervisor.priority import give_way
+from sluicegate.gateway.telemetry.logs import configure_logging
+from sluicegate.wire.heartbeat import heartbeat
+from sluicegate.wire.importing import without_collections
 
 # Takes the settings and the keyword argument `stop`, and runs until the event `stop` is set.
 _ProcessMain = Callable[..., Coroutine[object, object, None]]
 # The module and the function of each process.
 ENTRIES = {
-    "run-worker": ("gateway.app.worker", "serve_worker"),
-    "run-admin": ("gateway.console.serve", "serve_operators"),
-    "run-shipper": ("gateway.workers.shipper", "run_shipper"),
-    "run-billing": ("gateway.workers.billing", "run_billing"),
-    "run-request-log": ("gateway.workers.request_log", "run_request_log"),
-    "run-batches": ("gateway.app.batches", "run_batches"),
+    "run-worker": ("sluicegate.gateway.app.worker", "serve_worker"),
+    "run-admin": ("sluicegate.gateway.console.serve", "serve_operators"),
+    "run-shipper": ("sluicegate.gateway.workers.shipper", "run_shipper"),
+    "run-billing": ("sluicegate.gateway.workers.billing", "run_billing"),
+    "run-request-log": ("sluicegate.gateway.workers.request_log", "run_request_log"),
+    "run-batches": ("sluicegate.gateway.app.batches", "run_batches"),
 }
 # The roles of these processes, as the supervisor and metrics name them.
 _ROLES = {
@@ -48,7 +48,7 @@ _ROLES = {
     "run-batches": "batches",
 }
 BOOTSTRAP = "run-bootstrap"
-_log = logging.getLogger("gateway")
+_log = logging.getLogger("sluicegate.gateway")
 _SWITCH = 0.0005
 # These processes serve no requests, so they have a low priority after their start.
 _LOW_PRIORITY = frozenset({"run-shipper", "run-billing", "run-request-log", "run-batches"})
@@ -68,12 +68,12 @@ def run_entry(entry: str, settings: Settings) -> None:
     )
     _log.info("the process starts", extra={"pid": os.getpid()})
     export_metrics_dir(settings)
-    from gateway.telemetry.metric_files import (  # noqa: PLC0415 - the library reads the folder
+    from sluicegate.gateway.telemetry.metric_files import (  # noqa: PLC0415 - the library reads the folder
         keep_metrics_in_files,
     )
 
     keep_metrics_in_files(settings.metrics_dir)
-    from gateway.telemetry.process_metrics import measured_process  # noqa: PLC0415 - like the imports above
+    from sluicegate.gateway.telemetry.process_metrics import measured_process  # noqa: PLC0415 - like the imports above
 
     module, function = ENTRIES[entry]
     with without_collections():
@@ -122,14 +122,14 @@ def main(arguments: list[str]) -> int:
     entry = arguments[0] if arguments else ""
     if entry not in ENTRIES and entry != BOOTSTRAP:
         with without_collections():
-            from gateway.cli.root import main as command  # noqa: PLC0415 - others do not need it
+            from sluicegate.gateway.cli.root import main as command  # noqa: PLC0415 - others do not need it
 
         command(arguments, prog_name="sluicegate")
     try:
         settings = load_settings()
         if entry == BOOTSTRAP:
             with without_collections():
-                from gateway.supervisor.bootstrap import bootstrap  # noqa: PLC0415 - imports SQL
+                from sluicegate.gateway.supervisor.bootstrap import bootstrap  # noqa: PLC0415 - imports SQL
 
             bootstrap(settings, sys.stdin.readline().strip())
         else:

@@ -15,9 +15,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from gateway.errors import ConfigurationError
-from gateway.sockets.tcp_keepalive import TcpKeepalive
-from wire.settings import (
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.sockets.tcp_keepalive import TcpKeepalive
+from sluicegate.wire.settings import (
     COUNT,
     SECONDS,
     Bytes,

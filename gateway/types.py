@@ -5,7 +5,7 @@ from typing import Annotated, NewType, Self
 
 import msgspec
 
-from gateway.errors import (
+from sluicegate.gateway.errors import (
     DeadlineExceeded,
     GatewayError,
     InternalError,
@@ -17,9 +17,9 @@ from gateway.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
-from gateway.periods import PERIODS
-from wire.protocol import ModelInfo, Task
-from wire.settings import SECONDS, stated, unit
+from sluicegate.gateway.periods import PERIODS
+from sluicegate.wire.protocol import ModelInfo, Task
+from sluicegate.wire.settings import SECONDS, stated, unit
 
 TenantId = NewType("TenantId", str)
 KeyId = NewType("KeyId", str)

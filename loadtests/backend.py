@@ -11,10 +11,7 @@ from typing import Any  # Any: the items of all tasks
 import msgspec
 
 from loadtests.generator import Target
-from testing.loopback import get, is_answered
-from testing.ports import free_port
-from testing.waiting import wait_until
-from wire.protocol import (
+from sluicegate.wire.protocol import (
     CALL_PATH,
     Call,
     CallItem,
@@ -25,6 +22,9 @@ from wire.protocol import (
     ServingState,
     Task,
 )
+from testing.loopback import get, is_answered
+from testing.ports import free_port
+from testing.waiting import wait_until
 
 _ROOT = Path(__file__).parents[1]
 _PARAMETERS = {
@@ -71,7 +71,7 @@ def backend(models: Path, within: float = 240.0, /, **settings: str) -> Iterator
     """Run a backend over `models` with `settings` in its environment; yield it once it is ready."""
     port = free_port()
     environment = {f"SLUICEGATE_BACKEND_{name.upper()}": value for name, value in settings.items()}
-    command = [sys.executable, "-m", "backends", "serve", "--models", str(models)]
+    command = [sys.executable, "-m", "sluicegate.backends", "serve", "--models", str(models)]
     with subprocess.Popen(
         [*command, "--port", str(port)],
         cwd=_ROOT,

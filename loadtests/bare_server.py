@@ -17,12 +17,12 @@ import uvloop
 
 from loadtests.generator import Target
 from loadtests.machine import pin
-from wire.http.connection import Connection, ServerState
-from wire.http.messages import STATUS_LINE
-from wire.http.refusals import Refusal
-from wire.http.server import HttpServer
-from wire.http.timeouts import ConnectionTimeouts
-from wire.http.writing import WriteCoalescer
+from sluicegate.wire.http.connection import Connection, ServerState
+from sluicegate.wire.http.messages import STATUS_LINE
+from sluicegate.wire.http.refusals import Refusal
+from sluicegate.wire.http.server import HttpServer
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
+from sluicegate.wire.http.writing import WriteCoalescer
 
 BARE = "a bare server, which does nothing"
 

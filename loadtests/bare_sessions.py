@@ -13,7 +13,7 @@ import tokenizers
 
 from loadtests.models import write_padded
 from loadtests.report import Turn
-from wire.cores import usable_cores
+from sluicegate.wire.cores import usable_cores
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

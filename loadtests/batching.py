@@ -26,8 +26,8 @@ from loadtests.options import duration, rounds
 from loadtests.report import Line, Turn, show, table_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
+from sluicegate.wire.protocol import Done, FrameReader
 from testing.system import System
-from wire.protocol import Done, FrameReader
 
 _ENCODER, _MODEL = "minilm", "sentiment"
 _LONG_SHARE = 0.05

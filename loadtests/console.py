@@ -19,17 +19,17 @@ import msgspec
 import sqlalchemy
 from sqlalchemy import Connection
 
-from gateway.console.pages import PAGES
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.schema import IN_TOTALS
-from gateway.ledger.types import KeySpec
-from gateway.ledger.usage_fields import SUMMED
-from gateway.ledger.usage_marks import DAY, HOUR, read_marks
-from gateway.ledger.usage_totals import ALL_TENANTS, HOURS_OF_DAY, KEPT, LENGTHS
 from loadtests.gateway import Gateway, add_tenants
 from loadtests.generator import percentile, run_closed
 from loadtests.machine import processor_seconds
 from loadtests.report import show
+from sluicegate.gateway.console.pages import PAGES
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.schema import IN_TOTALS
+from sluicegate.gateway.ledger.types import KeySpec
+from sluicegate.gateway.ledger.usage_fields import SUMMED
+from sluicegate.gateway.ledger.usage_marks import DAY, HOUR, read_marks
+from sluicegate.gateway.ledger.usage_totals import ALL_TENANTS, HOURS_OF_DAY, KEPT, LENGTHS
 from testing.loopback import is_answered
 from testing.postgresql import PostgreSQL, programs
 from testing.stub_backend import StubBackend, stub_model

@@ -9,11 +9,11 @@ from typing import Any, Self  # Any: sections of a document
 
 import msgspec
 
-from gateway.auth.keys import hash_key
-from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings, environment, process_environment
-from gateway.types import Rule
 from loadtests.generator import Target
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import Settings, environment, process_environment
+from sluicegate.gateway.types import Rule
 from testing.loopback import is_answered
 from testing.ports import free_port
 from testing.system import Process
@@ -57,7 +57,7 @@ class Gateway:
         self.settings.data_dir.mkdir()
         # JSON is YAML.
         (self.settings.config / "gateway.yaml").write_bytes(msgspec.json.encode(document))
-        command = [sys.executable, "-m", "gateway", "gateway", "--workers", str(workers)]
+        command = [sys.executable, "-m", "sluicegate.gateway", "gateway", "--workers", str(workers)]
         self._command = command if admin else [*command, "--no-admin"]
         self._source = source
         self._log = folder / "log"

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from backends.model_tools.demo.build import build_demo_models
 from loadtests import wrk
 from loadtests.bare_server import BARE, bare_server
 from loadtests.generator import CALLERS, Target
@@ -41,6 +40,7 @@ from loadtests.report import Row, Turn, show, table_of
 from loadtests.rivals import nginx
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
+from sluicegate.backends.model_tools.demo.build import build_demo_models
 from testing.ports import free_port
 from testing.system import System
 

@@ -35,11 +35,11 @@ from loadtests.options import rounds
 from loadtests.report import Line, show, table_of
 from loadtests.turns import in_turns, paired
 from loadtests.workload import sentences
+from sluicegate.wire.protocol import CALL_PATH, Done, Failed, FrameReader, ModelInfo, Task
 from testing.hostile_algorithms import HARM, HEAD, IMPORTS, write_algorithm
 from testing.loopback import get, no_authorities
 from testing.system import System
 from testing.waiting import wait_until
-from wire.protocol import CALL_PATH, Done, Failed, FrameReader, ModelInfo, Task
 
 _RATE, _WINDOW = 20.0, 4.0
 """Requests a second beside a batch job, and seconds of each measured load."""

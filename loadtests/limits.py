@@ -20,8 +20,6 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.ledger.ledger import Ledger
-from gateway.types import Rule
 from loadtests.gateway import Gateway, add_tenants, one_backend, running_gateway
 from loadtests.generator import OK, Answer
 from loadtests.open_loop import open_loop
@@ -34,6 +32,8 @@ from loadtests.windows import (
     local_share,
     most_over_the_limit,
 )
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.types import Rule
 from testing.stub_process import stub_process
 from testing.valkey import Valkey
 from testing.waiting import wait_until

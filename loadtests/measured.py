@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from backends.model_tools.demo.build import build_demo_models
 from loadtests.backend import RunningBackend
 from loadtests.generator import Outcome, Target
 from loadtests.machine import pin, processor_seconds, resident_mib
 from loadtests.report import Costs, Turn
 from loadtests.workload import sentences
+from sluicegate.backends.model_tools.demo.build import build_demo_models
 from testing.system import System
 
 SERVER, OTHERS = 0, 1

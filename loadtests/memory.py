@@ -12,11 +12,11 @@ from functools import lru_cache
 import click
 from xxhash import xxh3_128_digest
 
-from gateway.cache.entry import CachedResult
-from gateway.cache.key import CacheKey
-from gateway.cache.memory_tier import ENTRY_OVERHEAD_BYTES, MemoryTier
 from loadtests.machine import resident_bytes
 from loadtests.report import show
+from sluicegate.gateway.cache.entry import CachedResult
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.cache.memory_tier import ENTRY_OVERHEAD_BYTES, MemoryTier
 
 _MIB = 1024 * 1024
 _CAPACITY = 64 * _MIB

@@ -8,13 +8,6 @@ from pathlib import Path
 
 import click
 
-from backends.bulk.runner import BulkRunner
-from bulk.cli import run_job
-from bulk.files import OutputFolder, find_inputs, import_pyarrow
-from bulk.items import key_prefix
-from bulk.options import BulkOptions, make_manifest
-from bulk.output import work_folder
-from bulk.shared_cache import NullCache
 from loadtests.backend import calls
 from loadtests.bare_sessions import BareSessions, bare_sessions, best_first
 from loadtests.generator import CALLERS, OK, Outcome, run_closed
@@ -31,8 +24,15 @@ from loadtests.options import rounds
 from loadtests.report import Turn, show, table_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
+from sluicegate.backends.bulk.runner import BulkRunner
+from sluicegate.bulk.cli import run_job
+from sluicegate.bulk.files import OutputFolder, find_inputs, import_pyarrow
+from sluicegate.bulk.items import key_prefix
+from sluicegate.bulk.options import BulkOptions, make_manifest
+from sluicegate.bulk.output import work_folder
+from sluicegate.bulk.shared_cache import NullCache
+from sluicegate.wire.protocol import Task
 from testing.system import TWO_REGIONS, System
-from wire.protocol import Task
 
 _MODEL = "minilm"
 

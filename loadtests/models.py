@@ -6,11 +6,11 @@ from pathlib import Path
 
 import yaml
 
-from backends.model_tools.demo.source import find_source
-from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.heads import add_pooling
-from backends.model_tools.graphs.shapes import BertShape
-from backends.model_tools.graphs.weights import read_safetensors
+from sluicegate.backends.model_tools.demo.source import find_source
+from sluicegate.backends.model_tools.graphs.bert import build_bert
+from sluicegate.backends.model_tools.graphs.heads import add_pooling
+from sluicegate.backends.model_tools.graphs.shapes import BertShape
+from sluicegate.backends.model_tools.graphs.weights import read_safetensors
 from testing.model_repository import write_head, write_model
 
 JUDGE, ZERO_SHOT = "bench-nli", "bench-zero-shot"

@@ -23,9 +23,6 @@ from typing import NamedTuple
 import click
 import msgspec
 
-from backends.executors.dummy import SimulatedExecutor
-from backends.executors.padded_batch import ones
-from backends.types import OutputKind
 from loadtests.backend import RunningBackend, backend
 from loadtests.bare_server import bare_server
 from loadtests.generator import CALLERS, OK, Outcome, run_closed
@@ -35,6 +32,9 @@ from loadtests.options import rounds
 from loadtests.report import Line, show
 from loadtests.turns import in_turns, paired
 from loadtests.workload import sentences
+from sluicegate.backends.executors.dummy import SimulatedExecutor
+from sluicegate.backends.executors.padded_batch import ones
+from sluicegate.backends.types import OutputKind
 from testing.system import System
 
 _ROOT = Path(__file__).parents[1]

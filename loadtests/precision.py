@@ -21,7 +21,7 @@ from loadtests.options import rounds
 from loadtests.report import Line, show, table_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
-from wire.protocol import CALL_PATH, Done, FrameReader, ModelInfo, Task
+from sluicegate.wire.protocol import CALL_PATH, Done, FrameReader, ModelInfo, Task
 
 _ENCODER, _HEAD = "minilm", "sentiment"
 _RUNTIME, _EXACT, _ROUNDED = "ONNX Runtime, fp32", "OpenVINO, fp32", "OpenVINO, bf16"

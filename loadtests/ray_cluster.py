@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from bulk.ray_import import import_ray
+from sluicegate.bulk.ray_import import import_ray
 
 _STORE_BYTES = 100 << 20
 

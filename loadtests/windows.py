@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gateway.types import Rule
+from sluicegate.gateway.types import Rule
 
 
 class AdmittedRequest(NamedTuple):

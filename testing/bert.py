@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.heads import add_pooling
-from backends.model_tools.graphs.options import GraphOptions
-from backends.model_tools.graphs.shapes import BertShape, weight_shapes
-from backends.model_tools.graphs.weights import Weights
+from sluicegate.backends.model_tools.graphs.bert import build_bert
+from sluicegate.backends.model_tools.graphs.heads import add_pooling
+from sluicegate.backends.model_tools.graphs.options import GraphOptions
+from sluicegate.backends.model_tools.graphs.shapes import BertShape, weight_shapes
+from sluicegate.backends.model_tools.graphs.weights import Weights
 
 
 def seeded_weights(shape: BertShape, *, seed: int) -> Weights:

@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from backends.model_tools.graphs.shapes import BertShape
+from sluicegate.backends.model_tools.graphs.shapes import BertShape
 from testing.bert import pooled_bert, seeded_weights
 
 DIMENSIONS = 8

@@ -19,7 +19,7 @@ from typing import Self
 
 import msgspec
 
-from wire.protocol import (
+from sluicegate.wire.protocol import (
     CALL_PATH,
     STATE_PATH,
     Call,

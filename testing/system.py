@@ -12,7 +12,7 @@ from typing import Any, Self
 import httpx
 import msgspec
 
-from gateway.settings import process_environment
+from sluicegate.gateway.settings import process_environment
 from testing.loopback import get, is_answered, no_authorities
 from testing.ports import free_port
 from testing.waiting import wait_until
@@ -58,7 +58,7 @@ class System:
         self._workers = workers
         self._output = data_dir.parent / f"{data_dir.name}.out"
         self._command = [
-            *(sys.executable, "-m", "gateway", "up"),
+            *(sys.executable, "-m", "sluicegate.gateway", "up"),
             *("--port", str(self.port), "--admin-port", str(self.admin_port)),
             *("--workers", str(workers), "--data-dir", str(data_dir), "--models", str(models)),
             *("--config", str(config or _ROOT / "config")),

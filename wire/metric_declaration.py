@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, NamedTuple, Self, get_args, get_origin
 
 import msgspec
 
-from wire.durations import SECONDS
+from sluicegate.wire.durations import SECONDS
 
 Labels = tuple[str, ...]
 """The values of a metric's labels, in the order of its declaration."""

@@ -22,8 +22,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
-from wire.plans import Assignment, RevisionNumber, RevisionStatistics, Serving
-from wire.settings import stated
+from sluicegate.wire.plans import Assignment, RevisionNumber, RevisionStatistics, Serving
+from sluicegate.wire.settings import stated
 
 WIRE_VERSION = 1
 CALL_PATH = "/v1/call"

@@ -28,8 +28,8 @@ from typing import Any
 
 import msgspec
 
-from backends.algorithms.budget import Budget
-from backends.algorithms.host_messages import (
+from sluicegate.backends.algorithms.budget import Budget
+from sluicegate.backends.algorithms.host_messages import (
     CancelModelRequest,
     CancelRequest,
     ModelReply,
@@ -37,13 +37,13 @@ from backends.algorithms.host_messages import (
     RunReply,
     RunRequest,
 )
-from backends.algorithms.host_process import HostProcess, HostProtocol
-from backends.algorithms.hosted_item import HostedItem
-from backends.algorithms.refused_items import RefusedItems
-from backends.algorithms.starvation import ProcessTime
-from backends.algorithms.step_marks import SLOTS, Step
-from backends.errors import AlgorithmFailed, BackendError, ItemRefused, Overloaded
-from wire.protocol import encode_frame
+from sluicegate.backends.algorithms.host_process import HostProcess, HostProtocol
+from sluicegate.backends.algorithms.hosted_item import HostedItem
+from sluicegate.backends.algorithms.refused_items import RefusedItems
+from sluicegate.backends.algorithms.starvation import ProcessTime
+from sluicegate.backends.algorithms.step_marks import SLOTS, Step
+from sluicegate.backends.errors import AlgorithmFailed, BackendError, ItemRefused, Overloaded
+from sluicegate.wire.protocol import encode_frame
 
 _log = logging.getLogger(__name__)
 _MOST_WAITING = 4_096

@@ -6,8 +6,8 @@ See docs/algorithms.md, "Your own algorithm".
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from backends.errors import ItemRefused
-from backends.types import FloatArray, Text
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.types import FloatArray, Text
 
 
 class Ask(Protocol):

@@ -8,10 +8,10 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 from typing_extensions import override
 
-from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.windows import Windows
-from backends.types import FloatArray, RowInput
-from wire.protocol import ModelInfo, Task
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.types import FloatArray, RowInput
+from sluicegate.wire.protocol import ModelInfo, Task
 
 Kind = TypeVar("Kind", bound="Algorithm")
 

@@ -6,11 +6,11 @@ from typing import Annotated
 import msgspec
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithms, ModelAlgorithms, Recipe
-from backends.algorithms.labels import Labeller, labellers, reorder
-from backends.pipelines.ask import AlgorithmContext
-from backends.types import FloatArray, Text
-from wire.protocol import Function, Task
+from sluicegate.backends.algorithms.base import Algorithms, ModelAlgorithms, Recipe
+from sluicegate.backends.algorithms.labels import Labeller, labellers, reorder
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.types import FloatArray, Text
+from sluicegate.wire.protocol import Function, Task
 
 
 class Cascade(Labeller):

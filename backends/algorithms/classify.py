@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.base import QueryAlgorithm
-from backends.algorithms.labels import Labeller, check_top
-from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import best_labels, label_scores, written
-from backends.types import FloatArray, Text
-from wire.protocol import ClassifyParameters, Function
+from sluicegate.backends.algorithms.base import QueryAlgorithm
+from sluicegate.backends.algorithms.labels import Labeller, check_top
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.pipelines.scores import best_labels, label_scores, written
+from sluicegate.backends.types import FloatArray, Text
+from sluicegate.wire.protocol import ClassifyParameters, Function
 
 
 class Classify(Labeller, QueryAlgorithm):

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from backends.algorithms.algorithm_host import AlgorithmHost
-from backends.algorithms.base import Algorithm
-from backends.algorithms.hosted_item import HostedItem, ModelsBelow
-from backends.pipelines.ask import AlgorithmContext
-from wire.protocol import InferParameters
+from sluicegate.backends.algorithms.algorithm_host import AlgorithmHost
+from sluicegate.backends.algorithms.base import Algorithm
+from sluicegate.backends.algorithms.hosted_item import HostedItem, ModelsBelow
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.wire.protocol import InferParameters
 
 _encode = msgspec.msgpack.Encoder().encode
 

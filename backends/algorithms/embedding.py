@@ -5,13 +5,13 @@ from typing import Any
 
 from typing_extensions import override
 
-from backends.algorithms.base import QueryAlgorithm, WindowedAlgorithm
-from backends.errors import ItemRefused
-from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import exact, normalize
-from backends.pipelines.windows import Windows
-from backends.types import FloatArray, RowInput, Text, TokenIds
-from wire.protocol import EmbedParameters, RerankParameters
+from sluicegate.backends.algorithms.base import QueryAlgorithm, WindowedAlgorithm
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.pipelines.scores import exact, normalize
+from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.types import FloatArray, RowInput, Text, TokenIds
+from sluicegate.wire.protocol import EmbedParameters, RerankParameters
 
 
 class Embed(QueryAlgorithm):

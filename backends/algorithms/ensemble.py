@@ -7,13 +7,13 @@ import msgspec
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithms, ModelAlgorithms, Recipe, all_of
-from backends.algorithms.labels import Label, Labeller, labellers, reorder
-from backends.errors import ItemRefused
-from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import rounded
-from backends.types import FloatArray, Text
-from wire.protocol import Function, Task
+from sluicegate.backends.algorithms.base import Algorithms, ModelAlgorithms, Recipe, all_of
+from sluicegate.backends.algorithms.labels import Label, Labeller, labellers, reorder
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.pipelines.scores import rounded
+from sluicegate.backends.types import FloatArray, Text
+from sluicegate.wire.protocol import Function, Task
 
 Combination = Literal["mean", "weighted", "vote"]
 

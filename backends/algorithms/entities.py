@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm
-from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import apply_function, written
-from backends.pipelines.token_work import run_token_work
-from backends.types import FloatArray, TokenOffsets
-from wire.protocol import Aggregation, EntitiesParameters, Function
+from sluicegate.backends.algorithms.base import Algorithm
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.pipelines.scores import apply_function, written
+from sluicegate.backends.pipelines.token_work import run_token_work
+from sluicegate.backends.types import FloatArray, TokenOffsets
+from sluicegate.wire.protocol import Aggregation, EntitiesParameters, Function
 
 _OUTSIDE = "O"
 

@@ -1,6 +1,6 @@
 """Tests a model owner's algorithm without a server and without models.
 
-from backends.algorithms.harness import answer
+from sluicegate.backends.algorithms.harness import answer
 
 def test_angry_messages_are_urgent() -> None:
     models = {"sentiment": lambda text: {"labels": [{"label": "negative", "score": 0.9}]}}
@@ -17,15 +17,15 @@ import msgspec
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm
-from backends.algorithms.budget import Budget
-from backends.algorithms.custom import Custom
-from backends.algorithms.hosts import AlgorithmHosts
-from backends.batching.coalescing import RowCaller
-from backends.pipelines.ask import AlgorithmContext, Pipeline, encode_result
-from backends.pipelines.windows import Windows
-from backends.types import FloatArray, RowInput, TokenOffsets
-from wire.protocol import InferParameters, Task
+from sluicegate.backends.algorithms.base import Algorithm
+from sluicegate.backends.algorithms.budget import Budget
+from sluicegate.backends.algorithms.custom import Custom
+from sluicegate.backends.algorithms.hosts import AlgorithmHosts
+from sluicegate.backends.batching.coalescing import RowCaller
+from sluicegate.backends.pipelines.ask import AlgorithmContext, Pipeline, encode_result
+from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.types import FloatArray, RowInput, TokenOffsets
+from sluicegate.wire.protocol import InferParameters, Task
 
 # Takes an item and returns its result, or takes a text and returns raw outputs.
 Fake = Callable[[Any], Any]

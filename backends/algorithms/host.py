@@ -1,6 +1,6 @@
 """The main program of an algorithm host: the process that runs one model owner's algorithm.
 
-`host_process.start_host` starts this program: `python -m backends.algorithms.host SPEC`.
+`host_process.start_host` starts this program: `python -m sluicegate.backends.algorithms.host SPEC`.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ import numpy as np
 import orjson
 from typing_extensions import override
 
-from backends import errors
-from backends.algorithms.authoring import Ask
-from backends.algorithms.confinement import confine
-from backends.algorithms.host_messages import (
+from sluicegate.backends import errors
+from sluicegate.backends.algorithms.authoring import Ask
+from sluicegate.backends.algorithms.confinement import confine
+from sluicegate.backends.algorithms.host_messages import (
     CancelModelRequest,
     CancelRequest,
     HostSpec,
@@ -35,12 +35,12 @@ from backends.algorithms.host_messages import (
     StartReply,
     ToHost,
 )
-from backends.algorithms.step_marks import StepMarks
-from backends.algorithms.user_code import UserCode, error_location, read_user_code
-from backends.errors import BackendError, ItemRefused
-from backends.telemetry.logs import trace_of
-from backends.types import FloatArray, Text
-from wire.protocol import MessageReader, encode_frame
+from sluicegate.backends.algorithms.step_marks import StepMarks
+from sluicegate.backends.algorithms.user_code import UserCode, error_location, read_user_code
+from sluicegate.backends.errors import BackendError, ItemRefused
+from sluicegate.backends.telemetry.logs import trace_of
+from sluicegate.backends.types import FloatArray, Text
+from sluicegate.wire.protocol import MessageReader, encode_frame
 
 _MOST_RESULT_BYTES = 32 * 1024 * 1024
 _MOST_CHARACTERS = 2_000

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from backends.algorithms.confinement import NICENESS
-from backends.algorithms.host_messages import FromHost, HostSpec, StartReply
-from backends.algorithms.starvation import CoreDelays, ProcessTime
-from backends.algorithms.step_marks import StepMarks
-from backends.settings import foreign_environment
-from wire.protocol import MessageReader
+from sluicegate.backends.algorithms.confinement import NICENESS
+from sluicegate.backends.algorithms.host_messages import FromHost, HostSpec, StartReply
+from sluicegate.backends.algorithms.starvation import CoreDelays, ProcessTime
+from sluicegate.backends.algorithms.step_marks import StepMarks
+from sluicegate.backends.settings import foreign_environment
+from sluicegate.wire.protocol import MessageReader
 
 # Seconds for the start of Python and its libraries. The budget's `import_time` bounds the import of
 # the algorithm's code.
@@ -156,7 +156,13 @@ def start_host(
     try:
         process = fork(
             lambda: subprocess.Popen(  # noqa: S603 - this very program
-                [sys.executable, "-P", "-m", "backends.algorithms.host", msgspec.json.encode(spec)],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "sluicegate.backends.algorithms.host",
+                    msgspec.json.encode(spec),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backends.algorithms.base import Algorithm
-from backends.algorithms.host_messages import ModelReply, ModelRequest
-from backends.errors import BackendError, ItemRefused
-from backends.pipelines.ask import AlgorithmContext, encode_result
-from backends.types import Text
-from wire.protocol import ITEMS, PARAMETERS, InferParameters, Task
+from sluicegate.backends.algorithms.base import Algorithm
+from sluicegate.backends.algorithms.host_messages import ModelReply, ModelRequest
+from sluicegate.backends.errors import BackendError, ItemRefused
+from sluicegate.backends.pipelines.ask import AlgorithmContext, encode_result
+from sluicegate.backends.types import Text
+from sluicegate.wire.protocol import ITEMS, PARAMETERS, InferParameters, Task
 
 _log = logging.getLogger(__name__)
 # An item may make this many more calls to models than its row budget, because some calls are

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from backends.algorithms.algorithm_host import AlgorithmHost
-from backends.algorithms.budget import Budget
-from backends.algorithms.host_process import start_host
+from sluicegate.backends.algorithms.algorithm_host import AlgorithmHost
+from sluicegate.backends.algorithms.budget import Budget
+from sluicegate.backends.algorithms.host_process import start_host
 
 # The name and revision of a model.
 HostKey = tuple[str, str]

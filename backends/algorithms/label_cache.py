@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from backends.types import FloatArray
+from sluicegate.backends.types import FloatArray
 
 # (scope, template, labels). The scope keeps one tenant from detecting another tenant's labels by
 # timing.

@@ -7,19 +7,19 @@ import msgspec
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.base import (
+from sluicegate.backends.algorithms.base import (
     Algorithms,
     ModelAlgorithms,
     Recipe,
     all_of,
     only_algorithm,
 )
-from backends.algorithms.labels import Label, Labeller
-from backends.algorithms.questions import ZeroShotTask
-from backends.errors import ItemRefused
-from backends.pipelines.ask import AlgorithmContext
-from backends.types import FloatArray, Text
-from wire.protocol import Function, Task, ZeroShotParameters
+from sluicegate.backends.algorithms.labels import Label, Labeller
+from sluicegate.backends.algorithms.questions import ZeroShotTask
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.types import FloatArray, Text
+from sluicegate.wire.protocol import Function, Task, ZeroShotParameters
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):

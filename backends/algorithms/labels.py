@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm, ModelAlgorithms
-from backends.errors import ItemRefused
-from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import best_first, written
-from backends.types import FloatArray, Text
-from wire.protocol import ClassifyParameters, Function
+from sluicegate.backends.algorithms.base import Algorithm, ModelAlgorithms
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.pipelines.scores import best_first, written
+from sluicegate.backends.types import FloatArray, Text
+from sluicegate.wire.protocol import ClassifyParameters, Function
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):

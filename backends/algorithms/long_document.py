@@ -6,23 +6,23 @@ from typing import Annotated, Any
 import msgspec
 from typing_extensions import override
 
-from backends.algorithms.base import (
+from sluicegate.backends.algorithms.base import (
     Algorithm,
     Algorithms,
     ModelAlgorithms,
     Recipe,
     WindowedAlgorithm,
 )
-from backends.algorithms.classify import Classify
-from backends.algorithms.embedding import Embed, shorten
-from backends.algorithms.labels import Label, Labeller, rank
-from backends.algorithms.questions import ZeroShotTask, chosen
-from backends.errors import ItemRefused
-from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import apply_function, exact
-from backends.pipelines.windows import Combination, Windows
-from backends.types import FloatArray, Text
-from wire.protocol import (
+from sluicegate.backends.algorithms.classify import Classify
+from sluicegate.backends.algorithms.embedding import Embed, shorten
+from sluicegate.backends.algorithms.labels import Label, Labeller, rank
+from sluicegate.backends.algorithms.questions import ZeroShotTask, chosen
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.pipelines.scores import apply_function, exact
+from sluicegate.backends.pipelines.windows import Combination, Windows
+from sluicegate.backends.types import FloatArray, Text
+from sluicegate.wire.protocol import (
     ChooseItem,
     ChooseParameters,
     EmbedParameters,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.base import (
+from sluicegate.backends.algorithms.base import (
     Algorithms,
     ModelAlgorithms,
     QueryAlgorithm,
@@ -20,15 +20,15 @@ from backends.algorithms.base import (
     find_algorithm,
     only_algorithm,
 )
-from backends.algorithms.classify import Classify
-from backends.algorithms.labels import Label, rank
-from backends.algorithms.questions import ZeroShotTask, check_choices, chosen, hypotheses
-from backends.errors import ItemRefused
-from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import apply_function, exact, softmax
-from backends.pipelines.windows import Windows
-from backends.types import FloatArray, Text
-from wire.protocol import (
+from sluicegate.backends.algorithms.classify import Classify
+from sluicegate.backends.algorithms.labels import Label, rank
+from sluicegate.backends.algorithms.questions import ZeroShotTask, check_choices, chosen, hypotheses
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.pipelines.scores import apply_function, exact, softmax
+from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.types import FloatArray, Text
+from sluicegate.wire.protocol import (
     ChooseItem,
     ChooseParameters,
     Function,

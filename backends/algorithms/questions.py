@@ -5,13 +5,13 @@ from typing import Any
 
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm
-from backends.algorithms.labels import Label
-from backends.errors import ItemRefused
-from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import best_first, rounded
-from backends.types import FloatArray
-from wire.protocol import MAX_LABELS, ZeroShotParameters
+from sluicegate.backends.algorithms.base import Algorithm
+from sluicegate.backends.algorithms.labels import Label
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.pipelines.scores import best_first, rounded
+from sluicegate.backends.types import FloatArray
+from sluicegate.wire.protocol import MAX_LABELS, ZeroShotParameters
 
 SLOT = "{}"
 

@@ -3,15 +3,19 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from backends.algorithms.base import Recipe
-from backends.algorithms.cascade import CascadeRecipe
-from backends.algorithms.ensemble import EnsembleRecipe
-from backends.algorithms.label_tree import LabelTreeRecipe
-from backends.algorithms.long_document import LongDocumentRecipe
-from backends.algorithms.pairs import CrossEncoderRecipe, EntailmentRecipe, MultipleChoiceRecipe
-from backends.algorithms.reviewer import ReviewerRecipe
-from backends.algorithms.tournament import TournamentRecipe
-from backends.algorithms.zero_shot import ZeroShotRecipe
+from sluicegate.backends.algorithms.base import Recipe
+from sluicegate.backends.algorithms.cascade import CascadeRecipe
+from sluicegate.backends.algorithms.ensemble import EnsembleRecipe
+from sluicegate.backends.algorithms.label_tree import LabelTreeRecipe
+from sluicegate.backends.algorithms.long_document import LongDocumentRecipe
+from sluicegate.backends.algorithms.pairs import (
+    CrossEncoderRecipe,
+    EntailmentRecipe,
+    MultipleChoiceRecipe,
+)
+from sluicegate.backends.algorithms.reviewer import ReviewerRecipe
+from sluicegate.backends.algorithms.tournament import TournamentRecipe
+from sluicegate.backends.algorithms.zero_shot import ZeroShotRecipe
 
 RECIPES: Mapping[str, type[Recipe]] = MappingProxyType(
     {

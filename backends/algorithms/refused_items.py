@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 
-from backends.errors import ItemRefused
+from sluicegate.backends.errors import ItemRefused
 
 _TIME = 60.0
 _MOST = 4_096

@@ -4,22 +4,22 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from backends.algorithms.base import Algorithm, Algorithms, ModelAlgorithms
-from backends.algorithms.budget import Budget
-from backends.algorithms.classify import Classify
-from backends.algorithms.custom import Custom
-from backends.algorithms.embedding import Embed, Rerank
-from backends.algorithms.entities import Entities
-from backends.algorithms.hosts import AlgorithmHosts
-from backends.algorithms.labels import Labeller
-from backends.algorithms.long_document import LongEmbed
-from backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
-from backends.algorithms.recipes import CUSTOM, RECIPES
-from backends.algorithms.split import split_tasks
-from backends.algorithms.tokens import token_algorithms
-from backends.errors import ModelProblem
-from backends.repository.catalogue import Catalogue
-from backends.repository.manifest import (
+from sluicegate.backends.algorithms.base import Algorithm, Algorithms, ModelAlgorithms
+from sluicegate.backends.algorithms.budget import Budget
+from sluicegate.backends.algorithms.classify import Classify
+from sluicegate.backends.algorithms.custom import Custom
+from sluicegate.backends.algorithms.embedding import Embed, Rerank
+from sluicegate.backends.algorithms.entities import Entities
+from sluicegate.backends.algorithms.hosts import AlgorithmHosts
+from sluicegate.backends.algorithms.labels import Labeller
+from sluicegate.backends.algorithms.long_document import LongEmbed
+from sluicegate.backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
+from sluicegate.backends.algorithms.recipes import CUSTOM, RECIPES
+from sluicegate.backends.algorithms.split import split_tasks
+from sluicegate.backends.algorithms.tokens import token_algorithms
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.repository.catalogue import Catalogue
+from sluicegate.backends.repository.manifest import (
     AlgorithmManifest,
     ClassifierManifest,
     EncoderManifest,
@@ -28,8 +28,8 @@ from backends.repository.manifest import (
     SplitManifest,
     builds_on,
 )
-from backends.repository.model import Model
-from wire.protocol import ModelInfo, Task
+from sluicegate.backends.repository.model import Model
+from sluicegate.wire.protocol import ModelInfo, Task
 
 # The version of the layers below every algorithm: tokenization, pipelines, batching, executors.
 # Increase it when a change of these layers changes results.

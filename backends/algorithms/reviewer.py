@@ -6,12 +6,18 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm, Algorithms, ModelAlgorithms, Recipe, all_of
-from backends.algorithms.labels import Label, Labeller
-from backends.algorithms.questions import ZeroShotTask
-from backends.errors import ItemRefused
-from backends.pipelines.ask import AlgorithmContext
-from wire.protocol import InferParameters, Task, ZeroShotParameters
+from sluicegate.backends.algorithms.base import (
+    Algorithm,
+    Algorithms,
+    ModelAlgorithms,
+    Recipe,
+    all_of,
+)
+from sluicegate.backends.algorithms.labels import Label, Labeller
+from sluicegate.backends.algorithms.questions import ZeroShotTask
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.wire.protocol import InferParameters, Task, ZeroShotParameters
 
 DEFAULT_TOPICS = ("payments", "cards", "account", "delivery", "service", "product", "price")
 _COMPLAINT = "negative"

@@ -9,13 +9,13 @@ from typing import Any
 import orjson
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm, ModelAlgorithms
-from backends.algorithms.comparison import compare
-from backends.algorithms.split import hash_fraction
-from backends.errors import BackendError
-from backends.pipelines.ask import AlgorithmContext, encode_result
-from backends.types import ShadowStatistics
-from wire.plans import Shadow
+from sluicegate.backends.algorithms.base import Algorithm, ModelAlgorithms
+from sluicegate.backends.algorithms.comparison import compare
+from sluicegate.backends.algorithms.split import hash_fraction
+from sluicegate.backends.errors import BackendError
+from sluicegate.backends.pipelines.ask import AlgorithmContext, encode_result
+from sluicegate.backends.types import ShadowStatistics
+from sluicegate.wire.plans import Shadow
 
 _log = logging.getLogger(__name__)
 # Items that may be mirrored at a time, and the seconds each of them may take.

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm
-from backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.algorithms.base import Algorithm
+from sluicegate.backends.pipelines.ask import AlgorithmContext
 
 
 class WeightedAlgorithm(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm
-from backends.pipelines.ask import AlgorithmContext
-from wire.protocol import DetokenizeParameters, Task, TokenizeParameters
+from sluicegate.backends.algorithms.base import Algorithm
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.wire.protocol import DetokenizeParameters, Task, TokenizeParameters
 
 
 class Tokenize(Algorithm):

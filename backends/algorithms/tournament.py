@@ -6,11 +6,17 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm, Algorithms, ModelAlgorithms, Recipe, all_of
-from backends.algorithms.labels import Labeller, labellers
-from backends.errors import ItemRefused
-from backends.pipelines.ask import AlgorithmContext
-from wire.protocol import InferParameters, Task
+from sluicegate.backends.algorithms.base import (
+    Algorithm,
+    Algorithms,
+    ModelAlgorithms,
+    Recipe,
+    all_of,
+)
+from sluicegate.backends.algorithms.labels import Labeller, labellers
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.wire.protocol import InferParameters, Task
 
 MAX_DOCUMENTS = 256
 

@@ -6,21 +6,26 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithms, ModelAlgorithms, Recipe, WindowedAlgorithm
-from backends.algorithms.label_cache import LabelVectorCache
-from backends.algorithms.labels import Label, rank
-from backends.algorithms.questions import (
+from sluicegate.backends.algorithms.base import (
+    Algorithms,
+    ModelAlgorithms,
+    Recipe,
+    WindowedAlgorithm,
+)
+from sluicegate.backends.algorithms.label_cache import LabelVectorCache
+from sluicegate.backends.algorithms.labels import Label, rank
+from sluicegate.backends.algorithms.questions import (
     SLOT,
     ZeroShotTask,
     check_choices,
     chosen,
     hypotheses,
 )
-from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.scores import normalize, sigmoid, softmax
-from backends.pipelines.windows import Windows
-from backends.types import FloatArray
-from wire.protocol import ChooseItem, ChooseParameters, Task, ZeroShotParameters
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.pipelines.scores import normalize, sigmoid, softmax
+from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.types import FloatArray
+from sluicegate.wire.protocol import ChooseItem, ChooseParameters, Task, ZeroShotParameters
 
 # The temperature that minimizes the log loss on the data set Banking77; see the model's page.
 TEMPERATURE = np.float32(0.05)

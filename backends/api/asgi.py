@@ -1,7 +1,7 @@
 """Reads requests by ASGI."""
 
-from backends.errors import BadCall, CallTooLarge
-from wire.http.messages import Headers, Receive, Scope
+from sluicegate.backends.errors import BadCall, CallTooLarge
+from sluicegate.wire.http.messages import Headers, Receive, Scope
 
 
 class ClientGone(Exception):

@@ -8,10 +8,10 @@ from contextlib import closing, contextmanager
 import msgspec
 from msgspec.structs import replace
 
-from backends.api.asgi import find_header, read_body
-from backends.api.direct_calls import CONTENT, CallReply, DirectCall, ProgressTimer
-from backends.api.transit_estimates import TransitEstimates
-from backends.errors import (
+from sluicegate.backends.api.asgi import find_header, read_body
+from sluicegate.backends.api.direct_calls import CONTENT, CallReply, DirectCall, ProgressTimer
+from sluicegate.backends.api.transit_estimates import TransitEstimates
+from sluicegate.backends.errors import (
     BackendError,
     BadCall,
     CallRefused,
@@ -19,15 +19,15 @@ from backends.errors import (
     Overloaded,
     Unauthorized,
 )
-from backends.serving.call_work import CallWork
-from backends.serving.core import ServingCore
-from backends.serving.items import Decoders, ItemAnswerer
-from backends.serving.queries import ITEMS_AT_ONCE
-from backends.telemetry.spans import Tracing
-from wire.http.connection import HAS_CERTIFICATE
-from wire.http.exchange import BUFFERED_HTTP, Exchange
-from wire.http.messages import Receive, Scope
-from wire.protocol import (
+from sluicegate.backends.serving.call_work import CallWork
+from sluicegate.backends.serving.core import ServingCore
+from sluicegate.backends.serving.items import Decoders, ItemAnswerer
+from sluicegate.backends.serving.queries import ITEMS_AT_ONCE
+from sluicegate.backends.telemetry.spans import Tracing
+from sluicegate.wire.http.connection import HAS_CERTIFICATE
+from sluicegate.wire.http.exchange import BUFFERED_HTTP, Exchange
+from sluicegate.wire.http.messages import Receive, Scope
+from sluicegate.wire.protocol import (
     CALL_PATH,
     TOKEN_HEADER,
     UNREADABLE,

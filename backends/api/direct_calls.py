@@ -7,13 +7,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from backends.algorithms.base import QueryAlgorithm
-from backends.serving.call_work import CallWork
-from backends.serving.core import ServingCore
-from backends.serving.items import ItemAnswerer
-from backends.serving.queries import ITEMS_AT_ONCE, QueryCall
-from wire.http.exchange import Exchange
-from wire.protocol import MEDIA_TYPE, Frame, encode_frame
+from sluicegate.backends.algorithms.base import QueryAlgorithm
+from sluicegate.backends.serving.call_work import CallWork
+from sluicegate.backends.serving.core import ServingCore
+from sluicegate.backends.serving.items import ItemAnswerer
+from sluicegate.backends.serving.queries import ITEMS_AT_ONCE, QueryCall
+from sluicegate.wire.http.exchange import Exchange
+from sluicegate.wire.protocol import MEDIA_TYPE, Frame, encode_frame
 
 CONTENT: Final = b"content-type: %b\r\n" % MEDIA_TYPE.encode()
 _HEADERS: Final = ((b"content-type", MEDIA_TYPE.encode()),)

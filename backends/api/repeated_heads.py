@@ -8,10 +8,10 @@ from typing import Final
 
 from typing_extensions import override
 
-from backends.api.calls import CallHandler
-from wire.http.connection import Connection, Front
-from wire.http.exchange import Exchange
-from wire.http.messages import Headers, Scope
+from sluicegate.backends.api.calls import CallHandler
+from sluicegate.wire.http.connection import Connection, Front
+from sluicegate.wire.http.exchange import Exchange
+from sluicegate.wire.http.messages import Headers, Scope
 
 _LENGTH: Final = b"\r\ncontent-length: "
 _END: Final = b"\r\n\r\n"

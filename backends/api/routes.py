@@ -8,10 +8,10 @@ from typing import NamedTuple, TypeVar
 import msgspec
 from prometheus_client.core import Metric
 
-from backends.api.asgi import ClientGone, read_body
-from backends.api.calls import CallAuthenticator, CallHandler, encode_refusal
-from backends.api.direct_calls import CONTENT
-from backends.errors import (
+from sluicegate.backends.api.asgi import ClientGone, read_body
+from sluicegate.backends.api.calls import CallAuthenticator, CallHandler, encode_refusal
+from sluicegate.backends.api.direct_calls import CONTENT
+from sluicegate.backends.errors import (
     BadCall,
     CallRefused,
     NotReady,
@@ -19,15 +19,15 @@ from backends.errors import (
     StartProblem,
     Unauthorized,
 )
-from backends.serving.core import ServingCore
-from backends.telemetry.metrics import CONTENT_TYPE, BackendMetrics
-from backends.telemetry.nvml import GpuReader
-from backends.telemetry.process import ProcessFigures
-from backends.telemetry.spans import Tracing
-from wire.http.exchange import BUFFERED_HTTP, Exchange
-from wire.http.messages import Receive, Scope, Send
-from wire.plans import ASSIGNMENT_PATH, Assignment, PlanTrial, ServingPlans
-from wire.protocol import (
+from sluicegate.backends.serving.core import ServingCore
+from sluicegate.backends.telemetry.metrics import CONTENT_TYPE, BackendMetrics
+from sluicegate.backends.telemetry.nvml import GpuReader
+from sluicegate.backends.telemetry.process import ProcessFigures
+from sluicegate.backends.telemetry.spans import Tracing
+from sluicegate.wire.http.exchange import BUFFERED_HTTP, Exchange
+from sluicegate.wire.http.messages import Receive, Scope, Send
+from sluicegate.wire.plans import ASSIGNMENT_PATH, Assignment, PlanTrial, ServingPlans
+from sluicegate.wire.protocol import (
     CALL_PATH,
     CHECK_PATH,
     RELOAD_PATH,

@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from backends.api.calls import CallHandler
-from backends.api.repeated_heads import RepeatedHeads
-from backends.api.routes import JSON_LINE, Routes
-from backends.api.tls import ServerTls
-from backends.errors import StartProblem
-from wire.http.accepting import BACKLOG
-from wire.http.connection import Connection, Front, ServerState
-from wire.http.messages import answer_head
-from wire.http.refusals import FramingTooLarge, Refusal
-from wire.http.server import HttpServer
-from wire.http.timeouts import ConnectionTimeouts
-from wire.http.writing import WriteCoalescer
-from wire.listening import open_socket
+from sluicegate.backends.api.calls import CallHandler
+from sluicegate.backends.api.repeated_heads import RepeatedHeads
+from sluicegate.backends.api.routes import JSON_LINE, Routes
+from sluicegate.backends.api.tls import ServerTls
+from sluicegate.backends.errors import StartProblem
+from sluicegate.wire.http.accepting import BACKLOG
+from sluicegate.wire.http.connection import Connection, Front, ServerState
+from sluicegate.wire.http.messages import answer_head
+from sluicegate.wire.http.refusals import FramingTooLarge, Refusal
+from sluicegate.wire.http.server import HttpServer
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
+from sluicegate.wire.http.writing import WriteCoalescer
+from sluicegate.wire.listening import open_socket
 
 _TIMEOUTS: Final = ConnectionTimeouts(
     first=120.0,

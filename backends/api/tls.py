@@ -12,9 +12,9 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from backends.errors import StartProblem
-from backends.settings import BackendSettings
-from wire.http.accepting import Edge
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.wire.http.accepting import Edge
 
 _log = logging.getLogger(__name__)
 # Seconds between two checks of the files.

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from backends.batching.fair_queue import BULK, FlowKey
-from backends.batching.lateness_margin import LatenessMargin
-from backends.batching.meter import Meter
-from backends.batching.queue import DequeuedBatch, RowQueue
-from backends.batching.row import RequestWork
-from backends.errors import Overloaded
+from sluicegate.backends.batching.fair_queue import BULK, FlowKey
+from sluicegate.backends.batching.lateness_margin import LatenessMargin
+from sluicegate.backends.batching.meter import Meter
+from sluicegate.backends.batching.queue import DequeuedBatch, RowQueue
+from sluicegate.backends.batching.row import RequestWork
+from sluicegate.backends.errors import Overloaded
 
 # At most this many late rows of one request count towards the lateness margin.
 _MAX_WASTED_ROWS = 8

@@ -6,20 +6,20 @@ from typing import Self
 
 import msgspec
 
-from backends.batching.admission import Admission
-from backends.batching.device import Device
-from backends.batching.lateness_margin import LatenessMargin
-from backends.batching.loop_wakeup import system_affinity
-from backends.batching.meter import Meter
-from backends.batching.policy import BatchLimits
-from backends.batching.queue import RowQueue
-from backends.batching.queue_delay import QueueDelayPolicy
-from backends.batching.runner import BatchRunner
-from backends.batching.submission import QueueLimits, SubmissionQueue
-from backends.batching.workers import WorkerThreads
-from backends.executors.base import ModelExecutor
-from backends.telemetry.spans import Tracing
-from backends.types import QueueStatistics
+from sluicegate.backends.batching.admission import Admission
+from sluicegate.backends.batching.device import Device
+from sluicegate.backends.batching.lateness_margin import LatenessMargin
+from sluicegate.backends.batching.loop_wakeup import system_affinity
+from sluicegate.backends.batching.meter import Meter
+from sluicegate.backends.batching.policy import BatchLimits
+from sluicegate.backends.batching.queue import RowQueue
+from sluicegate.backends.batching.queue_delay import QueueDelayPolicy
+from sluicegate.backends.batching.runner import BatchRunner
+from sluicegate.backends.batching.submission import QueueLimits, SubmissionQueue
+from sluicegate.backends.batching.workers import WorkerThreads
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.telemetry.spans import Tracing
+from sluicegate.backends.types import QueueStatistics
 
 # Running work below this is zero, apart from rounding errors.
 _NO_WORK = 1e-9

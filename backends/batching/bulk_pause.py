@@ -5,7 +5,7 @@ All queues of a device share one `BulkPause`.
 
 import math
 
-from backends.batching.fair_queue import INTERACTIVE
+from sluicegate.backends.batching.fair_queue import INTERACTIVE
 
 # For this many seconds after an interactive batch, more interactive batches are expected.
 _INTERACTIVE_MEMORY = 10.0

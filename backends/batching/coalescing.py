@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from backends.batching.admission import QueueReservation
-from backends.batching.batcher import Batcher
-from backends.batching.fair_queue import BULK, INTERACTIVE
-from backends.batching.row import Row, RowKey, RowWaiter
-from backends.errors import BackendError, ItemRefused
-from backends.telemetry.spans import NO_SPAN, Span
-from backends.types import Encoding, FloatArray, OutputKind, RowStatistics
+from sluicegate.backends.batching.admission import QueueReservation
+from sluicegate.backends.batching.batcher import Batcher
+from sluicegate.backends.batching.fair_queue import BULK, INTERACTIVE
+from sluicegate.backends.batching.row import Row, RowKey, RowWaiter
+from sluicegate.backends.errors import BackendError, ItemRefused
+from sluicegate.backends.telemetry.spans import NO_SPAN, Span
+from sluicegate.backends.types import Encoding, FloatArray, OutputKind, RowStatistics
 
 # Bytes of Python objects per cache entry, without the value itself.
 _ENTRY_BYTES = 400

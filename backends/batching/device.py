@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from backends.batching.bulk_pause import BULK_SHARE, BulkPause
+from sluicegate.backends.batching.bulk_pause import BULK_SHARE, BulkPause
 
 # The time constant, in seconds, of the average of arriving work.
 _MEMORY = 2.0

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from backends.batching.row import Row
+from sluicegate.backends.batching.row import Row
 
 FlowKey = tuple[str, str]
 INTERACTIVE: Final = "interactive"

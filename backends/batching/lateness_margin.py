@@ -6,8 +6,8 @@ wait longer, because rows of frequent lengths join earlier batches.
 
 import math
 
-from backends.batching.fair_queue import BULK
-from backends.batching.queue import DequeuedBatch
+from sluicegate.backends.batching.fair_queue import BULK
+from sluicegate.backends.batching.queue import DequeuedBatch
 
 # The fraction of rows that may be late.
 _LATE_SHARE = 0.005

@@ -4,10 +4,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from backends.batching.policy import Release
-from backends.executors.cost import CostModel
-from backends.types import QueueStatistics
-from wire.durations import SECONDS, DurationCounts
+from sluicegate.backends.batching.policy import Release
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.types import QueueStatistics
+from sluicegate.wire.durations import SECONDS, DurationCounts
 
 # The time constant of the rates of rows and tokens, in seconds in which a batch runs.
 _MEMORY = 5.0

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from backends.executors.cost import CostModel
+from sluicegate.backends.executors.cost import CostModel
 
 # A row that joins a batch is expected to save this fraction of the fixed cost of a later batch.
 _EXPECTED_SAVING = 0.3

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from backends.batching.bulk_pause import BulkPause
-from backends.batching.fair_queue import BULK, FairQueue, FlowKey
-from backends.batching.policy import BatchLimits, Choice, Release, choose_batch
-from backends.batching.queue_delay import FlightCounts, QueueDelayPolicy, longest_delay
-from backends.batching.row import RequestWork, Row
-from backends.executors.cost import CostModel
+from sluicegate.backends.batching.bulk_pause import BulkPause
+from sluicegate.backends.batching.fair_queue import BULK, FairQueue, FlowKey
+from sluicegate.backends.batching.policy import BatchLimits, Choice, Release, choose_batch
+from sluicegate.backends.batching.queue_delay import FlightCounts, QueueDelayPolicy, longest_delay
+from sluicegate.backends.batching.row import RequestWork, Row
+from sluicegate.backends.executors.cost import CostModel
 
 _MAX_SLOWNESS = 2.0
 _NONE: deque[Row] = deque()

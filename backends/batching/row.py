@@ -6,9 +6,9 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from backends.errors import BackendError
-from backends.telemetry.spans import Span
-from backends.types import Encoding, FloatArray, OutputKind
+from sluicegate.backends.errors import BackendError
+from sluicegate.backends.telemetry.spans import Span
+from sluicegate.backends.types import Encoding, FloatArray, OutputKind
 
 # (scope, graph, output, token ids). The scope keeps tenants from detecting each other's rows.
 RowKey = tuple[str, str, OutputKind, bytes]

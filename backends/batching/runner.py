@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from backends.batching.meter import Meter
-from backends.batching.queue import RowQueue
-from backends.batching.row import Outcome, Row
-from backends.errors import (
+from sluicegate.backends.batching.meter import Meter
+from sluicegate.backends.batching.queue import RowQueue
+from sluicegate.backends.batching.row import Outcome, Row
+from sluicegate.backends.errors import (
     BackendError,
     DeadlineExceeded,
     ExecutorDied,
@@ -18,11 +18,11 @@ from backends.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
-from backends.executors.base import ModelExecutor
-from backends.executors.cost import CostModel
-from backends.executors.padded_batch import PaddedBatch, pad
-from backends.telemetry.spans import Tracing
-from backends.types import Encoding, FloatArray, OutputKind
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
+from sluicegate.backends.telemetry.spans import Tracing
+from sluicegate.backends.types import Encoding, FloatArray, OutputKind
 
 # This many consecutive batches must have run alone before a batch runs on all cores.
 _ALONE_BEFORE_WIDE = 3

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from backends.batching.admission import Admission, QueueReservation
-from backends.batching.device import DeviceShare
-from backends.batching.fair_queue import FlowKey
-from backends.batching.queue import RowQueue
-from backends.batching.row import Outcome, Row
-from backends.errors import BackendError, ExecutorDied, Overloaded
-from backends.executors.cost import CostModel
-from backends.telemetry.spans import NO_SPAN
+from sluicegate.backends.batching.admission import Admission, QueueReservation
+from sluicegate.backends.batching.device import DeviceShare
+from sluicegate.backends.batching.fair_queue import FlowKey
+from sluicegate.backends.batching.queue import RowQueue
+from sluicegate.backends.batching.row import Outcome, Row
+from sluicegate.backends.errors import BackendError, ExecutorDied, Overloaded
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.telemetry.spans import NO_SPAN
 
 # Weight of a new submission in the moving average of predicted seconds per row.
 _AVERAGE_WEIGHT = 0.02

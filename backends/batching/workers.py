@@ -5,14 +5,14 @@ import logging
 import threading
 from functools import partial
 
-from backends.batching.device import DeviceShare
-from backends.batching.loop_wakeup import CoreAffinity, LoopWakeup
-from backends.batching.meter import Meter
-from backends.batching.queue import DequeuedBatch
-from backends.batching.row import Outcome
-from backends.batching.runner import BatchRunner
-from backends.batching.submission import SubmissionQueue
-from backends.errors import ExecutorDied
+from sluicegate.backends.batching.device import DeviceShare
+from sluicegate.backends.batching.loop_wakeup import CoreAffinity, LoopWakeup
+from sluicegate.backends.batching.meter import Meter
+from sluicegate.backends.batching.queue import DequeuedBatch
+from sluicegate.backends.batching.row import Outcome
+from sluicegate.backends.batching.runner import BatchRunner
+from sluicegate.backends.batching.submission import SubmissionQueue
+from sluicegate.backends.errors import ExecutorDied
 
 _log = logging.getLogger(__name__)
 _JOIN_TIMEOUT = 5.0

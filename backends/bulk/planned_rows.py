@@ -15,14 +15,14 @@ from contextvars import ContextVar
 import msgspec
 from typing_extensions import TypeVar, override
 
-from backends.batching.batcher import Batcher
-from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
-from backends.batching.policy import BatchLimits
-from backends.batching.runner import pad_encodings, split_output
-from backends.errors import BackendError, ModelFailed, OutOfMemory
-from backends.executors.base import ModelExecutor
-from backends.tokenization.text_queue import TextQueue
-from backends.types import Encoding, FloatArray, OutputKind
+from sluicegate.backends.batching.batcher import Batcher
+from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
+from sluicegate.backends.batching.policy import BatchLimits
+from sluicegate.backends.batching.runner import pad_encodings, split_output
+from sluicegate.backends.errors import BackendError, ModelFailed, OutOfMemory
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.tokenization.text_queue import TextQueue
+from sluicegate.backends.types import Encoding, FloatArray, OutputKind
 
 RowValue = FloatArray | BackendError
 # After this many event-loop iterations without a new request for rows, all items are assumed to

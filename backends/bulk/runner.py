@@ -12,11 +12,17 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from backends.algorithms.base import Algorithm, QueryAlgorithm
-from backends.batching.coalescing import RowCaller
-from backends.batching.fair_queue import BULK
-from backends.bulk.planned_rows import ROUNDS, PartTextQueue, PlannedRows, RowRounds, count_rows
-from backends.errors import (
+from sluicegate.backends.algorithms.base import Algorithm, QueryAlgorithm
+from sluicegate.backends.batching.coalescing import RowCaller
+from sluicegate.backends.batching.fair_queue import BULK
+from sluicegate.backends.bulk.planned_rows import (
+    ROUNDS,
+    PartTextQueue,
+    PlannedRows,
+    RowRounds,
+    count_rows,
+)
+from sluicegate.backends.errors import (
     BackendError,
     ItemRefused,
     ModelFailed,
@@ -24,20 +30,20 @@ from backends.errors import (
     OutOfMemory,
     StartProblem,
 )
-from backends.executors.opening import executor_opener
-from backends.open_inference.address import servers
-from backends.pipelines.ask import AlgorithmContext, encode_result
-from backends.pipelines.encoder import PreparedQuery
-from backends.qualification.graph_trials import graph_trials
-from backends.qualification.qualify import qualify
-from backends.repository.catalogue import Catalogue, read_catalogue
-from backends.repository.manifest import builds_on
-from backends.serving.core import ModelSet
-from backends.serving.loading import LoadingTools, load_models, make_shared
-from backends.settings import BackendSettings, quiet_libraries, read_settings
-from backends.telemetry.spans import NO_TRACING
-from backends.types import Encoding, OutputKind
-from wire.protocol import ITEMS, PARAMETERS, Parameters, Task
+from sluicegate.backends.executors.opening import executor_opener
+from sluicegate.backends.open_inference.address import servers
+from sluicegate.backends.pipelines.ask import AlgorithmContext, encode_result
+from sluicegate.backends.pipelines.encoder import PreparedQuery
+from sluicegate.backends.qualification.graph_trials import graph_trials
+from sluicegate.backends.qualification.qualify import qualify
+from sluicegate.backends.repository.catalogue import Catalogue, read_catalogue
+from sluicegate.backends.repository.manifest import builds_on
+from sluicegate.backends.serving.core import ModelSet
+from sluicegate.backends.serving.loading import LoadingTools, load_models, make_shared
+from sluicegate.backends.settings import BackendSettings, quiet_libraries, read_settings
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.types import Encoding, OutputKind
+from sluicegate.wire.protocol import ITEMS, PARAMETERS, Parameters, Task
 
 _SCOPE = "bulk"
 # The first text to run. With it, algorithms compute and cache vectors of the parameters, such as

@@ -3,9 +3,9 @@
 from abc import abstractmethod
 from typing import Protocol
 
-from backends.executors.cost import CostModel
-from backends.executors.padded_batch import PaddedBatch
-from backends.types import FloatArray
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.types import FloatArray
 
 
 class ModelExecutor(Protocol):

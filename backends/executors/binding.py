@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backends.executors.buckets import Shape
-from backends.executors.host_memory import Array, HostMemory
-from backends.executors.padded_batch import PaddedBatch
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.executors.buckets import Shape
+from sluicegate.backends.executors.host_memory import Array, HostMemory
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.types import FloatArray, OutputKind
 
 BoundKey = tuple[Shape, OutputKind]
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from backends.errors import ModelFailed, OutOfMemory
-from backends.executors.graph import GraphSource
-from backends.executors.padded_batch import PaddedBatch, pad
-from backends.executors.trial_shapes import CPU_TRIALS, Lengths
-from backends.types import OutputKind
+from sluicegate.backends.errors import ModelFailed, OutOfMemory
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
+from sluicegate.backends.executors.trial_shapes import CPU_TRIALS, Lengths
+from sluicegate.backends.types import OutputKind
 
 _REPEATS = 3
 # A fit needs one sample for each term of the cost model.

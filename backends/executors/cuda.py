@@ -15,18 +15,24 @@ from typing import Any, Self
 import msgspec
 from typing_extensions import override
 
-from backends.device_defaults import BatchBounds
-from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem, OutOfMemory
-from backends.executors.base import ModelExecutor
-from backends.executors.binding import Bindings, BoundKey, BoundTensors, Tensors
-from backends.executors.buckets import Buckets, Shape
-from backends.executors.cost import measure_cost
-from backends.executors.graph import GraphSource, check_outputs, read_inputs
-from backends.executors.host_memory import host_memory
-from backends.executors.padded_batch import PaddedBatch, ones
-from backends.executors.provider import DeviceOptions, open_session
-from backends.executors.trial_shapes import device_trials
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.device_defaults import BatchBounds
+from sluicegate.backends.errors import (
+    BackendError,
+    ExecutorDied,
+    ModelFailed,
+    ModelProblem,
+    OutOfMemory,
+)
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.binding import Bindings, BoundKey, BoundTensors, Tensors
+from sluicegate.backends.executors.buckets import Buckets, Shape
+from sluicegate.backends.executors.cost import measure_cost
+from sluicegate.backends.executors.graph import GraphSource, check_outputs, read_inputs
+from sluicegate.backends.executors.host_memory import host_memory
+from sluicegate.backends.executors.padded_batch import PaddedBatch, ones
+from sluicegate.backends.executors.provider import DeviceOptions, open_session
+from sluicegate.backends.executors.trial_shapes import device_trials
+from sluicegate.backends.types import FloatArray, OutputKind
 
 _BINDING_BYTES = 256 * 1024 * 1024
 # ONNX Runtime captures a graph in its second run. The third run proves that the graph can be

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from wire.gpus import cuda_library
+from sluicegate.wire.gpus import cuda_library
 
 _NAME_BYTES = 256
 # CUDA's numbers of the attributes COMPUTE_CAPABILITY_MAJOR and COMPUTE_CAPABILITY_MINOR.

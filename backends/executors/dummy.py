@@ -8,11 +8,11 @@ from collections.abc import Callable
 import numpy as np
 from typing_extensions import override
 
-from backends.errors import ModelFailed
-from backends.executors.base import ModelExecutor
-from backends.executors.cost import CostModel
-from backends.executors.padded_batch import PaddedBatch
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.errors import ModelFailed
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.types import FloatArray, OutputKind
 
 # The number of different outputs of `SimulatedExecutor`.
 _TABLE_LINES = 1021

@@ -10,11 +10,11 @@ from typing import Final
 
 import msgspec
 
-from backends.device_defaults import BatchBounds
-from backends.errors import ModelProblem
-from backends.executors.buckets import Buckets
-from backends.executors.device_info import DeviceInfo
-from backends.executors.graph import GraphSource
+from sluicegate.backends.device_defaults import BatchBounds
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.executors.buckets import Buckets
+from sluicegate.backends.executors.device_info import DeviceInfo
+from sluicegate.backends.executors.graph import GraphSource
 
 _log = logging.getLogger(__name__)
 # The libraries of the TensorRT version to which ONNX Runtime's provider is linked. Each library

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backends.errors import ModelProblem
-from backends.executors.padded_batch import INPUTS
-from backends.open_inference.address import RemoteModelServer
-from backends.types import OutputKind
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.executors.padded_batch import INPUTS
+from sluicegate.backends.open_inference.address import RemoteModelServer
+from sluicegate.backends.types import OutputKind
 
 _INTEGERS: dict[str, np.dtype[Any]] = {
     "tensor(int64)": np.dtype(np.int64),

@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from backends.errors import ModelFailed, OutOfMemory
-from backends.executors.base import ModelExecutor
-from backends.executors.cost import CostModel, measure_cost
-from backends.executors.graph import GraphSource, check_outputs, read_inputs
-from backends.executors.packing import save_packed_apart
-from backends.executors.padded_batch import PaddedBatch, ones
-from backends.executors.prepacked import prepacked_graph
-from backends.executors.provider import (
+from sluicegate.backends.errors import ModelFailed, OutOfMemory
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.cost import CostModel, measure_cost
+from sluicegate.backends.executors.graph import GraphSource, check_outputs, read_inputs
+from sluicegate.backends.executors.packing import save_packed_apart
+from sluicegate.backends.executors.padded_batch import PaddedBatch, ones
+from sluicegate.backends.executors.prepacked import prepacked_graph
+from sluicegate.backends.executors.provider import (
     DeviceOptions,
     open_session,
     runtime_version,
     shrink_arena,
 )
-from backends.executors.trial_runs import run_trials
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.executors.trial_runs import run_trials
+from sluicegate.backends.types import FloatArray, OutputKind
 
 _CPU = DeviceOptions(provider="cpu")
 _MEMORY = ("failed to allocate memory", "out of memory", "bad_alloc", "bad allocation")

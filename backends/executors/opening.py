@@ -9,21 +9,21 @@ from pathlib import Path
 
 import msgspec
 
-from backends.device_defaults import batch_bounds, batch_tokens, graph_rows
-from backends.errors import ModelProblem, OutOfMemory
-from backends.executors.base import ModelExecutor
-from backends.executors.buckets import Buckets
-from backends.executors.cuda import CudaExecutor, RunLimits
-from backends.executors.dummy import SimulatedExecutor
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.executors.openvino import OpenVinoExecutor
-from backends.executors.provider import DeviceOptions
-from backends.executors.resident import ResidentExecutor, SessionMemory
-from backends.executors.tensorrt import open_engines
-from backends.executors.upstream import UpstreamExecutor
-from backends.open_inference.address import servers
-from backends.settings import BackendSettings, process_environment
+from sluicegate.backends.device_defaults import batch_bounds, batch_tokens, graph_rows
+from sluicegate.backends.errors import ModelProblem, OutOfMemory
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.buckets import Buckets
+from sluicegate.backends.executors.cuda import CudaExecutor, RunLimits
+from sluicegate.backends.executors.dummy import SimulatedExecutor
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.executors.openvino import OpenVinoExecutor
+from sluicegate.backends.executors.provider import DeviceOptions
+from sluicegate.backends.executors.resident import ResidentExecutor, SessionMemory
+from sluicegate.backends.executors.tensorrt import open_engines
+from sluicegate.backends.executors.upstream import UpstreamExecutor
+from sluicegate.backends.open_inference.address import servers
+from sluicegate.backends.settings import BackendSettings, process_environment
 
 _log = logging.getLogger(__name__)
 OpenExecutor = Callable[[GraphSource], ModelExecutor]

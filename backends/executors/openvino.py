@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from backends.errors import ModelFailed
-from backends.executors.base import ModelExecutor
-from backends.executors.buckets import Buckets
-from backends.executors.cost import measure_cost
-from backends.executors.graph import GraphSource, check_outputs, read_inputs
-from backends.executors.onnx import explain
-from backends.executors.openvino_graph import compile_graph
-from backends.executors.padded_batch import PaddedBatch
-from backends.executors.trial_runs import run_trials
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.errors import ModelFailed
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.buckets import Buckets
+from sluicegate.backends.executors.cost import measure_cost
+from sluicegate.backends.executors.graph import GraphSource, check_outputs, read_inputs
+from sluicegate.backends.executors.onnx import explain
+from sluicegate.backends.executors.openvino_graph import compile_graph
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.executors.trial_runs import run_trials
+from sluicegate.backends.types import FloatArray, OutputKind
 
 _LENGTH_MULTIPLE, _LENGTH_STEPS = 4, 4
 

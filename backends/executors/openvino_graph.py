@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from backends.errors import ModelProblem
-from backends.executors.graph import GraphSource
-from backends.executors.provider import first_line
-from wire.installing import install_command
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.provider import first_line
+from sluicegate.wire.installing import install_command
 
 _CPU_INFO = Path("/proc/cpuinfo")
 # Without these CPU features, bf16 in OpenVINO is slower than fp32.

@@ -1,4 +1,4 @@
-"""Packs a graph's weights for this CPU: `python -m backends.executors.packing GRAPH TARGET`.
+"""Packs a graph's weights for this CPU: `python -m sluicegate.backends.executors.packing GRAPH TARGET`.
 
 Large graphs are packed in a child process, because packing leaks tens of MiB.
 """
@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from backends.executors.provider import save_packed
+from sluicegate.backends.executors.provider import save_packed
 
 # Timeout in seconds. A graph of several gigabytes takes a minute.
 _LONGEST = 300.0

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from backends.types import IntArray, OutputKind
+from sluicegate.backends.types import IntArray, OutputKind
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 

@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 from typing_extensions import override
 
-from backends.executors.base import ModelExecutor
-from backends.executors.padded_batch import PaddedBatch
-from backends.types import FloatArray, IntArray, OutputKind, Pooling
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.types import FloatArray, IntArray, OutputKind, Pooling
 
 
 class PoolingExecutor(ModelExecutor):

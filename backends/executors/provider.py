@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from backends.errors import ModelProblem
-from backends.executors.engine_profiles import EngineProfile, load_tensorrt
-from backends.executors.prepacked import SAVING
-from backends.settings import Arena, Provider, quiet_libraries
-from wire.gpus import cuda_library
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.executors.engine_profiles import EngineProfile, load_tensorrt
+from sluicegate.backends.executors.prepacked import SAVING
+from sluicegate.backends.settings import Arena, Provider, quiet_libraries
+from sluicegate.wire.gpus import cuda_library
 
 NAMES: dict[Provider, str] = {
     "cpu": "CPUExecutionProvider",

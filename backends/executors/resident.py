@@ -12,10 +12,10 @@ from contextlib import contextmanager
 
 from typing_extensions import override
 
-from backends.errors import ExecutorDied, ModelProblem, OutOfMemory
-from backends.executors.base import ModelExecutor
-from backends.executors.padded_batch import PaddedBatch
-from backends.types import FloatArray
+from sluicegate.backends.errors import ExecutorDied, ModelProblem, OutOfMemory
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.types import FloatArray
 
 _log = logging.getLogger(__name__)
 

@@ -14,23 +14,23 @@ import msgspec
 import numpy as np
 from typing_extensions import override
 
-from backends.device_defaults import BatchBounds
-from backends.executors.base import ModelExecutor
-from backends.executors.cost import measure_cost
-from backends.executors.cuda import RunLimits
-from backends.executors.device_info import read_device
-from backends.executors.engine_profiles import (
+from sluicegate.backends.device_defaults import BatchBounds
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.cost import measure_cost
+from sluicegate.backends.executors.cuda import RunLimits
+from sluicegate.backends.executors.device_info import read_device
+from sluicegate.backends.executors.engine_profiles import (
     EngineProfile,
     engine_folder,
     engine_profiles,
     load_tensorrt,
     make_engine_folder,
 )
-from backends.executors.graph import GraphSource
-from backends.executors.padded_batch import PaddedBatch
-from backends.executors.provider import DeviceOptions, check_build, runtime_version
-from backends.executors.trial_shapes import device_trials
-from backends.types import FloatArray
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.executors.provider import DeviceOptions, check_build, runtime_version
+from sluicegate.backends.executors.trial_shapes import device_trials
+from sluicegate.backends.types import FloatArray
 
 # For this many seconds, trial batches are measured when a model is loaded.
 _MEASURING = 10.0

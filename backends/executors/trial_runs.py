@@ -2,10 +2,10 @@
 
 import itertools
 
-from backends.errors import ModelFailed, ModelProblem
-from backends.executors.base import ModelExecutor
-from backends.executors.graph import GraphSource
-from backends.executors.padded_batch import ones
+from sluicegate.backends.errors import ModelFailed, ModelProblem
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.padded_batch import ones
 
 _TRIAL = 4
 # Longer rows would add seconds to every start.

@@ -6,7 +6,7 @@ small batches would only measure kernel launches. Trial batches for a GPU go up 
 
 import numpy as np
 
-from backends.device_defaults import BatchBounds
+from sluicegate.backends.device_defaults import BatchBounds
 
 Lengths = tuple[int, ...]
 # Single rows and several rows, of equal and of different lengths.

@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from backends.errors import (
+from sluicegate.backends.errors import (
     BackendError,
     ModelProblem,
     Overloaded,
     UpstreamFailed,
     UpstreamUnavailable,
 )
-from backends.executors.base import ModelExecutor
-from backends.executors.cost import CostModel, measure_cost
-from backends.executors.failure_detector import FailureDetector
-from backends.executors.graph import GraphSource
-from backends.executors.padded_batch import INPUTS, PaddedBatch, ones
-from backends.open_inference.address import ModelMetadata, RemoteModelServer
-from backends.open_inference.client import Reply, UpstreamClient
-from backends.open_inference.tensors import FLOATS, INTEGERS, decode, encode
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.cost import CostModel, measure_cost
+from sluicegate.backends.executors.failure_detector import FailureDetector
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.padded_batch import INPUTS, PaddedBatch, ones
+from sluicegate.backends.open_inference.address import ModelMetadata, RemoteModelServer
+from sluicegate.backends.open_inference.client import Reply, UpstreamClient
+from sluicegate.backends.open_inference.tensors import FLOATS, INTEGERS, decode, encode
+from sluicegate.backends.types import FloatArray, OutputKind
 
 _TRIAL_TOKENS = 4
 _AXES = 2  # rows, tokens

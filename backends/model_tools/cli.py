@@ -3,17 +3,17 @@
 import click
 from typing_extensions import override
 
-from backends.commands import LazyGroup, problems_on_one_line
+from sluicegate.backends.commands import LazyGroup, problems_on_one_line
 
 _COMMANDS = {
-    "check": "backends.model_tools.inspecting:check_command",
-    "compare": "backends.model_tools.comparing.command:compare_command",
-    "import": "backends.model_tools.importing.command:import_command",
-    "list": "backends.model_tools.inspecting:list_command",
-    "optimize": "backends.model_tools.tuning.command:optimize_command",
-    "push": "backends.model_tools.syncing.command:push_command",
-    "sync": "backends.model_tools.syncing.command:sync_command",
-    "tune": "backends.model_tools.tuning.command:tune_command",
+    "check": "sluicegate.backends.model_tools.inspecting:check_command",
+    "compare": "sluicegate.backends.model_tools.comparing.command:compare_command",
+    "import": "sluicegate.backends.model_tools.importing.command:import_command",
+    "list": "sluicegate.backends.model_tools.inspecting:list_command",
+    "optimize": "sluicegate.backends.model_tools.tuning.command:optimize_command",
+    "push": "sluicegate.backends.model_tools.syncing.command:push_command",
+    "sync": "sluicegate.backends.model_tools.syncing.command:sync_command",
+    "tune": "sluicegate.backends.model_tools.tuning.command:tune_command",
 }
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from backends.repository.model import Model
-from wire.protocol import ModelInfo
+from sluicegate.backends.repository.model import Model
+from sluicegate.wire.protocol import ModelInfo
 
 _WIDTH = 22
 _MOST_LABELS = 8

@@ -9,17 +9,17 @@ from pathlib import Path
 import click
 import msgspec
 
-from backends.algorithms.registry import describe
-from backends.app import open_backend
-from backends.commands import MODELS_OPTION, MORE_MODELS_OPTION
-from backends.executors.opening import executor_opener
-from backends.model_tools.description import describe_model
-from backends.open_inference.address import servers
-from backends.repository.catalogue import Catalogue, read_catalogue
-from backends.settings import BackendSettings, read_settings
-from backends.telemetry.spans import NO_TRACING
-from wire.plans import Serving
-from wire.protocol import ModelInfo
+from sluicegate.backends.algorithms.registry import describe
+from sluicegate.backends.app import open_backend
+from sluicegate.backends.commands import MODELS_OPTION, MORE_MODELS_OPTION
+from sluicegate.backends.executors.opening import executor_opener
+from sluicegate.backends.model_tools.description import describe_model
+from sluicegate.backends.open_inference.address import servers
+from sluicegate.backends.repository.catalogue import Catalogue, read_catalogue
+from sluicegate.backends.settings import BackendSettings, read_settings
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.wire.plans import Serving
+from sluicegate.wire.protocol import ModelInfo
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _Numbers = dict[str, list[str]]

@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from backends.app import open_backend
-from backends.batching.coalescing import RowCaller
-from backends.errors import StartProblem
-from backends.executors.opening import executor_opener
-from backends.pipelines.ask import AlgorithmContext
-from backends.serving.core import ModelSetEntry
-from backends.settings import BackendSettings
-from backends.telemetry.spans import NO_TRACING
-from wire.protocol import Parameters, Task
+from sluicegate.backends.app import open_backend
+from sluicegate.backends.batching.coalescing import RowCaller
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.executors.opening import executor_opener
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.serving.core import ModelSetEntry
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.wire.protocol import Parameters, Task
 
 _DEADLINE = 600.0
 

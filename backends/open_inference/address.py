@@ -7,8 +7,8 @@ from urllib.parse import quote
 import msgspec
 from typing_extensions import override
 
-from backends.errors import StartProblem
-from backends.settings import PREFIX, BackendSettings
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.settings import PREFIX, BackendSettings
 
 _URL = r"https?://[^/?#@\s]+(/[^?#\s]*)?"
 _Path = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]

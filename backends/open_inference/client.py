@@ -21,14 +21,14 @@ from urllib.parse import urlsplit
 import msgspec
 from typing_extensions import Buffer, override
 
-from backends.errors import UpstreamUnavailable
-from backends.open_inference.address import (
+from sluicegate.backends.errors import UpstreamUnavailable
+from sluicegate.backends.open_inference.address import (
     ModelConfig,
     ModelMetadata,
     RemoteModelServer,
     ServerMetadata,
 )
-from wire.protocol import UNREADABLE
+from sluicegate.wire.protocol import UNREADABLE
 
 # Timeouts in seconds for readiness and metadata, which a healthy server answers immediately.
 _READY_TIMEOUT, _STATUS_TIMEOUT = 1.0, 2.0

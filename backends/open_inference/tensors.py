@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from backends.errors import UpstreamUnavailable
-from backends.open_inference.client import Reply
-from backends.types import FloatArray
-from wire.protocol import UNREADABLE
+from sluicegate.backends.errors import UpstreamUnavailable
+from sluicegate.backends.open_inference.client import Reply
+from sluicegate.backends.types import FloatArray
+from sluicegate.wire.protocol import UNREADABLE
 
 INTEGERS: dict[str, np.dtype[Any]] = {
     "INT64": np.dtype("<i8"),

@@ -7,12 +7,12 @@ from typing import Any, Protocol
 import msgspec
 import orjson
 
-from backends.batching.coalescing import RowCaller
-from backends.batching.fair_queue import BULK
-from backends.pipelines.encoder import Encoder
-from backends.pipelines.token_reader import TokenReader
-from backends.pipelines.windows import Windows
-from backends.types import FloatArray, RowInput, TokenOffsets
+from sluicegate.backends.batching.coalescing import RowCaller
+from sluicegate.backends.batching.fair_queue import BULK
+from sluicegate.backends.pipelines.encoder import Encoder
+from sluicegate.backends.pipelines.token_reader import TokenReader
+from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.types import FloatArray, RowInput, TokenOffsets
 
 
 class Pipeline(Protocol):

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from backends.batching.coalescing import RowCaller, RowCoalescer
-from backends.errors import ItemRefused
-from backends.pipelines.token_reader import CHARACTERS_PER_WINDOWED_TOKEN, TokenReader
-from backends.pipelines.token_work import run_token_work
-from backends.pipelines.windows import (
+from sluicegate.backends.batching.coalescing import RowCaller, RowCoalescer
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.pipelines.token_reader import CHARACTERS_PER_WINDOWED_TOKEN, TokenReader
+from sluicegate.backends.pipelines.token_work import run_token_work
+from sluicegate.backends.pipelines.windows import (
     MAX_PAIRS,
     MAX_WINDOWS,
     Span,
@@ -19,9 +19,17 @@ from backends.pipelines.windows import (
     join_windows,
     window_spans,
 )
-from backends.tokenization.layout import cut_first, cut_longest
-from backends.tokenization.tokenizer import Tokenizer
-from backends.types import Encoding, FloatArray, OutputKind, RowInput, Text, TokenIds, TokenOffsets
+from sluicegate.backends.tokenization.layout import cut_first, cut_longest
+from sluicegate.backends.tokenization.tokenizer import Tokenizer
+from sluicegate.backends.types import (
+    Encoding,
+    FloatArray,
+    OutputKind,
+    RowInput,
+    Text,
+    TokenIds,
+    TokenOffsets,
+)
 
 # A WordPiece token covers at most this many characters. Exception: a longer word becomes one
 # unknown token.

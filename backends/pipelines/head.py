@@ -6,15 +6,15 @@ from typing import Literal
 
 import numpy as np
 
-from backends.batching.coalescing import RowCaller
-from backends.errors import ModelProblem
-from backends.pipelines.encoder import Encoder
-from backends.pipelines.scores import gelu, normalize, relu
-from backends.pipelines.token_work import run_token_work
-from backends.pipelines.windows import Windows
-from backends.repository.manifest import HeadManifest
-from backends.repository.model import Model
-from backends.types import FloatArray, RowInput, TokenOffsets
+from sluicegate.backends.batching.coalescing import RowCaller
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.pipelines.encoder import Encoder
+from sluicegate.backends.pipelines.scores import gelu, normalize, relu
+from sluicegate.backends.pipelines.token_work import run_token_work
+from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.repository.manifest import HeadManifest
+from sluicegate.backends.repository.model import Model
+from sluicegate.backends.types import FloatArray, RowInput, TokenOffsets
 
 Layer = tuple[FloatArray, FloatArray]
 Activation = Literal["relu", "gelu"]

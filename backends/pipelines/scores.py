@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from backends.types import FloatArray
-from wire.protocol import Function
+from sluicegate.backends.types import FloatArray
+from sluicegate.wire.protocol import Function
 
 _DECIMALS = 6
 # Up to this many labels, plain Python is faster than numpy.

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from backends.errors import ItemRefused
-from backends.pipelines.windows import MAX_WINDOWS
-from backends.tokenization.tokenizer import Tokenizer
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.pipelines.windows import MAX_WINDOWS
+from sluicegate.backends.tokenization.tokenizer import Tokenizer
 
 # A text is read in windows if it has at most this many characters for each token of the windows.
 CHARACTERS_PER_WINDOWED_TOKEN = 16

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from backends.types import FloatArray
+from sluicegate.backends.types import FloatArray
 
 Span = tuple[int, int]
 Combination = Literal["mean", "max", "first"]

@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from backends.errors import BackendError, ModelProblem
-from backends.executors.base import ModelExecutor
-from backends.executors.padded_batch import pad
-from backends.qualification.invariance import ORDINARY, OUTLIERS
-from backends.qualification.qualify import TOLERANCES, Candidate
+from sluicegate.backends.errors import BackendError, ModelProblem
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.padded_batch import pad
+from sluicegate.backends.qualification.invariance import ORDINARY, OUTLIERS
+from sluicegate.backends.qualification.qualify import TOLERANCES, Candidate
 
 _MOST_TOKENS = 48
 

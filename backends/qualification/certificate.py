@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from backends.errors import ModelProblem
-from backends.executors.base import ModelExecutor
-from backends.executors.padded_batch import pad
-from backends.qualification.invariance import ORDINARY
-from backends.types import FloatArray, IntArray, OutputKind
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.padded_batch import pad
+from sluicegate.backends.qualification.invariance import ORDINARY
+from sluicegate.backends.types import FloatArray, IntArray, OutputKind
 
 FILE = "precision.json"
 _DECIMALS = 4

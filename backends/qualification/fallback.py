@@ -10,13 +10,13 @@ import logging
 import msgspec
 import numpy as np
 
-from backends.errors import BackendError, ModelProblem, StartProblem
-from backends.executors.graph import GraphSource
-from backends.executors.padded_batch import PaddedBatch, pad
-from backends.qualification.graph_trials import TryGraph, largest_difference, run_on_cpu
-from backends.qualification.qualify import TOLERANCES
-from backends.qualification.records import machine_key, read_record, write_record
-from wire.gpus import GPU_PROVIDERS
+from sluicegate.backends.errors import BackendError, ModelProblem, StartProblem
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
+from sluicegate.backends.qualification.graph_trials import TryGraph, largest_difference, run_on_cpu
+from sluicegate.backends.qualification.qualify import TOLERANCES
+from sluicegate.backends.qualification.records import machine_key, read_record, write_record
+from sluicegate.wire.gpus import GPU_PROVIDERS
 
 _log = logging.getLogger(__name__)
 RECORD = ".fallback.json"

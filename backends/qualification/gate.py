@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.types import FloatArray, IntArray
+from sluicegate.backends.types import FloatArray, IntArray
 
 # What is compared: the label of a text, the label of each token, the order of a query's documents,
 # or a text's vector (its direction, and which other text is nearest).

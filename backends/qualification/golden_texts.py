@@ -9,10 +9,10 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from backends.errors import StartProblem
-from backends.qualification.gate import Measure
-from backends.qualification.invariance import ORDINARY
-from backends.types import Text
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.qualification.gate import Measure
+from sluicegate.backends.qualification.invariance import ORDINARY
+from sluicegate.backends.types import Text
 
 _TEXT = ("text", "sentence", "query", "prompt", "premise")
 _PAIR = ("text_pair", "pair", "document", "choice", "hypothesis")

@@ -12,25 +12,36 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from backends.device_defaults import BatchBounds
-from backends.errors import BackendError, ExecutorDied, ModelProblem, OutOfMemory, StartProblem
-from backends.executors.cost import CostModel
-from backends.executors.graph import GraphSource
-from backends.executors.opening import OpenExecutor
-from backends.executors.padded_batch import PaddedBatch, pad
-from backends.executors.trial_shapes import CPU_BATCH, Lengths, full_batches, text_lengths
-from backends.qualification.device_graphs import HALVES, find_device_graphs
-from backends.qualification.fallback import check_fallback
-from backends.qualification.graph_trials import (
+from sluicegate.backends.device_defaults import BatchBounds
+from sluicegate.backends.errors import (
+    BackendError,
+    ExecutorDied,
+    ModelProblem,
+    OutOfMemory,
+    StartProblem,
+)
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.opening import OpenExecutor
+from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
+from sluicegate.backends.executors.trial_shapes import (
+    CPU_BATCH,
+    Lengths,
+    full_batches,
+    text_lengths,
+)
+from sluicegate.backends.qualification.device_graphs import HALVES, find_device_graphs
+from sluicegate.backends.qualification.fallback import check_fallback
+from sluicegate.backends.qualification.graph_trials import (
     TryGraph,
     largest_difference,
     local_trials,
     run_on_cpu,
 )
-from backends.qualification.half_precision import HalfSubject, read_verdict
-from backends.qualification.qualify import TOLERANCES
-from backends.qualification.records import machine_key, read_record, write_record
-from wire.gpus import GPU_PROVIDERS
+from sluicegate.backends.qualification.half_precision import HalfSubject, read_verdict
+from sluicegate.backends.qualification.qualify import TOLERANCES
+from sluicegate.backends.qualification.records import machine_key, read_record, write_record
+from sluicegate.wire.gpus import GPU_PROVIDERS
 
 _log = logging.getLogger(__name__)
 RECORD = ".forms.json"

@@ -19,15 +19,21 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from backends.errors import BackendError, ExecutorDied, ModelFailed, OutOfMemory, StartProblem
-from backends.executors.cost import CostModel
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.executors.opening import OpenExecutor, executor_opener
-from backends.executors.padded_batch import PaddedBatch
-from backends.settings import BackendSettings, Provider
-from backends.types import FloatArray, IntArray
-from wire.gpus import GPU_PROVIDERS
+from sluicegate.backends.errors import (
+    BackendError,
+    ExecutorDied,
+    ModelFailed,
+    OutOfMemory,
+    StartProblem,
+)
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.executors.opening import OpenExecutor, executor_opener
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.settings import BackendSettings, Provider
+from sluicegate.backends.types import FloatArray, IntArray
+from sluicegate.wire.gpus import GPU_PROVIDERS
 
 # Seconds for one graph. TensorRT takes minutes to build an engine, and CUDA may have to compile its
 # kernels for a newer GPU.

@@ -12,20 +12,24 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from backends.errors import ExecutorDied, StartProblem
-from backends.executors.base import ModelExecutor
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.executors.opening import OpenExecutor
-from backends.executors.pooling import PoolingExecutor
-from backends.qualification.gate import Bounds, judge
-from backends.qualification.golden_texts import GoldenSet, default_texts, read_golden
-from backends.qualification.measures import kind_of, rank_scores
-from backends.qualification.records import machine_key, read_record, write_record
-from backends.qualification.text_runs import make_batches, run_texts
-from backends.repository.manifest import ClassifierManifest, EncoderManifest, GraphManifest
-from backends.types import Encoding, FloatArray, IntArray, OutputKind, Text
-from wire.cores import usable_cores
+from sluicegate.backends.errors import ExecutorDied, StartProblem
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.executors.opening import OpenExecutor
+from sluicegate.backends.executors.pooling import PoolingExecutor
+from sluicegate.backends.qualification.gate import Bounds, judge
+from sluicegate.backends.qualification.golden_texts import GoldenSet, default_texts, read_golden
+from sluicegate.backends.qualification.measures import kind_of, rank_scores
+from sluicegate.backends.qualification.records import machine_key, read_record, write_record
+from sluicegate.backends.qualification.text_runs import make_batches, run_texts
+from sluicegate.backends.repository.manifest import (
+    ClassifierManifest,
+    EncoderManifest,
+    GraphManifest,
+)
+from sluicegate.backends.types import Encoding, FloatArray, IntArray, OutputKind, Text
+from sluicegate.wire.cores import usable_cores
 
 _log = logging.getLogger(__name__)
 RECORD = ".fp16.json"

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import numpy as np
 
-from backends.errors import ModelFailed
-from backends.executors.base import ModelExecutor
-from backends.executors.padded_batch import pad
-from backends.types import FloatArray, IntArray, OutputKind
+from sluicegate.backends.errors import ModelFailed
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.padded_batch import pad
+from sluicegate.backends.types import FloatArray, IntArray, OutputKind
 
 # Texts of different lengths. Outliers are unlike ordinary text.
 ORDINARY = (

@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from backends.qualification.gate import Measure
-from backends.repository.manifest import (
+from sluicegate.backends.qualification.gate import Measure
+from sluicegate.backends.repository.manifest import (
     ClassifierManifest,
     HeadManifest,
     Manifest,
 )
-from backends.types import FloatArray
-from wire.protocol import Task
+from sluicegate.backends.types import FloatArray
+from sluicegate.wire.protocol import Task
 
 
 def kind_of(manifest: Manifest) -> tuple[Measure, bool]:

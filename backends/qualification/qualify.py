@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem
-from backends.executors.base import ModelExecutor
-from backends.executors.padded_batch import pad
-from backends.qualification.certificate import check_certificate
-from backends.qualification.invariance import Invariance, measure_invariance
-from backends.qualification.records import machine_key, read_record, write_record
-from backends.types import IntArray, OutputKind
+from sluicegate.backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.padded_batch import pad
+from sluicegate.backends.qualification.certificate import check_certificate
+from sluicegate.backends.qualification.invariance import Invariance, measure_invariance
+from sluicegate.backends.qualification.records import machine_key, read_record, write_record
+from sluicegate.backends.types import IntArray, OutputKind
 
 _log = logging.getLogger(__name__)
 RECORD = ".admitted.json"

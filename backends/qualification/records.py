@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import msgspec
 
-from backends.repository.publishing import replace_file
-from wire.cores import usable_cores
+from sluicegate.backends.repository.publishing import replace_file
+from sluicegate.wire.cores import usable_cores
 
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu", "openvino")
 _CPU_INFO = Path("/proc/cpuinfo")

@@ -8,9 +8,9 @@ from itertools import islice
 import msgspec
 import numpy as np
 
-from backends.executors.base import ModelExecutor
-from backends.executors.padded_batch import PaddedBatch, pad
-from backends.types import Encoding, FloatArray, IntArray, OutputKind
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
+from sluicegate.backends.types import Encoding, FloatArray, IntArray, OutputKind
 
 _TURNS = 11
 # The third smallest ratio of eleven rounds is a lower bound of the median with a certainty of 97 %,

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import msgspec
 
-from backends.qualification.records import (
+from sluicegate.backends.qualification.records import (
     machine_key,
     read_machine,
     read_record,
     write_record,
 )
-from wire.cores import usable_cores
+from sluicegate.wire.cores import usable_cores
 
 _log = logging.getLogger(__name__)
 RECORD = ".tuning.json"

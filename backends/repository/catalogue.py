@@ -6,21 +6,21 @@ from pathlib import Path
 
 import msgspec
 
-from backends.errors import ModelProblem, StartProblem
-from backends.open_inference.address import RemoteModelServer, Servers
-from backends.open_inference.client import fingerprint
-from backends.repository.manifest import (
+from sluicegate.backends.errors import ModelProblem, StartProblem
+from sluicegate.backends.open_inference.address import RemoteModelServer, Servers
+from sluicegate.backends.open_inference.client import fingerprint
+from sluicegate.backends.repository.manifest import (
     GraphManifest,
     SplitManifest,
     as_saved,
     builds_on,
     is_as_saved,
 )
-from backends.repository.model import Model, read_model
-from backends.repository.names import NAME
-from backends.repository.serving import FILE, read_serving
-from backends.repository.triton import FILE as TRITON, read_triton
-from wire.plans import Serving, Shadow, is_assigned
+from sluicegate.backends.repository.model import Model, read_model
+from sluicegate.backends.repository.names import NAME
+from sluicegate.backends.repository.serving import FILE, read_serving
+from sluicegate.backends.repository.triton import FILE as TRITON, read_triton
+from sluicegate.wire.plans import Serving, Shadow, is_assigned
 
 _MOST_NAMED = 10
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from backends.errors import ModelProblem
+from sluicegate.backends.errors import ModelProblem
 
 # Field numbers of `onnx.proto`.
 _MODEL_GRAPH = 7

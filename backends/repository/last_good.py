@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from backends.repository.publishing import replace_file
+from sluicegate.backends.repository.publishing import replace_file
 
 FILE = ".last-served.json"
 

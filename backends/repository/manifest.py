@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 import yaml
 
-from backends.errors import ModelProblem
-from backends.open_inference.address import RemoteModelServer
-from backends.repository.manifest_defaults import infer
-from backends.repository.names import Name, Reference
-from backends.repository.sentence_modules import Files
-from backends.types import Pooling
-from wire.protocol import Function, Task
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.open_inference.address import RemoteModelServer
+from sluicegate.backends.repository.manifest_defaults import infer
+from sluicegate.backends.repository.names import Name, Reference
+from sluicegate.backends.repository.sentence_modules import Files
+from sluicegate.backends.types import Pooling
+from sluicegate.wire.protocol import Function, Task
 
 File = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Count = Annotated[int, msgspec.Meta(ge=1)]

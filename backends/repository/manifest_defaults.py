@@ -9,27 +9,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from backends.errors import ModelProblem
-from backends.repository.config_defaults import complete_config, padding_position
-from backends.repository.graph_file import GraphFile, GraphValue, read_graph_file
-from backends.repository.sentence_modules import (
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.repository.config_defaults import complete_config, padding_position
+from sluicegate.backends.repository.graph_file import GraphFile, GraphValue, read_graph_file
+from sluicegate.backends.repository.sentence_modules import (
     FILE as MODULES,
     Files,
     NormalizeModule,
     read_modules,
     read_object,
 )
-from backends.repository.sentence_settings import (
+from sluicegate.backends.repository.sentence_settings import (
     PROMPT_FILE,
     read_limits,
     read_prompts,
     read_score_function,
 )
-from backends.repository.tokenizer_class import find_class, sends_types
-from backends.repository.tokenizer_files import CONFIG as TOKENIZER_CONFIG, check_tokenizer
-from backends.repository.triton import FILE as TRITON
-from backends.types import Pooling
-from wire.protocol import Task
+from sluicegate.backends.repository.tokenizer_class import find_class, sends_types
+from sluicegate.backends.repository.tokenizer_files import (
+    CONFIG as TOKENIZER_CONFIG,
+    check_tokenizer,
+)
+from sluicegate.backends.repository.triton import FILE as TRITON
+from sluicegate.backends.types import Pooling
+from sluicegate.wire.protocol import Task
 
 _GRAPH, _TOKENIZER, _CONFIG = "model.onnx", "tokenizer.json", "config.json"
 _TOKENS = ("tokens", "last_hidden_state", "token_embeddings")

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from backends.errors import ModelProblem
-from backends.open_inference.address import RemoteModelServer
-from backends.repository.manifest import Manifest, read_manifest
-from backends.repository.names import is_hidden
-from backends.repository.triton import TritonConfig
-from wire.plans import Serving, Shadow
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.open_inference.address import RemoteModelServer
+from sluicegate.backends.repository.manifest import Manifest, read_manifest
+from sluicegate.backends.repository.names import is_hidden
+from sluicegate.backends.repository.triton import TritonConfig
+from sluicegate.wire.plans import Serving, Shadow
 
 _DIGITS = 12
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from backends.errors import ModelProblem
+from sluicegate.backends.errors import ModelProblem
 
 Files = Callable[[str], Path]
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from backends.errors import ModelProblem
-from backends.repository.sentence_modules import Files, read_object
-from wire.protocol import Function
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.repository.sentence_modules import Files, read_object
+from sluicegate.wire.protocol import Function
 
 # Older versions of sentence transformers put the model's family into the file name.
 LIMIT_FILES = tuple(

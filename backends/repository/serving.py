@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from backends.errors import ModelProblem
-from wire.plans import Serving
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.wire.plans import Serving
 
 FILE = "serving.yaml"
 

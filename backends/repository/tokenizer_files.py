@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from backends.errors import ModelProblem
-from backends.repository.sentence_modules import Files, read_object
-from backends.repository.tokenizer_class import GENERIC
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.repository.sentence_modules import Files, read_object
+from sluicegate.backends.repository.tokenizer_class import GENERIC
 
 CONFIG = "tokenizer_config.json"
 # Options of a tokenizer class, and the names of the same options in BERT's normalizer.

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from backends.errors import ModelProblem
-from backends.repository.text_proto import Message, read_text_proto
-from wire.plans import Serving
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.repository.text_proto import Message, read_text_proto
+from sluicegate.wire.plans import Serving
 
 FILE = "config.pbtxt"
 _GRAPH = "model.onnx"

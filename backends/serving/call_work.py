@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from backends.batching.admission import QueueReservation
-from backends.batching.batcher import Batcher
-from backends.batching.coalescing import HostedItems
-from backends.batching.fair_queue import BULK
-from backends.errors import Overloaded
-from backends.serving.work_estimates import WorkEstimates, kinds_of, predict_work
-from wire.protocol import TOKEN_TASKS, Call, CallItem, ModelInfo
+from sluicegate.backends.batching.admission import QueueReservation
+from sluicegate.backends.batching.batcher import Batcher
+from sluicegate.backends.batching.coalescing import HostedItems
+from sluicegate.backends.batching.fair_queue import BULK
+from sluicegate.backends.errors import Overloaded
+from sluicegate.backends.serving.work_estimates import WorkEstimates, kinds_of, predict_work
+from sluicegate.wire.protocol import TOKEN_TASKS, Call, CallItem, ModelInfo
 
 
 class CallWork:

@@ -7,23 +7,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
-from backends.algorithms.base import ModelAlgorithms
-from backends.algorithms.hosts import AlgorithmHosts
-from backends.algorithms.shadow import Mirror
-from backends.batching.batcher import Batcher
-from backends.batching.coalescing import RowCoalescer
-from backends.batching.device import Device
-from backends.errors import ModelNotFound, NotReady, RevisionMismatch
-from backends.open_inference.address import RemoteModelServer
-from backends.pipelines.encoder import Encoder
-from backends.pipelines.head import Head
-from backends.serving.call_work import CallWork
-from backends.serving.item_memory import open_memory
-from backends.serving.revision_counts import RevisionCounts
-from backends.serving.work_estimates import WorkEstimates
-from backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
-from wire.plans import NO_MODEL, Assignment
-from wire.protocol import Call, GpuState, ModelInfo, Report, ServingState, encode_frame
+from sluicegate.backends.algorithms.base import ModelAlgorithms
+from sluicegate.backends.algorithms.hosts import AlgorithmHosts
+from sluicegate.backends.algorithms.shadow import Mirror
+from sluicegate.backends.batching.batcher import Batcher
+from sluicegate.backends.batching.coalescing import RowCoalescer
+from sluicegate.backends.batching.device import Device
+from sluicegate.backends.errors import ModelNotFound, NotReady, RevisionMismatch
+from sluicegate.backends.open_inference.address import RemoteModelServer
+from sluicegate.backends.pipelines.encoder import Encoder
+from sluicegate.backends.pipelines.head import Head
+from sluicegate.backends.serving.call_work import CallWork
+from sluicegate.backends.serving.item_memory import open_memory
+from sluicegate.backends.serving.revision_counts import RevisionCounts
+from sluicegate.backends.serving.work_estimates import WorkEstimates
+from sluicegate.backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
+from sluicegate.wire.plans import NO_MODEL, Assignment
+from sluicegate.wire.protocol import Call, GpuState, ModelInfo, Report, ServingState, encode_frame
 
 # The maximum age of a load report in seconds. A batch takes longer, so a newer report would hardly
 # differ.

@@ -7,11 +7,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
-from backends.serving.core import ServingCore
-from backends.settings import BackendSettings
-from backends.telemetry.nvml import GpuReader
-from wire.gpus import GPU_PROVIDERS
-from wire.protocol import GpuState
+from sluicegate.backends.serving.core import ServingCore
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.backends.telemetry.nvml import GpuReader
+from sluicegate.wire.gpus import GPU_PROVIDERS
+from sluicegate.wire.protocol import GpuState
 
 # Seconds between two readings, and the timeout of the driver for one reading.
 _INTERVAL, _ANSWERS_WITHIN = 1.0, 10.0

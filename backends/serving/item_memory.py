@@ -6,9 +6,9 @@ bounds in bytes, which are computed from the decoded item and its parameters.
 
 from typing import Any, Final
 
-from backends.errors import ItemRefused, Overloaded
-from wire.byte_budget import LARGE, RETRY_AFTER, SharedBytes
-from wire.protocol import ChooseItem, Task, TokenizeParameters, ZeroShotParameters
+from sluicegate.backends.errors import ItemRefused, Overloaded
+from sluicegate.wire.byte_budget import LARGE, RETRY_AFTER, SharedBytes
+from sluicegate.wire.protocol import ChooseItem, Task, TokenizeParameters, ZeroShotParameters
 
 # Bytes per token of a row. The row and its key both hold the token id.
 _ROW_TOKEN: Final = 16

@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from backends.batching.coalescing import RowCaller
-from backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused
-from backends.pipelines.ask import AlgorithmContext, encode_result
-from backends.pipelines.token_work import run_token_work
-from backends.serving.call_work import CallWork
-from backends.serving.core import ModelSetEntry, ServingCore
-from backends.serving.item_memory import check_fits, item_bytes
-from backends.serving.revision_counts import first_label
-from backends.telemetry.spans import NO_SPAN, Span, Tracing
-from wire.protocol import (
+from sluicegate.backends.batching.coalescing import RowCaller
+from sluicegate.backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused
+from sluicegate.backends.pipelines.ask import AlgorithmContext, encode_result
+from sluicegate.backends.pipelines.token_work import run_token_work
+from sluicegate.backends.serving.call_work import CallWork
+from sluicegate.backends.serving.core import ModelSetEntry, ServingCore
+from sluicegate.backends.serving.item_memory import check_fits, item_bytes
+from sluicegate.backends.serving.revision_counts import first_label
+from sluicegate.backends.telemetry.spans import NO_SPAN, Span, Tracing
+from sluicegate.wire.protocol import (
     CALL_PATH,
     ITEMS,
     PARAMETERS,

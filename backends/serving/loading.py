@@ -7,32 +7,36 @@ from pathlib import Path
 
 import msgspec
 
-from backends.algorithms.base import ModelAlgorithms
-from backends.algorithms.hosts import AlgorithmHosts
-from backends.algorithms.registry import build_served_model
-from backends.algorithms.shadow import Mirror, mirrored_model
-from backends.batching.batcher import Batcher, BatchingOptions
-from backends.batching.coalescing import RowCache, RowCoalescer
-from backends.batching.device import Device
-from backends.batching.policy import BatchLimits
-from backends.batching.submission import QueueLimits
-from backends.device_defaults import batch_bounds, batch_rows, batch_tokens
-from backends.errors import BackendError, ExecutorDied, ModelProblem
-from backends.executors.base import ModelExecutor
-from backends.executors.graph import GraphSource
-from backends.executors.opening import OpenExecutor
-from backends.executors.pooling import PoolingExecutor
-from backends.executors.upstream import UpstreamExecutor
-from backends.pipelines.encoder import Encoder
-from backends.pipelines.head import Head, read_head_weights
-from backends.qualification.agreement import check_agreement
-from backends.qualification.graph_choice import QuickestGraph, choose_precision, find_quickest
-from backends.qualification.graph_trials import TryGraph
-from backends.qualification.half_precision import HalfSubject
-from backends.qualification.qualify import Candidate, Qualify
-from backends.qualification.tuned import TunedBatching, read_tuned
-from backends.repository.catalogue import Catalogue, base_name
-from backends.repository.manifest import (
+from sluicegate.backends.algorithms.base import ModelAlgorithms
+from sluicegate.backends.algorithms.hosts import AlgorithmHosts
+from sluicegate.backends.algorithms.registry import build_served_model
+from sluicegate.backends.algorithms.shadow import Mirror, mirrored_model
+from sluicegate.backends.batching.batcher import Batcher, BatchingOptions
+from sluicegate.backends.batching.coalescing import RowCache, RowCoalescer
+from sluicegate.backends.batching.device import Device
+from sluicegate.backends.batching.policy import BatchLimits
+from sluicegate.backends.batching.submission import QueueLimits
+from sluicegate.backends.device_defaults import batch_bounds, batch_rows, batch_tokens
+from sluicegate.backends.errors import BackendError, ExecutorDied, ModelProblem
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.opening import OpenExecutor
+from sluicegate.backends.executors.pooling import PoolingExecutor
+from sluicegate.backends.executors.upstream import UpstreamExecutor
+from sluicegate.backends.pipelines.encoder import Encoder
+from sluicegate.backends.pipelines.head import Head, read_head_weights
+from sluicegate.backends.qualification.agreement import check_agreement
+from sluicegate.backends.qualification.graph_choice import (
+    QuickestGraph,
+    choose_precision,
+    find_quickest,
+)
+from sluicegate.backends.qualification.graph_trials import TryGraph
+from sluicegate.backends.qualification.half_precision import HalfSubject
+from sluicegate.backends.qualification.qualify import Candidate, Qualify
+from sluicegate.backends.qualification.tuned import TunedBatching, read_tuned
+from sluicegate.backends.repository.catalogue import Catalogue, base_name
+from sluicegate.backends.repository.manifest import (
     ClassifierManifest,
     EncoderManifest,
     GraphManifest,
@@ -40,13 +44,13 @@ from backends.repository.manifest import (
     SplitManifest,
     builds_on,
 )
-from backends.repository.model import Model
-from backends.serving.core import ModelSet, RunningEncoder
-from backends.settings import BackendSettings
-from backends.telemetry.spans import Tracing
-from backends.tokenization.timed_tokenizer import TimedTokenizer
-from backends.tokenization.tokenizer import Tokenizer
-from backends.types import OutputKind
+from sluicegate.backends.repository.model import Model
+from sluicegate.backends.serving.core import ModelSet, RunningEncoder
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.backends.telemetry.spans import Tracing
+from sluicegate.backends.tokenization.timed_tokenizer import TimedTokenizer
+from sluicegate.backends.tokenization.tokenizer import Tokenizer
+from sluicegate.backends.types import OutputKind
 
 # Providers that run one batch per worker thread.
 _HOST = ("cpu", "openvino", "paced")

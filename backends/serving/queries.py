@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from backends.algorithms.base import QueryAlgorithm
-from backends.batching.coalescing import RowCaller
-from backends.batching.row import RowWaiter
-from backends.errors import BackendError
-from backends.pipelines.ask import encode_result
-from backends.pipelines.encoder import PreparedQuery
-from backends.serving.items import ItemAnswerer, Outcome
-from backends.telemetry.spans import NO_SPAN, Span
-from backends.types import Encoding, OutputKind, RowInput
-from wire.protocol import CallItem, Failed
+from sluicegate.backends.algorithms.base import QueryAlgorithm
+from sluicegate.backends.batching.coalescing import RowCaller
+from sluicegate.backends.batching.row import RowWaiter
+from sluicegate.backends.errors import BackendError
+from sluicegate.backends.pipelines.ask import encode_result
+from sluicegate.backends.pipelines.encoder import PreparedQuery
+from sluicegate.backends.serving.items import ItemAnswerer, Outcome
+from sluicegate.backends.telemetry.spans import NO_SPAN, Span
+from sluicegate.backends.types import Encoding, OutputKind, RowInput
+from sluicegate.wire.protocol import CallItem, Failed
 
 # The maximum number of items of a call in progress, so that one call cannot fill the queue.
 ITEMS_AT_ONCE = 256

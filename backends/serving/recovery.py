@@ -13,15 +13,15 @@ from typing import TypeVar
 
 import msgspec
 
-from backends.open_inference.address import Servers
-from backends.repository.catalogue import Catalogue, Revisions, base_name, read_catalogue
-from backends.repository.last_good import read_last_good, write_last_good
-from backends.repository.manifest import builds_on
-from backends.repository.names import NAME
-from backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder
-from backends.serving.loading import LoadingTools, SharedResources, load_models
-from wire.plans import PlanTrial, Serving, is_assigned
-from wire.protocol import PlanVerdict
+from sluicegate.backends.open_inference.address import Servers
+from sluicegate.backends.repository.catalogue import Catalogue, Revisions, base_name, read_catalogue
+from sluicegate.backends.repository.last_good import read_last_good, write_last_good
+from sluicegate.backends.repository.manifest import builds_on
+from sluicegate.backends.repository.names import NAME
+from sluicegate.backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder
+from sluicegate.backends.serving.loading import LoadingTools, SharedResources, load_models
+from sluicegate.wire.plans import PlanTrial, Serving, is_assigned
+from sluicegate.wire.protocol import PlanVerdict
 
 T = TypeVar("T")
 Shares = Mapping[str, int]

@@ -7,16 +7,22 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from backends.open_inference.address import RemoteModelServer, servers
-from backends.open_inference.client import fingerprint
-from backends.repository.catalogue import Catalogue
-from backends.repository.staging import remove_abandoned
-from backends.repository.sync_record import SyncWatch
-from backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder, ServingCore, Variant
-from backends.serving.loading import LoadingTools, make_shared
-from backends.serving.recovery import RecoveredModels, load_repository, try_plan
-from wire.plans import Assignment, PlanTrial, ServingPlans
-from wire.protocol import PlanVerdict
+from sluicegate.backends.open_inference.address import RemoteModelServer, servers
+from sluicegate.backends.open_inference.client import fingerprint
+from sluicegate.backends.repository.catalogue import Catalogue
+from sluicegate.backends.repository.staging import remove_abandoned
+from sluicegate.backends.repository.sync_record import SyncWatch
+from sluicegate.backends.serving.core import (
+    ModelSet,
+    ModelSetEntry,
+    RunningEncoder,
+    ServingCore,
+    Variant,
+)
+from sluicegate.backends.serving.loading import LoadingTools, make_shared
+from sluicegate.backends.serving.recovery import RecoveredModels, load_repository, try_plan
+from sluicegate.wire.plans import Assignment, PlanTrial, ServingPlans
+from sluicegate.wire.protocol import PlanVerdict
 
 _log = logging.getLogger(__name__)
 # Seconds between two checks of the repository and of upstream servers.

@@ -3,8 +3,8 @@
 from collections import Counter, defaultdict
 from typing import Any
 
-from backends.types import ShadowStatistics
-from wire.plans import RevisionStatistics, duration_bucket
+from sluicegate.backends.types import ShadowStatistics
+from sluicegate.wire.plans import RevisionStatistics, duration_bucket
 
 # At most this many labels of a revision are counted by name, because callers choose zero-shot
 # labels freely.

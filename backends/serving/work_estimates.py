@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from wire.protocol import UNREADABLE, Call, ModelInfo, Task, ZeroShotParameters
+from sluicegate.wire.protocol import UNREADABLE, Call, ModelInfo, Task, ZeroShotParameters
 
 # Bytes per token. Most texts have fewer bytes per token. So estimates are low, and no item that
 # would be in time is refused.

@@ -14,10 +14,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from backends.telemetry.nvml import THROTTLING, GpuReader, NoGpuReader
-from backends.telemetry.process import ProcessFigures
-from backends.types import Snapshot, padding_waste_ratio
-from wire.metric_declaration import (
+from sluicegate.backends.telemetry.nvml import THROTTLING, GpuReader, NoGpuReader
+from sluicegate.backends.telemetry.process import ProcessFigures
+from sluicegate.backends.types import Snapshot, padding_waste_ratio
+from sluicegate.wire.metric_declaration import (
     Labels,
     MetricDeclaration,
     MetricKind,
@@ -26,8 +26,8 @@ from wire.metric_declaration import (
     histogram,
     read_samples,
 )
-from wire.plans import RevisionStatistics, bucket_bound
-from wire.protocol import GpuState
+from sluicegate.wire.plans import RevisionStatistics, bucket_bound
+from sluicegate.wire.protocol import GpuState
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 # The exported duration buckets of revisions: powers of two from 0.1 ms to 13 s.

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, Final
 
-from wire.gpus import (
+from sluicegate.wire.gpus import (
     PATIENCE,
     Gpu,
     Memory,
@@ -14,7 +14,7 @@ from wire.gpus import (
     open_devices,
     visible_gpus,
 )
-from wire.protocol import GpuState
+from sluicegate.wire.protocol import GpuState
 
 _log = logging.getLogger(__name__)
 _CORRECTED, _UNCORRECTED = ctypes.c_int(0), ctypes.c_int(1)

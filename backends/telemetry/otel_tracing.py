@@ -12,10 +12,10 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from typing_extensions import override
 
-from backends.errors import StartProblem
-from backends.telemetry.spans import NO_SPAN, NO_TRACING, Attributes, Span, Tracing
-from wire.otlp.spans import SpanQueue, open_provider, open_queue
-from wire.otlp.variables import TracingProblem, exporter_names
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.telemetry.spans import NO_SPAN, NO_TRACING, Attributes, Span, Tracing
+from sluicegate.wire.otlp.spans import SpanQueue, open_provider, open_queue
+from sluicegate.wire.otlp.variables import TracingProblem, exporter_names
 
 # Matches a `traceparent` of version 00 whose `sampled` flag is not set.
 _UNSAMPLED: Final = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f][02468ace]")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from wire.durations import SECONDS, DurationCounts
-from wire.loop_delays import measured_loop
+from sluicegate.wire.durations import SECONDS, DurationCounts
+from sluicegate.wire.loop_delays import measured_loop
 
 _STATM: Final = Path("/proc/self/statm")
 

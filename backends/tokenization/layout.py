@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import tokenizers
 
-from backends.types import Encoding, IntArray
+from sluicegate.backends.types import Encoding, IntArray
 
 # Texts to learn from. If a tokenizer drops all of them, words of its vocabulary are tried.
 _PROBES, _MOST_PROBES = ("a", "0", "."), 100

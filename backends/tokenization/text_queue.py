@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from typing_extensions import TypeVar
 
-from backends.errors import Overloaded
+from sluicegate.backends.errors import Overloaded
 
 # The threads tokenize this many characters within a few seconds.
 _MOST_CHARACTERS = 16 * 1024 * 1024

@@ -6,10 +6,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from backends.errors import BackendError
-from backends.tokenization.tokenizer import TextKind, Texts, Tokenizer
-from backends.types import Encoding
-from wire.durations import SECONDS, DurationCounts
+from sluicegate.backends.errors import BackendError
+from sluicegate.backends.tokenization.tokenizer import TextKind, Texts, Tokenizer
+from sluicegate.backends.types import Encoding
+from sluicegate.wire.durations import SECONDS, DurationCounts
 
 
 class TimedTokenizer(Tokenizer):

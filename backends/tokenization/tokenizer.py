@@ -16,11 +16,25 @@ import numpy as np
 import orjson
 import tokenizers
 
-from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem, Overloaded
-from backends.tokenization.layout import learn_layout, learn_prompt
-from backends.tokenization.text_queue import TextQueue
-from backends.tokenization.word_table import read_word_table
-from backends.types import Encoding, IntArray, RowInput, Segment, Text, TokenIds, TokenOffsets
+from sluicegate.backends.errors import (
+    BackendError,
+    ExecutorDied,
+    ModelFailed,
+    ModelProblem,
+    Overloaded,
+)
+from sluicegate.backends.tokenization.layout import learn_layout, learn_prompt
+from sluicegate.backends.tokenization.text_queue import TextQueue
+from sluicegate.backends.tokenization.word_table import read_word_table
+from sluicegate.backends.types import (
+    Encoding,
+    IntArray,
+    RowInput,
+    Segment,
+    Text,
+    TokenIds,
+    TokenOffsets,
+)
 
 # Tokenizing this many characters takes about 0.5 ms, less than handing them to a thread.
 _SMALL_CHARACTERS = 2048

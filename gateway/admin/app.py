@@ -9,31 +9,31 @@ from litestar.di import Provide
 from litestar.exceptions import HTTPException
 from litestar.handlers import HTTPRouteHandler
 
-from gateway.admin.authorization import OPERATOR, REQUEST_ID, AdminAccess, new_id
-from gateway.admin.degradation import DegradationReader
-from gateway.admin.health import live, metrics, ready
-from gateway.admin.openapi import operators_document
-from gateway.admin.operator_directory import OperatorDirectory
-from gateway.admin.routes import route_of
-from gateway.api.application import Application
-from gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
-from gateway.api.error_handling import problem_response
-from gateway.api.json_body import JsonRequest
-from gateway.errors import RequestTimeout
-from gateway.http.draining import Draining
-from gateway.ledger.ledger import Ledger
-from gateway.operations.active_document import ActiveDocumentReader
-from gateway.operations.backend_calls import BackendCalls
-from gateway.operations.context import OperationContext
-from gateway.operations.families import FAMILIES
-from gateway.operations.model_names import ModelNameValidator
-from gateway.operations.operator_keys import OperatorKeys
-from gateway.operations.publishing import Publisher
-from gateway.redis.connect import PipelinedClient
-from gateway.runtime.control import Control
-from gateway.runtime.recovery import Recovery
-from gateway.settings import Settings
-from gateway.upstream.base import BackendClient
+from sluicegate.gateway.admin.authorization import OPERATOR, REQUEST_ID, AdminAccess, new_id
+from sluicegate.gateway.admin.degradation import DegradationReader
+from sluicegate.gateway.admin.health import live, metrics, ready
+from sluicegate.gateway.admin.openapi import operators_document
+from sluicegate.gateway.admin.operator_directory import OperatorDirectory
+from sluicegate.gateway.admin.routes import route_of
+from sluicegate.gateway.api.application import Application
+from sluicegate.gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
+from sluicegate.gateway.api.error_handling import problem_response
+from sluicegate.gateway.api.json_body import JsonRequest
+from sluicegate.gateway.errors import RequestTimeout
+from sluicegate.gateway.http.draining import Draining
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.active_document import ActiveDocumentReader
+from sluicegate.gateway.operations.backend_calls import BackendCalls
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.families import FAMILIES
+from sluicegate.gateway.operations.model_names import ModelNameValidator
+from sluicegate.gateway.operations.operator_keys import OperatorKeys
+from sluicegate.gateway.operations.publishing import Publisher
+from sluicegate.gateway.redis.connect import PipelinedClient
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.recovery import Recovery
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.upstream.base import BackendClient
 
 HANDLERS: tuple[HTTPRouteHandler, ...] = (
     *(route_of(operation) for family in FAMILIES for operation in family.operations),

@@ -9,17 +9,17 @@ from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, Message, Receive, ReceiveMessage, Scope, Send
 from typing_extensions import override
 
-from gateway.admin.operator_directory import OperatorDirectory
-from gateway.api.admission import route_methods
-from gateway.auth.bearer import find_bearer_token
-from gateway.errors import (
+from sluicegate.gateway.admin.operator_directory import OperatorDirectory
+from sluicegate.gateway.api.admission import route_methods
+from sluicegate.gateway.auth.bearer import find_bearer_token
+from sluicegate.gateway.errors import (
     AuthenticationFailed,
     DependencyUnavailable,
     InvalidRequest,
     RequestTimeout,
 )
-from gateway.operations.operators import Operator, Role, check_role, required_role
-from wire.http.connection import HAS_CERTIFICATE
+from sluicegate.gateway.operations.operators import Operator, Role, check_role, required_role
+from sluicegate.wire.http.connection import HAS_CERTIFICATE
 
 REQUEST_ID = "request_id"
 OPERATOR = "operator"

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.telemetry.metric_reading import MetricReader, Series
+from sluicegate.gateway.telemetry.metric_reading import MetricReader, Series
 
 LOW_DISK: Final = 1 << 30
 """A machine with less free disk space than this (in bytes) counts as degraded."""

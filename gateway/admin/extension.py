@@ -6,7 +6,7 @@ from typing import Protocol
 
 from litestar import Router
 
-from gateway.admin.operator_directory import OperatorDirectory
+from sluicegate.gateway.admin.operator_directory import OperatorDirectory
 
 
 class Extension(Protocol):

@@ -12,21 +12,21 @@ from litestar.params import SkipValidation
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from gateway.admin.authorization import OPERATOR
-from gateway.admin.degradation import DegradationReader
-from gateway.api.health import Liveness
-from gateway.api.openapi_parts import Content, Operation
-from gateway.errors import GatewayError
-from gateway.http.draining import DRAINING, Draining
-from gateway.ledger.ledger import Ledger
-from gateway.operations.fleet_view import clock_problems, merge_reports
-from gateway.operations.operators import Role
-from gateway.redis.connect import PipelinedClient
-from gateway.redis.health import responds_to_ping
-from gateway.runtime.control import Control
-from gateway.settings import Settings
-from gateway.telemetry.exemplars import with_exemplars
-from gateway.telemetry.metrics_page import ReadMetrics, read_metrics
+from sluicegate.gateway.admin.authorization import OPERATOR
+from sluicegate.gateway.admin.degradation import DegradationReader
+from sluicegate.gateway.api.health import Liveness
+from sluicegate.gateway.api.openapi_parts import Content, Operation
+from sluicegate.gateway.errors import GatewayError
+from sluicegate.gateway.http.draining import DRAINING, Draining
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.fleet_view import clock_problems, merge_reports
+from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.redis.connect import PipelinedClient
+from sluicegate.gateway.redis.health import responds_to_ping
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.telemetry.exemplars import with_exemplars
+from sluicegate.gateway.telemetry.metrics_page import ReadMetrics, read_metrics
 
 _NO_REPORTS = "workers: the state Redis has no worker's report; it may refuse writes"
 _OPEN_METRICS = "application/openmetrics-text"

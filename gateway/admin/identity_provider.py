@@ -3,10 +3,10 @@
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
-from gateway.admin.operator_directory import OperatorAuthenticator
-from gateway.errors import ConfigurationError
-from gateway.settings import Settings
-from wire.installing import install_command
+from sluicegate.gateway.admin.operator_directory import OperatorAuthenticator
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.settings import Settings
+from sluicegate.wire.installing import install_command
 
 
 @contextlib.asynccontextmanager
@@ -24,7 +24,7 @@ async def open_identity_provider(
         yield []
         return
     try:
-        from gateway.admin import issuer_keys, oidc  # noqa: PLC0415 - the library is optional
+        from sluicegate.gateway.admin import issuer_keys, oidc  # noqa: PLC0415 - the library is optional
     except ImportError as error:
         raise ConfigurationError(
             f"`SLUICEGATE_OIDC_ISSUER` needs the package `{error.name}`, which is not installed:"

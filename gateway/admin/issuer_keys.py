@@ -15,8 +15,8 @@ import msgspec
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, RSAKey
 
-from gateway.errors import DependencyUnavailable
-from gateway.tasks import PeriodicTask
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.tasks import PeriodicTask
 
 ALGORITHMS = {"RS256": "RSA", "ES256": "EC"}
 """The accepted signature algorithms, each with the type of its keys."""

@@ -7,15 +7,15 @@ import shutil
 from importlib.metadata import version
 from typing import Final
 
-from gateway.cache.statistics import BYTES, CAPACITY, ENTRIES, EVICTIONS
-from gateway.errors import GatewayError
-from gateway.ledger.ledger import Ledger
-from gateway.operations.caches import redis_statistics
-from gateway.redis.connect import PipelinedClient
-from gateway.settings import Settings
-from gateway.telemetry.instruments import Instruments
-from gateway.telemetry.metrics import DEPENDENCY_UP
-from wire.metric_declaration import Aggregation, gauge
+from sluicegate.gateway.cache.statistics import BYTES, CAPACITY, ENTRIES, EVICTIONS
+from sluicegate.gateway.errors import GatewayError
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.caches import redis_statistics
+from sluicegate.gateway.redis.connect import PipelinedClient
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.telemetry.instruments import Instruments
+from sluicegate.gateway.telemetry.metrics import DEPENDENCY_UP
+from sluicegate.wire.metric_declaration import Aggregation, gauge
 
 _log = logging.getLogger(__name__)
 _INTERVAL: Final = 5.0

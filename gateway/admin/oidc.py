@@ -11,10 +11,10 @@ import httpx
 from joserfc import jws, jwt
 from joserfc.errors import ExpiredTokenError, InvalidClaimError, JoseError, MissingClaimError
 
-from gateway.admin.issuer_keys import ALGORITHMS, IssuerKeys
-from gateway.errors import AuthenticationFailed, ConfigurationError
-from gateway.operations.operators import Operator, Role
-from gateway.settings import Settings
+from sluicegate.gateway.admin.issuer_keys import ALGORITHMS, IssuerKeys
+from sluicegate.gateway.errors import AuthenticationFailed, ConfigurationError
+from sluicegate.gateway.operations.operators import Operator, Role
+from sluicegate.gateway.settings import Settings
 
 PREFIX = "oidc:"
 _LEEWAY = 30

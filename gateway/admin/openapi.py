@@ -5,9 +5,9 @@ from importlib.metadata import version
 
 from litestar.types import ControllerRouterHandler
 
-from gateway.api.code_samples import OPERATORS
-from gateway.api.openapi import build_document, described_by_litestar
-from gateway.errors import AuthenticationFailed, DependencyUnavailable, PermissionDenied
+from sluicegate.gateway.api.code_samples import OPERATORS
+from sluicegate.gateway.api.openapi import build_document, described_by_litestar
+from sluicegate.gateway.errors import AuthenticationFailed, DependencyUnavailable, PermissionDenied
 
 TAGS = {
     "configuration": "The configuration document that workers apply.",

@@ -4,7 +4,7 @@ import hmac
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.operations.operators import Operator, Role
+from sluicegate.gateway.operations.operators import Operator, Role
 
 
 class OperatorAuthenticator(Protocol):

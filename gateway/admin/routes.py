@@ -12,9 +12,9 @@ from litestar.enums import RequestEncodingType
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import BodyKwarg, HeaderParameter, PathParameter, QueryParameter
 
-from gateway.errors import InvalidRequest
-from gateway.operations.context import OperationContext
-from gateway.operations.declaration import Answer, Operation, Parameter, Place
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.declaration import Answer, Operation, Parameter, Place
 
 _METHODS = {"GET": get, "POST": post, "PUT": put, "DELETE": delete}
 _CONTEXT, _REQUEST, _BODY, _DRY_RUN = "context", "request", "data", "dry_run"

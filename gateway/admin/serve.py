@@ -11,37 +11,37 @@ from prometheus_client import REGISTRY, CollectorRegistry
 from prometheus_client.core import Metric
 from redis.asyncio import Redis
 
-from gateway.admin.app import build_admin
-from gateway.admin.authorization import new_id
-from gateway.admin.extension import Extend, no_extension
-from gateway.admin.identity_provider import open_identity_provider
-from gateway.admin.machine_metrics import MachineMetrics
-from gateway.admin.operator_access import OperatorAccess, access_to, publish_access
-from gateway.admin.operator_directory import OperatorAuthenticator, OperatorDirectory
-from gateway.errors import ConfigurationError
-from gateway.http.draining import Draining
-from gateway.http.edge import operators_edge
-from gateway.http.server import open_listener, serve
-from gateway.http.side import GatewaySide
-from gateway.http.unsent_answers import UnsentAnswers, unsent_limit
-from gateway.ledger.ledger import Ledger
-from gateway.operations.active_document import ActiveDocumentReader
-from gateway.operations.backend_calls import BackendCalls
-from gateway.operations.operator_keys import OperatorKeys
-from gateway.operations.publishing import Publisher
-from gateway.redis.client import connect
-from gateway.redis.connect import PipelinedClient, open_client
-from gateway.runtime.control import CONTROL_KEYS, Control
-from gateway.runtime.follower import identity
-from gateway.runtime.recovery import LedgerRecovery
-from gateway.settings import Settings, process_environment
-from gateway.telemetry.edge_metrics import EdgeMetrics
-from gateway.telemetry.instruments import Instruments
-from gateway.telemetry.metric_files import counted_since
-from gateway.telemetry.metric_push import MetricPush, push_from
-from gateway.telemetry.metrics_page import read_metrics
-from gateway.upstream.http import HttpBackendClient
-from gateway.upstream.tls import client_tls
+from sluicegate.gateway.admin.app import build_admin
+from sluicegate.gateway.admin.authorization import new_id
+from sluicegate.gateway.admin.extension import Extend, no_extension
+from sluicegate.gateway.admin.identity_provider import open_identity_provider
+from sluicegate.gateway.admin.machine_metrics import MachineMetrics
+from sluicegate.gateway.admin.operator_access import OperatorAccess, access_to, publish_access
+from sluicegate.gateway.admin.operator_directory import OperatorAuthenticator, OperatorDirectory
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.http.draining import Draining
+from sluicegate.gateway.http.edge import operators_edge
+from sluicegate.gateway.http.server import open_listener, serve
+from sluicegate.gateway.http.side import GatewaySide
+from sluicegate.gateway.http.unsent_answers import UnsentAnswers, unsent_limit
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.active_document import ActiveDocumentReader
+from sluicegate.gateway.operations.backend_calls import BackendCalls
+from sluicegate.gateway.operations.operator_keys import OperatorKeys
+from sluicegate.gateway.operations.publishing import Publisher
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.redis.connect import PipelinedClient, open_client
+from sluicegate.gateway.runtime.control import CONTROL_KEYS, Control
+from sluicegate.gateway.runtime.follower import identity
+from sluicegate.gateway.runtime.recovery import LedgerRecovery
+from sluicegate.gateway.settings import Settings, process_environment
+from sluicegate.gateway.telemetry.edge_metrics import EdgeMetrics
+from sluicegate.gateway.telemetry.instruments import Instruments
+from sluicegate.gateway.telemetry.metric_files import counted_since
+from sluicegate.gateway.telemetry.metric_push import MetricPush, push_from
+from sluicegate.gateway.telemetry.metrics_page import read_metrics
+from sluicegate.gateway.upstream.http import HttpBackendClient
+from sluicegate.gateway.upstream.tls import client_tls
 
 _TIMEOUT = 2.0
 

@@ -9,13 +9,13 @@ from litestar.routes import HTTPRoute
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
-from gateway.api.incoming_request import INCOMING, IncomingRequest
-from gateway.errors import RateLimited
-from gateway.rate_limit.base import RateLimiter
-from gateway.rate_limit.charges import charges_for
-from gateway.rate_limit.headers import rate_limit_lines
-from gateway.runtime.store import RuntimeStore
-from gateway.types import RequestId
+from sluicegate.gateway.api.incoming_request import INCOMING, IncomingRequest
+from sluicegate.gateway.errors import RateLimited
+from sluicegate.gateway.rate_limit.base import RateLimiter
+from sluicegate.gateway.rate_limit.charges import charges_for
+from sluicegate.gateway.rate_limit.headers import rate_limit_lines
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.types import RequestId
 
 REQUEST_ID = "sluicegate_request_id"
 PRINCIPAL = "sluicegate_principal"

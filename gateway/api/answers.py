@@ -9,9 +9,9 @@ from operator import attrgetter
 
 import msgspec
 
-from gateway.api.schemas import Body, InferBody, RerankBody
-from gateway.errors import DeadlineExceeded, GatewayError, Overloaded
-from gateway.types import (
+from sluicegate.gateway.api.schemas import Body, InferBody, RerankBody
+from sluicegate.gateway.errors import DeadlineExceeded, GatewayError, Overloaded
+from sluicegate.gateway.types import (
     Answer,
     CacheDirectives,
     ItemFailure,

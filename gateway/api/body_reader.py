@@ -6,21 +6,25 @@ from types import MappingProxyType
 
 import msgspec
 
-from gateway.api.answers import failed_usage
-from gateway.api.decode_errors import explain_decode_error
-from gateway.api.error_handling import misfit
-from gateway.api.inference_route import BodySource, InferenceRoute
-from gateway.api.json_bounds import MAX_UNCHECKED_BYTES, check_item_count, check_json_size
-from gateway.api.recent_cache import RecentCache
-from gateway.api.request_size import SMALL_BYTES, size_of
-from gateway.api.request_state import ParsedBody, RequestState
-from gateway.errors import InvalidRequest
-from gateway.http.body_decoding import without_mark
-from gateway.inference.interfaces import ModelTable
-from gateway.rate_limit.charges import charges_for
-from gateway.runtime.runtime import Runtime
-from gateway.types import Principal
-from wire.protocol import Task
+from sluicegate.gateway.api.answers import failed_usage
+from sluicegate.gateway.api.decode_errors import explain_decode_error
+from sluicegate.gateway.api.error_handling import misfit
+from sluicegate.gateway.api.inference_route import BodySource, InferenceRoute
+from sluicegate.gateway.api.json_bounds import (
+    MAX_UNCHECKED_BYTES,
+    check_item_count,
+    check_json_size,
+)
+from sluicegate.gateway.api.recent_cache import RecentCache
+from sluicegate.gateway.api.request_size import SMALL_BYTES, size_of
+from sluicegate.gateway.api.request_state import ParsedBody, RequestState
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.http.body_decoding import without_mark
+from sluicegate.gateway.inference.interfaces import ModelTable
+from sluicegate.gateway.rate_limit.charges import charges_for
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.types import Principal
+from sluicegate.wire.protocol import Task
 
 _MAX_CACHED_BYTES = 1024
 _MAX_CACHED = 4096

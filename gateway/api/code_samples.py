@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from gateway.api.openapi_parts import Json
+from sluicegate.gateway.api.openapi_parts import Json
 
 OWN_TAGS = frozenset({"inference", "metadata", "health"})
 """Tags of the operations that the client `sluicegate` has a method for, by their ids."""

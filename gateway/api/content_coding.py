@@ -9,8 +9,8 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Final
 
-from gateway.api.http import HttpReply
-from gateway.errors import InvalidRequest, PayloadTooLarge, UnsupportedContentCoding
+from sluicegate.gateway.api.http import HttpReply
+from sluicegate.gateway.errors import InvalidRequest, PayloadTooLarge, UnsupportedContentCoding
 
 # What is understood both ways, the best first, and the errors of a body that is damaged.
 CODINGS: tuple[str, ...] = ("gzip",)

@@ -8,12 +8,12 @@ store, encode, publish the event), and gives the answer at once or by a callback
 import asyncio
 from functools import partial
 
-from gateway.api.content_coding import SMALLEST
-from gateway.api.error_handling import problem_reply
-from gateway.api.http import HttpReply
-from gateway.api.request_processor import SHORT, RequestProcessor
-from gateway.api.request_state import OnReply, RequestState
-from gateway.tasks import log_failure
+from sluicegate.gateway.api.content_coding import SMALLEST
+from sluicegate.gateway.api.error_handling import problem_reply
+from sluicegate.gateway.api.http import HttpReply
+from sluicegate.gateway.api.request_processor import SHORT, RequestProcessor
+from sluicegate.gateway.api.request_state import OnReply, RequestState
+from sluicegate.gateway.tasks import log_failure
 
 
 class Core:

@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from gateway.api.http import HttpReply
-from gateway.api.incoming_request import IncomingRequest
-from gateway.api.key_rights import covers
-from gateway.auth.key_ring import KeyRing
-from gateway.config.checks import ANY_ORIGIN
-from gateway.errors import PermissionDenied
-from gateway.runtime.store import RuntimeStore
-from gateway.types import Principal
+from sluicegate.gateway.api.http import HttpReply
+from sluicegate.gateway.api.incoming_request import IncomingRequest
+from sluicegate.gateway.api.key_rights import covers
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.config.checks import ANY_ORIGIN
+from sluicegate.gateway.errors import PermissionDenied
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.types import Principal
 
 _ALLOWED: Final = (
     b"access-control-allow-origin: %b\r\n"

@@ -3,25 +3,25 @@
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.api.http import (
+from sluicegate.gateway.api.http import (
     HttpReply,
     header_fields,
     respond,
 )
-from gateway.api.idempotent_requests import LARGEST_ANSWER, answer_for_retries
-from gateway.api.incoming_request import (
+from sluicegate.gateway.api.idempotent_requests import LARGEST_ANSWER, answer_for_retries
+from sluicegate.gateway.api.incoming_request import (
     INCOMING,
     IncomingBodies,
     IncomingBody,
     IncomingRequest,
     request_of,
 )
-from gateway.api.inference_route import InferenceRoutes
-from gateway.api.request_steps import RequestSteps
-from gateway.auth.key_ring import KeyRing
-from gateway.idempotency.store import StoredKey
-from gateway.types import KeyId
-from wire.http.exchange import BUFFERED_HTTP, Exchange
+from sluicegate.gateway.api.inference_route import InferenceRoutes
+from sluicegate.gateway.api.request_steps import RequestSteps
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.idempotency.store import StoredKey
+from sluicegate.gateway.types import KeyId
+from sluicegate.wire.http.exchange import BUFFERED_HTTP, Exchange
 
 
 class CustomerApplication:

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from litestar.types import ControllerRouterHandler
 
-from gateway.api.inference_route import InferenceRoute, InferenceRoutes
-from gateway.api.openapi_parts import Operation
-from gateway.http.problem_details import PROBLEMS, ErrorFormat
+from sluicegate.gateway.api.inference_route import InferenceRoute, InferenceRoutes
+from sluicegate.gateway.api.openapi_parts import Operation
+from sluicegate.gateway.http.problem_details import PROBLEMS, ErrorFormat
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -8,9 +8,9 @@ from typing import Any
 from litestar import MediaType, Request, Response, get
 from litestar.di import NamedDependency, Provide
 
-from gateway.api.content_coding import accepted_coding
+from sluicegate.gateway.api.content_coding import accepted_coding
 
-_STATIC = files("gateway.api").joinpath("static")
+_STATIC = files("sluicegate.gateway.api").joinpath("static")
 # What the page may load: itself, its script, and inline styles that the viewer makes.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self';"

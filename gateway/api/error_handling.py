@@ -8,9 +8,9 @@ import msgspec
 from litestar import Response
 from litestar.exceptions import HTTPException
 
-from gateway.api.answers import PRIVATE
-from gateway.api.http import HttpReply
-from gateway.errors import (
+from sluicegate.gateway.api.answers import PRIVATE
+from sluicegate.gateway.api.http import HttpReply
+from sluicegate.gateway.errors import (
     GatewayError,
     InternalError,
     InvalidRequest,
@@ -19,9 +19,14 @@ from gateway.errors import (
     PayloadTooLarge,
     UpstreamUnavailable,
 )
-from gateway.http.body_decoding import UnknownField
-from gateway.http.problem_details import PROBLEMS, ErrorFormat, problem_headers, problem_lines
-from gateway.types import RequestId
+from sluicegate.gateway.http.body_decoding import UnknownField
+from sluicegate.gateway.http.problem_details import (
+    PROBLEMS,
+    ErrorFormat,
+    problem_headers,
+    problem_lines,
+)
+from sluicegate.gateway.types import RequestId
 
 _log = logging.getLogger(__name__)
 # What Litestar says of a request without the body that a handler takes.

@@ -7,7 +7,7 @@ from litestar import Controller, Response, get
 from litestar.di import NamedDependency
 from litestar.params import SkipValidation
 
-from gateway.api.openapi_parts import Content, Operation
+from sluicegate.gateway.api.openapi_parts import Content, Operation
 
 
 class Liveness(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,24 +8,24 @@ put into the answer as it is stored.
 from collections.abc import Sequence
 from time import time_ns
 
-from gateway.api.answers import PRIVATE, count_usage
-from gateway.api.content_coding import SMALLEST
-from gateway.api.inference_route import InferenceRoute
-from gateway.api.recent_cache import RecentCache
-from gateway.api.request_events import RequestEvents
-from gateway.api.request_state import HitReplay, RequestState, StoredAnswers
-from gateway.cache.entry import CacheHit
-from gateway.events.hit_run import HitRun
-from gateway.http.unsent_answers import LARGE_BYTES
-from gateway.inference.inference import Inference
-from gateway.inference.prepared_request import PreparedRequest, RequestPlan
-from gateway.rate_limit.base import RateLimiter
-from gateway.runtime.runtime import Runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.telemetry.phases import PhaseDurations
-from gateway.telemetry.tracing import ReplayedHit, Tracer
-from gateway.types import Answer, ItemOutcome, Principal, RevisionUsage, Source
-from wire.protocol import Task
+from sluicegate.gateway.api.answers import PRIVATE, count_usage
+from sluicegate.gateway.api.content_coding import SMALLEST
+from sluicegate.gateway.api.inference_route import InferenceRoute
+from sluicegate.gateway.api.recent_cache import RecentCache
+from sluicegate.gateway.api.request_events import RequestEvents
+from sluicegate.gateway.api.request_state import HitReplay, RequestState, StoredAnswers
+from sluicegate.gateway.cache.entry import CacheHit
+from sluicegate.gateway.events.hit_run import HitRun
+from sluicegate.gateway.http.unsent_answers import LARGE_BYTES
+from sluicegate.gateway.inference.inference import Inference
+from sluicegate.gateway.inference.prepared_request import PreparedRequest, RequestPlan
+from sluicegate.gateway.rate_limit.base import RateLimiter
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.telemetry.phases import PhaseDurations
+from sluicegate.gateway.telemetry.tracing import ReplayedHit, Tracer
+from sluicegate.gateway.types import Answer, ItemOutcome, Principal, RevisionUsage, Source
+from sluicegate.wire.protocol import Task
 
 _MOST = 4096
 """The callers and models whose runs, or common parts of answers, are kept."""

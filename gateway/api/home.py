@@ -5,7 +5,7 @@ from typing import Any
 
 from litestar import MediaType, Request, Response, get
 
-from gateway.api.docs import PAGE_HEADERS
+from sluicegate.gateway.api.docs import PAGE_HEADERS
 
 _LINKS = {
     "documentation": "/docs",

@@ -5,7 +5,7 @@ from typing import Final
 import msgspec
 from litestar.types import Send
 
-from gateway.errors import InvalidRequest, PayloadTooLarge
+from sluicegate.gateway.errors import InvalidRequest, PayloadTooLarge
 
 Headers = list[tuple[bytes, bytes]]
 _NO_CONTENT: Final = 204

@@ -13,24 +13,24 @@ from typing import Final
 
 import msgspec
 
-from gateway.api.answers import PRIVATE
-from gateway.api.content_coding import accepted_coding, inflate
-from gateway.api.http import Headers, HttpReply
-from gateway.api.incoming_request import IncomingBody, IncomingRequest
-from gateway.errors import (
+from sluicegate.gateway.api.answers import PRIVATE
+from sluicegate.gateway.api.content_coding import accepted_coding, inflate
+from sluicegate.gateway.api.http import Headers, HttpReply
+from sluicegate.gateway.api.incoming_request import IncomingBody, IncomingRequest
+from sluicegate.gateway.errors import (
     IdempotencyKeyInUse,
     IdempotencyKeyReused,
     InvalidRequest,
     PayloadTooLarge,
 )
-from gateway.idempotency.store import Claim, ClaimOutcome, IdempotencyStore, StoredKey
-from gateway.rate_limit.base import Decision, RateLimiter
-from gateway.rate_limit.charges import charges_for
-from gateway.rate_limit.headers import rate_limit_lines
-from gateway.rate_limit.refusals import beyond_limit
-from gateway.runtime.runtime import Runtime
-from gateway.types import Principal, RequestId
-from wire.http.messages import header_lines
+from sluicegate.gateway.idempotency.store import Claim, ClaimOutcome, IdempotencyStore, StoredKey
+from sluicegate.gateway.rate_limit.base import Decision, RateLimiter
+from sluicegate.gateway.rate_limit.charges import charges_for
+from sluicegate.gateway.rate_limit.headers import rate_limit_lines
+from sluicegate.gateway.rate_limit.refusals import beyond_limit
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.types import Principal, RequestId
+from sluicegate.wire.http.messages import header_lines
 
 HEADER: Final = b"idempotency-key"
 _FORM: Final = re.compile(rb"[!-~]{1,255}")

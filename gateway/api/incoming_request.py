@@ -13,16 +13,22 @@ from litestar.types import (
     WebSocketReceiveMessage,
 )
 
-from gateway.api.http import ClientDisconnected, Headers, bounded, headers_by_name, too_large
-from gateway.api.request_headers import parse_timeout
-from gateway.auth.bearer import bearer_token
-from gateway.auth.key_ring import KeyRing
-from gateway.config.document import DeadlineConfig
-from gateway.errors import GatewayError, InvalidRequest, RequestTimeout
-from gateway.http.byte_budget import ByteBudget, HeldBytes
-from gateway.http.request_head import CallerId, echo_line, parse_caller_id
-from gateway.runtime.runtime import Runtime
-from gateway.types import Principal, RequestId
+from sluicegate.gateway.api.http import (
+    ClientDisconnected,
+    Headers,
+    bounded,
+    headers_by_name,
+    too_large,
+)
+from sluicegate.gateway.api.request_headers import parse_timeout
+from sluicegate.gateway.auth.bearer import bearer_token
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.config.document import DeadlineConfig
+from sluicegate.gateway.errors import GatewayError, InvalidRequest, RequestTimeout
+from sluicegate.gateway.http.byte_budget import ByteBudget, HeldBytes
+from sluicegate.gateway.http.request_head import CallerId, echo_line, parse_caller_id
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.types import Principal, RequestId
 
 INCOMING: Final = "sluicegate_incoming"
 """The key in the state of a scope that has the `IncomingRequest`."""

@@ -1,6 +1,6 @@
 """Describes the inference routes for the OpenAPI document; others stand beside their handlers."""
 
-from gateway.api.openapi_parts import (
+from sluicegate.gateway.api.openapi_parts import (
     TIMEOUT_HEADER,
     Content,
     Json,
@@ -8,8 +8,8 @@ from gateway.api.openapi_parts import (
     Operation,
     request_header,
 )
-from gateway.api.schemas import BODIES, Body, EmbedBody, InferBody
-from gateway.errors import (
+from sluicegate.gateway.api.schemas import BODIES, Body, EmbedBody, InferBody
+from sluicegate.gateway.errors import (
     BudgetExhausted,
     DeadlineExceeded,
     DependencyUnavailable,
@@ -28,7 +28,7 @@ from gateway.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
-from gateway.types import Criticality, Usage
+from sluicegate.gateway.types import Criticality, Usage
 
 INFERENCE_ERRORS: tuple[type[GatewayError], ...] = (
     TaskNotSupported,

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from gateway.config.document import Document
-from gateway.http.problem_details import PROBLEMS, ErrorFormat
-from gateway.inference.interfaces import ModelTable
-from gateway.inference.visibility import is_visible, visible_models
-from gateway.types import (
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.http.problem_details import PROBLEMS, ErrorFormat
+from sluicegate.gateway.inference.interfaces import ModelTable
+from sluicegate.gateway.inference.visibility import is_visible, visible_models
+from sluicegate.gateway.types import (
     Answer,
     InferenceRequest,
     Principal,
@@ -22,7 +22,7 @@ from gateway.types import (
     ServedModel,
     Usage,
 )
-from wire.protocol import Task
+from sluicegate.wire.protocol import Task
 
 JSON = b"content-type: application/json\r\n"
 _PARAMETER = re.compile(r"\{(\w+)(:path)?\}")

@@ -9,9 +9,9 @@ from litestar.serialization import decode_json
 from litestar.types import Empty
 from typing_extensions import override
 
-from gateway.api.error_handling import misfit
-from gateway.errors import InvalidRequest, RequestTimeout
-from gateway.http.body_decoding import (
+from sluicegate.gateway.api.error_handling import misfit
+from sluicegate.gateway.errors import InvalidRequest, RequestTimeout
+from sluicegate.gateway.http.body_decoding import (
     BodyDecoder,
     UnknownField,
     convert_body,

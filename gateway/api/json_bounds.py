@@ -9,7 +9,7 @@ the event loop, for tens of milliseconds.
 from collections.abc import Iterator, Sized
 from typing import Final
 
-from gateway.errors import InvalidRequest, PayloadTooLarge
+from sluicegate.gateway.errors import InvalidRequest, PayloadTooLarge
 
 MAX_UNCHECKED_BYTES: Final = 16 * 1024
 """Bodies up to this size cannot hold the event loop, whatever their numbers are."""

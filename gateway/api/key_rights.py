@@ -2,9 +2,9 @@
 
 import time
 
-from gateway.config.spelling import closest
-from gateway.errors import BudgetExhausted, PermissionDenied
-from gateway.types import Principal
+from sluicegate.gateway.config.spelling import closest
+from sluicegate.gateway.errors import BudgetExhausted, PermissionDenied
+from sluicegate.gateway.types import Principal
 
 
 def covers(route: str, path: str) -> bool:

@@ -8,12 +8,12 @@ from litestar import Controller, Request, post
 from litestar.di import NamedDependency
 from litestar.params import SkipValidation
 
-from gateway.api.admission import PRINCIPAL
-from gateway.api.incoming_request import INCOMING, IncomingRequest
-from gateway.api.json_body import read_json
-from gateway.api.openapi_parts import Content, Kind, Operation
-from gateway.errors import DependencyUnavailable, RateLimited
-from gateway.types import Principal
+from sluicegate.gateway.api.admission import PRINCIPAL
+from sluicegate.gateway.api.incoming_request import INCOMING, IncomingRequest
+from sluicegate.gateway.api.json_body import read_json
+from sluicegate.gateway.api.openapi_parts import Content, Kind, Operation
+from sluicegate.gateway.errors import DependencyUnavailable, RateLimited
+from sluicegate.gateway.types import Principal
 
 _DAY = 86_400.0
 

@@ -3,12 +3,12 @@
 import asyncio
 from typing import Final
 
-from gateway.api.answers import count_usage, first_failure
-from gateway.api.content_coding import compressed
-from gateway.api.http import HttpReply
-from gateway.api.request_state import RequestState
-from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
-from gateway.types import Answer
+from sluicegate.gateway.api.answers import count_usage, first_failure
+from sluicegate.gateway.api.content_coding import compressed
+from sluicegate.gateway.api.http import HttpReply
+from sluicegate.gateway.api.request_state import RequestState
+from sluicegate.gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
+from sluicegate.gateway.types import Answer
 
 _ITEM_BYTES: Final = 128
 """Bytes that cost as much to encode as an item does besides its result."""

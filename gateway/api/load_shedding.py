@@ -23,16 +23,16 @@ from typing import Final
 
 import msgspec
 
-from gateway.api.error_handling import problem_reply
-from gateway.api.http import HttpReply
-from gateway.api.incoming_request import IncomingRequest
-from gateway.api.inference_route import InferenceRoute
-from gateway.api.request_headers import RequestOptions, parse_request_options
-from gateway.errors import InvalidRequest, Overloaded
-from gateway.http.problem_details import ErrorFormat
-from gateway.runtime.store import RuntimeStore
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.types import Criticality, RequestId
+from sluicegate.gateway.api.error_handling import problem_reply
+from sluicegate.gateway.api.http import HttpReply
+from sluicegate.gateway.api.incoming_request import IncomingRequest
+from sluicegate.gateway.api.inference_route import InferenceRoute
+from sluicegate.gateway.api.request_headers import RequestOptions, parse_request_options
+from sluicegate.gateway.errors import InvalidRequest, Overloaded
+from sluicegate.gateway.http.problem_details import ErrorFormat
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.gateway.types import Criticality, RequestId
 
 WORKER_DELAY: Final = "worker_delay"
 DEADLINE: Final = "deadline"

@@ -11,8 +11,8 @@ from litestar import Controller, Request, Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 
-from gateway.api.admission import PRINCIPAL
-from gateway.api.openapi_parts import (
+from sluicegate.gateway.api.admission import PRINCIPAL
+from sluicegate.gateway.api.openapi_parts import (
     MOMENT,
     TIMEOUT_HEADER,
     Content,
@@ -20,21 +20,21 @@ from gateway.api.openapi_parts import (
     Operation,
     request_header,
 )
-from gateway.api.request_headers import parse_timeout
-from gateway.api.revalidation import with_etag
-from gateway.api.usage_query import parse_group_by, parse_moment
-from gateway.errors import (
+from sluicegate.gateway.api.request_headers import parse_timeout
+from sluicegate.gateway.api.revalidation import with_etag
+from sluicegate.gateway.api.usage_query import parse_group_by, parse_moment
+from sluicegate.gateway.errors import (
     DependencyUnavailable,
     InvalidRequest,
     ModelNotFound,
     NotFound,
     RateLimited,
 )
-from gateway.inference.visibility import is_visible, model_not_found, visible_models
-from gateway.ledger.types import SLOW_GROUPS, BudgetReport, GroupBy, Units
-from gateway.runtime.store import RuntimeStore
-from gateway.types import Principal, RegionName, ServedModel
-from wire.protocol import Task
+from sluicegate.gateway.inference.visibility import is_visible, model_not_found, visible_models
+from sluicegate.gateway.ledger.types import SLOW_GROUPS, BudgetReport, GroupBy, Units
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.types import Principal, RegionName, ServedModel
+from sluicegate.wire.protocol import Task
 
 AnyRequest = Request[Any, Any, Any]
 _GROUPS = tuple(group for group in GroupBy if group.is_public)

@@ -3,18 +3,18 @@
 from msgspec.structs import replace
 from typing_extensions import override
 
-from gateway.api.answers import encode_answer
-from gateway.api.inference_route import (
+from sluicegate.gateway.api.answers import encode_answer
+from sluicegate.gateway.api.inference_route import (
     JSON,
     BodySource,
     InferenceRoute,
     Rendered,
 )
-from gateway.api.schemas import BODIES, Body, EmbedBody, InferBody, RerankBody
-from gateway.api.vectors import as_base64, as_bytes, as_json
-from gateway.http.body_decoding import BodyDecoder
-from gateway.types import Answer, RequestId, Usage
-from wire.protocol import Task
+from sluicegate.gateway.api.schemas import BODIES, Body, EmbedBody, InferBody, RerankBody
+from sluicegate.gateway.api.vectors import as_base64, as_bytes, as_json
+from sluicegate.gateway.http.body_decoding import BodyDecoder
+from sluicegate.gateway.types import Answer, RequestId, Usage
+from sluicegate.wire.protocol import Task
 
 _START = b'{"embedding":'
 _BYTES = b"content-type: application/octet-stream\r\nsluicegate-vectors: %d\r\n"

@@ -17,9 +17,9 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from litestar.routes import HTTPRoute
 from litestar.types import ControllerRouterHandler
 
-from gateway.api.application import Application
-from gateway.api.code_samples import SampleSettings, code_samples
-from gateway.api.openapi_parts import (
+from sluicegate.gateway.api.application import Application
+from sluicegate.gateway.api.code_samples import SampleSettings, code_samples
+from sluicegate.gateway.api.openapi_parts import (
     IDEMPOTENCY_HEADER,
     ON_EVERY_ROUTE,
     PROBLEM,
@@ -32,15 +32,15 @@ from gateway.api.openapi_parts import (
     header_references,
     problem_responses,
 )
-from gateway.api.openapi_schemas import Schemas
-from gateway.errors import (
+from sluicegate.gateway.api.openapi_schemas import Schemas
+from sluicegate.gateway.errors import (
     AuthenticationFailed,
     GatewayError,
     IdempotencyKeyInUse,
     IdempotencyKeyReused,
     PayloadTooLarge,
 )
-from gateway.http.problem_details import Problem
+from sluicegate.gateway.http.problem_details import Problem
 
 _SECURITY = "key"
 _SPELLINGS = {"openai": "OpenAI", "tei": "TEI"}

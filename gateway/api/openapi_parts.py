@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.errors import (
+from sluicegate.gateway.errors import (
     AuthenticationFailed,
     ConfigurationError,
     GatewayError,
@@ -16,7 +16,7 @@ from gateway.errors import (
     Overloaded,
     RequestTimeout,
 )
-from gateway.http.problem_details import MEDIA_TYPE, PROBLEMS, ErrorFormat
+from sluicegate.gateway.http.problem_details import MEDIA_TYPE, PROBLEMS, ErrorFormat
 
 Json = dict[str, Any]  # an OpenAPI document is free-form JSON
 PROBLEM_JSON = MEDIA_TYPE.decode()

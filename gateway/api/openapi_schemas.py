@@ -8,7 +8,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import msgspec
 from typing_extensions import TypeAliasType
 
-from gateway.api.field_docs import field_descriptions
+from sluicegate.gateway.api.field_docs import field_descriptions
 
 Json = dict[str, Any]  # a JSON schema is free-form JSON
 _REF = "#/components/schemas/{name}"

@@ -7,11 +7,11 @@ from litestar import Controller, Request, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath, QueryParameter, SkipValidation
 
-from gateway.api.admission import PRINCIPAL
-from gateway.api.openapi_parts import Kind, Operation
-from gateway.errors import DependencyUnavailable, NotFound, RateLimited
-from gateway.ledger.types import PastRequest
-from gateway.types import Principal
+from sluicegate.gateway.api.admission import PRINCIPAL
+from sluicegate.gateway.api.openapi_parts import Kind, Operation
+from sluicegate.gateway.errors import DependencyUnavailable, NotFound, RateLimited
+from sluicegate.gateway.ledger.types import PastRequest
+from sluicegate.gateway.types import Principal
 
 _ID = {
     "description": "The `X-Request-Id` of its answer.",

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import Any, Final, Self
 from zlib import crc32
 
-from gateway.api.request_state import RequestIds, RequestState
-from gateway.errors import EventLogUnavailable
-from gateway.events.base import EventPublisher
-from gateway.events.hit_run import HitRun
-from gateway.tasks import PeriodicTask
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.types import (
+from sluicegate.gateway.api.request_state import RequestIds, RequestState
+from sluicegate.gateway.errors import EventLogUnavailable
+from sluicegate.gateway.events.base import EventPublisher
+from sluicegate.gateway.events.hit_run import HitRun
+from sluicegate.gateway.tasks import PeriodicTask
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.gateway.types import (
     ID_DIGITS,
     Principal,
     RequestEvent,
@@ -37,7 +37,7 @@ FAULT: Final = 500
 """The lowest status that is logged."""
 _INTERVAL = 1.0
 _ITEMS = [source.value for source in Source]
-_log = logging.getLogger("gateway.requests")
+_log = logging.getLogger("sluicegate.gateway.requests")
 Fields = dict[str, Any]  # of a line of JSON
 
 

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gateway.config.document import DeadlineConfig
-from gateway.errors import InvalidRequest
-from gateway.types import CacheDirectives, Criticality
+from sluicegate.gateway.config.document import DeadlineConfig
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.types import CacheDirectives, Criticality
 
 _NO_DIRECTIVES = CacheDirectives()
 

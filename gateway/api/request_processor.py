@@ -11,40 +11,40 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Final
 
-from gateway.api.answers import PRIVATE, failed_usage, timing_line
-from gateway.api.body_reader import BodyReader
-from gateway.api.content_coding import SMALLEST, VARY, accepted_coding
-from gateway.api.error_handling import gateway_error
-from gateway.api.hits import MemoryHits, StoredHits
-from gateway.api.http import HttpReply, check_length
-from gateway.api.incoming_request import IncomingRequest
-from gateway.api.inference_route import RouteMatch
-from gateway.api.key_rights import check_budget, check_model
-from gateway.api.large_answers import LargeAnswers, estimated_bytes
-from gateway.api.request_events import RequestEvents
-from gateway.api.request_headers import parse_request_options
-from gateway.api.request_state import ParsedBody, RequestState
-from gateway.auth.key_ring import KeyRing
-from gateway.cache.entry import CacheHit
-from gateway.errors import GatewayError, MethodNotAllowed
-from gateway.http.byte_budget import LARGE, ByteBudget
-from gateway.http.problem_details import problem_lines
-from gateway.http.request_head import echo_line
-from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
-from gateway.inference.inference import Inference
-from gateway.inference.interfaces import ModelTable
-from gateway.inference.prepared_request import PreparedRequest
-from gateway.rate_limit.base import Decision, RateLimiter
-from gateway.rate_limit.headers import rate_limit_lines
-from gateway.rate_limit.refusals import beyond_limit
-from gateway.rate_limit.repeated_charges import RepeatedCharges
-from gateway.runtime.runtime import Runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.spans import MEMORY
-from gateway.telemetry.tracing import Tracer
-from gateway.types import Answer, RequestId
-from wire.http.messages import CLOSE
+from sluicegate.gateway.api.answers import PRIVATE, failed_usage, timing_line
+from sluicegate.gateway.api.body_reader import BodyReader
+from sluicegate.gateway.api.content_coding import SMALLEST, VARY, accepted_coding
+from sluicegate.gateway.api.error_handling import gateway_error
+from sluicegate.gateway.api.hits import MemoryHits, StoredHits
+from sluicegate.gateway.api.http import HttpReply, check_length
+from sluicegate.gateway.api.incoming_request import IncomingRequest
+from sluicegate.gateway.api.inference_route import RouteMatch
+from sluicegate.gateway.api.key_rights import check_budget, check_model
+from sluicegate.gateway.api.large_answers import LargeAnswers, estimated_bytes
+from sluicegate.gateway.api.request_events import RequestEvents
+from sluicegate.gateway.api.request_headers import parse_request_options
+from sluicegate.gateway.api.request_state import ParsedBody, RequestState
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.cache.entry import CacheHit
+from sluicegate.gateway.errors import GatewayError, MethodNotAllowed
+from sluicegate.gateway.http.byte_budget import LARGE, ByteBudget
+from sluicegate.gateway.http.problem_details import problem_lines
+from sluicegate.gateway.http.request_head import echo_line
+from sluicegate.gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
+from sluicegate.gateway.inference.inference import Inference
+from sluicegate.gateway.inference.interfaces import ModelTable
+from sluicegate.gateway.inference.prepared_request import PreparedRequest
+from sluicegate.gateway.rate_limit.base import Decision, RateLimiter
+from sluicegate.gateway.rate_limit.headers import rate_limit_lines
+from sluicegate.gateway.rate_limit.refusals import beyond_limit
+from sluicegate.gateway.rate_limit.repeated_charges import RepeatedCharges
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.gateway.telemetry.spans import MEMORY
+from sluicegate.gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.types import Answer, RequestId
+from sluicegate.wire.http.messages import CLOSE
 
 SHORT: Final = 8 * 1024
 """Bytes of a body that is read at once; a longer one waits for its turn."""

@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.config.document import RequestConfig
-from gateway.errors import ExpansionTooLarge
-from gateway.http.byte_budget import LARGE
-from gateway.types import InferenceRequest, ServedModel
-from wire.protocol import (
+from sluicegate.gateway.config.document import RequestConfig
+from sluicegate.gateway.errors import ExpansionTooLarge
+from sluicegate.gateway.http.byte_budget import LARGE
+from sluicegate.gateway.types import InferenceRequest, ServedModel
+from sluicegate.wire.protocol import (
     MAX_LABELS,
     ChooseItem,
     ClassifyParameters,

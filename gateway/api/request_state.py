@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from gateway.api.answers import (
+from sluicegate.gateway.api.answers import (
     backend_region,
     cache_lines,
     count_hits,
@@ -19,23 +19,23 @@ from gateway.api.answers import (
     passing_failures,
     row_lines,
 )
-from gateway.api.http import HttpReply
-from gateway.api.inference_route import JSON, InferenceRoute, Rendered, RequestBody
-from gateway.api.request_headers import NO_OPTIONS
-from gateway.cache.entry import CachedResult, CacheHit
-from gateway.cache.key import CacheKey
-from gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidItem
-from gateway.events.hit_run import HitRun
-from gateway.http.request_head import NO_ID
-from gateway.inference.coalescing import ItemWaits
-from gateway.inference.interfaces import LookupCallback
-from gateway.inference.outcomes import PASSING_REFUSALS, describe_lookup
-from gateway.inference.prepared_request import PreparedRequest, RequestPlan
-from gateway.rate_limit.base import Charge, RepeatedCharge
-from gateway.runtime.runtime import Runtime
-from gateway.telemetry.spans import NO_SPAN
-from gateway.telemetry.tracing import Tracer
-from gateway.types import (
+from sluicegate.gateway.api.http import HttpReply
+from sluicegate.gateway.api.inference_route import JSON, InferenceRoute, Rendered, RequestBody
+from sluicegate.gateway.api.request_headers import NO_OPTIONS
+from sluicegate.gateway.cache.entry import CachedResult, CacheHit
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.errors import DeadlineExceeded, GatewayError, InternalError, InvalidItem
+from sluicegate.gateway.events.hit_run import HitRun
+from sluicegate.gateway.http.request_head import NO_ID
+from sluicegate.gateway.inference.coalescing import ItemWaits
+from sluicegate.gateway.inference.interfaces import LookupCallback
+from sluicegate.gateway.inference.outcomes import PASSING_REFUSALS, describe_lookup
+from sluicegate.gateway.inference.prepared_request import PreparedRequest, RequestPlan
+from sluicegate.gateway.rate_limit.base import Charge, RepeatedCharge
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.telemetry.spans import NO_SPAN
+from sluicegate.gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.types import (
     ID_DIGITS,
     Answer,
     Caller,

@@ -12,21 +12,21 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
-from gateway.api.content_coding import inflate
-from gateway.api.core import Core
-from gateway.api.cross_origin import CrossOrigin
-from gateway.api.error_handling import problem_reply
-from gateway.api.http import ClientDisconnected, HttpReply, header_fields, too_large
-from gateway.api.idempotent_requests import IdempotentRequests, answer_for_retries
-from gateway.api.incoming_request import IncomingBody, IncomingRequest
-from gateway.api.inference_route import RouteMatch
-from gateway.api.load_shedding import LoadShedder
-from gateway.api.request_state import RequestState
-from gateway.http.problem_details import ErrorFormat
-from gateway.idempotency.store import StoredKey
-from gateway.runtime.runtime import Runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.types import KeyId, RequestId
+from sluicegate.gateway.api.content_coding import inflate
+from sluicegate.gateway.api.core import Core
+from sluicegate.gateway.api.cross_origin import CrossOrigin
+from sluicegate.gateway.api.error_handling import problem_reply
+from sluicegate.gateway.api.http import ClientDisconnected, HttpReply, header_fields, too_large
+from sluicegate.gateway.api.idempotent_requests import IdempotentRequests, answer_for_retries
+from sluicegate.gateway.api.incoming_request import IncomingBody, IncomingRequest
+from sluicegate.gateway.api.inference_route import RouteMatch
+from sluicegate.gateway.api.load_shedding import LoadShedder
+from sluicegate.gateway.api.request_state import RequestState
+from sluicegate.gateway.http.problem_details import ErrorFormat
+from sluicegate.gateway.idempotency.store import StoredKey
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.types import KeyId, RequestId
 
 _FIRST_ERROR: Final = 400
 Send = Callable[[HttpReply, KeyId | None], Awaitable[None]]

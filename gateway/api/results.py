@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from gateway.types import Usage
-from wire.settings import stated
+from sluicegate.gateway.types import Usage
+from sluicegate.wire.settings import stated
 
 
 class LabelScore(msgspec.Struct, frozen=True, kw_only=True):

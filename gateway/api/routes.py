@@ -12,26 +12,26 @@ from litestar.exceptions import HTTPException
 from litestar.routes import HTTPRoute
 from litestar.types import HTTPScope
 
-from gateway.api.admission import PRINCIPAL, REQUEST_ID, AdmissionMiddleware
-from gateway.api.application import Application
-from gateway.api.code_samples import CUSTOMERS
-from gateway.api.dialect import Dialect, error_format
-from gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
-from gateway.api.error_handling import problem_response
-from gateway.api.health import HealthController, ReadinessSource
-from gateway.api.home import home_page
-from gateway.api.inference_operations import INFERENCE_OPERATIONS
-from gateway.api.inference_route import InferenceRoutes, normal_path
-from gateway.api.key_rotation import KeyRotation, KeyRotationController
-from gateway.api.metadata import MetadataController, ModelCatalog, UsageSource
-from gateway.api.native_routes import NATIVE_ROUTES
-from gateway.api.openapi import build_document, described_by_litestar
-from gateway.api.past_requests import PastRequestController, RequestSource
-from gateway.api.request_events import RequestLines
-from gateway.batches.batch_access import BatchParts
-from gateway.errors import InternalError
-from gateway.runtime.store import RuntimeStore
-from gateway.types import RequestId
+from sluicegate.gateway.api.admission import PRINCIPAL, REQUEST_ID, AdmissionMiddleware
+from sluicegate.gateway.api.application import Application
+from sluicegate.gateway.api.code_samples import CUSTOMERS
+from sluicegate.gateway.api.dialect import Dialect, error_format
+from sluicegate.gateway.api.docs import docs_page, docs_script, openapi_document, provide_document
+from sluicegate.gateway.api.error_handling import problem_response
+from sluicegate.gateway.api.health import HealthController, ReadinessSource
+from sluicegate.gateway.api.home import home_page
+from sluicegate.gateway.api.inference_operations import INFERENCE_OPERATIONS
+from sluicegate.gateway.api.inference_route import InferenceRoutes, normal_path
+from sluicegate.gateway.api.key_rotation import KeyRotation, KeyRotationController
+from sluicegate.gateway.api.metadata import MetadataController, ModelCatalog, UsageSource
+from sluicegate.gateway.api.native_routes import NATIVE_ROUTES
+from sluicegate.gateway.api.openapi import build_document, described_by_litestar
+from sluicegate.gateway.api.past_requests import PastRequestController, RequestSource
+from sluicegate.gateway.api.request_events import RequestLines
+from sluicegate.gateway.batches.batch_access import BatchParts
+from sluicegate.gateway.errors import InternalError
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.types import RequestId
 
 CONTROLLERS = (
     MetadataController,

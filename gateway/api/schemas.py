@@ -10,11 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 from typing_extensions import override
 
-from gateway.api import results
-from gateway.api.vectors import NumberType
-from gateway.errors import InvalidRequest
-from gateway.types import InferenceRequest, ModelName
-from wire.protocol import (
+from sluicegate.gateway.api import results
+from sluicegate.gateway.api.vectors import NumberType
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.types import InferenceRequest, ModelName
+from sluicegate.wire.protocol import (
     LABELS,
     ChooseItem,
     ChooseParameters,
@@ -30,7 +30,7 @@ from wire.protocol import (
     TokenizeParameters,
     ZeroShotParameters,
 )
-from wire.settings import stated
+from sluicegate.wire.settings import stated
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 # Maps of free-form values are put in order, so that equal parameters have equal bytes.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import MAXYEAR, MINYEAR, UTC, datetime
 
-from gateway.errors import InvalidRequest
+from sluicegate.gateway.errors import InvalidRequest
 
 _ALL_YEARS = range(MINYEAR, MAXYEAR + 1)
 

@@ -5,21 +5,21 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Self
 
-from gateway.dispatch.assignments import ModelAssigner
-from gateway.dispatch.discovery import Discovery
-from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.plans import ModelReloader, PlanFollower
-from gateway.dispatch.prober import Prober
-from gateway.routing.fleet import Fleet
-from gateway.runtime.runtime import Runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.telemetry.phases import PhaseDurations
-from gateway.telemetry.tracing import Tracer
-from gateway.types import Endpoint
-from gateway.upstream.http import HttpBackendClient
-from gateway.upstream.resolving import Resolver
-from wire.plans import ServingPlans
-from wire.protocol import ServingState
+from sluicegate.gateway.dispatch.assignments import ModelAssigner
+from sluicegate.gateway.dispatch.discovery import Discovery
+from sluicegate.gateway.dispatch.dispatcher import Dispatcher
+from sluicegate.gateway.dispatch.plans import ModelReloader, PlanFollower
+from sluicegate.gateway.dispatch.prober import Prober
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.telemetry.phases import PhaseDurations
+from sluicegate.gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.types import Endpoint
+from sluicegate.gateway.upstream.http import HttpBackendClient
+from sluicegate.gateway.upstream.resolving import Resolver
+from sluicegate.wire.plans import ServingPlans
+from sluicegate.wire.protocol import ServingState
 
 # The seconds at shutdown for calls for which no request waits. All requests have already ended,
 # because the server drained first.

@@ -16,25 +16,25 @@ from contextlib import AsyncExitStack
 import msgspec
 from typing_extensions import override
 
-from gateway.api.core import Core
-from gateway.api.cross_origin import CrossOrigin
-from gateway.api.error_handling import problem_reply
-from gateway.api.http import HttpReply, bounded, header_fields
-from gateway.api.inference_route import InferenceRoutes
-from gateway.api.key_rights import check_budget
-from gateway.api.request_headers import RequestOptions
-from gateway.api.request_state import RequestState
-from gateway.api.routes import inference_routes
-from gateway.app.rpc import dialects_of
-from gateway.app.worker import open_worker
-from gateway.auth.key_ring import KeyRing
-from gateway.batches.answering import BUSY, LineRunner, Reply
-from gateway.errors import EventLogUnavailable, NotFound, PermissionDenied
-from gateway.ledger.batch_types import FAILED, RequestBatch
-from gateway.runtime.runtime import Runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
-from gateway.types import Criticality, KeyId, Principal, RequestEvent, RequestId, Rule
+from sluicegate.gateway.api.core import Core
+from sluicegate.gateway.api.cross_origin import CrossOrigin
+from sluicegate.gateway.api.error_handling import problem_reply
+from sluicegate.gateway.api.http import HttpReply, bounded, header_fields
+from sluicegate.gateway.api.inference_route import InferenceRoutes
+from sluicegate.gateway.api.key_rights import check_budget
+from sluicegate.gateway.api.request_headers import RequestOptions
+from sluicegate.gateway.api.request_state import RequestState
+from sluicegate.gateway.api.routes import inference_routes
+from sluicegate.gateway.app.rpc import dialects_of
+from sluicegate.gateway.app.worker import open_worker
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.batches.answering import BUSY, LineRunner, Reply
+from sluicegate.gateway.errors import EventLogUnavailable, NotFound, PermissionDenied
+from sluicegate.gateway.ledger.batch_types import FAILED, RequestBatch
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.types import Criticality, KeyId, Principal, RequestEvent, RequestId, Rule
 
 _ERROR = 400
 _MOST_DOUBLINGS = 16

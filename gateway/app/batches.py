@@ -9,20 +9,20 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 
-from gateway.app.secret import kept_secret
-from gateway.batches.answering import LineAnswerer
-from gateway.batches.run import BatchBounds, BatchRun
-from gateway.batches.runner import BatchRunner, FileRetention
-from gateway.batches.webhooks import DeliveryRunner, read_webhooks
-from gateway.errors import DependencyUnavailable, NotFound
-from gateway.ledger.batch_types import RequestBatch
-from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings
-from gateway.storage.build import build_storage
-from gateway.storage.disk import DiskStorage
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.workers.backoff import pause
-from gateway.workers.file_lock import FileLock
+from sluicegate.gateway.app.secret import kept_secret
+from sluicegate.gateway.batches.answering import LineAnswerer
+from sluicegate.gateway.batches.run import BatchBounds, BatchRun
+from sluicegate.gateway.batches.runner import BatchRunner, FileRetention
+from sluicegate.gateway.batches.webhooks import DeliveryRunner, read_webhooks
+from sluicegate.gateway.errors import DependencyUnavailable, NotFound
+from sluicegate.gateway.ledger.batch_types import RequestBatch
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.storage.build import build_storage
+from sluicegate.gateway.storage.disk import DiskStorage
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.gateway.workers.backoff import pause
+from sluicegate.gateway.workers.file_lock import FileLock
 
 _LOCK_NAME = "batches.lock"
 _HOLDER_NAME = "batches.id"
@@ -99,7 +99,7 @@ def _starter(
         nonlocal answerer
         if answerer is None:
             # Imported late, so that the process stays small if there are no batch jobs.
-            from gateway.app.batch_lines import open_line_runner  # noqa: PLC0415
+            from sluicegate.gateway.app.batch_lines import open_line_runner  # noqa: PLC0415
 
             answerer = LineAnswerer(
                 runner=await open_line_runner(stack, settings), most=settings.batch_in_flight

@@ -7,9 +7,9 @@ from typing import Annotated, Final, Self
 
 import msgspec
 
-from gateway.errors import DependencyUnavailable
-from gateway.tasks import PeriodicTask
-from wire.metric_declaration import Aggregation, gauge
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.tasks import PeriodicTask
+from sluicegate.wire.metric_declaration import Aggregation, gauge
 
 _INTERVAL: Final = 10.0
 ServerClock = Callable[[], Awaitable[float | None]]

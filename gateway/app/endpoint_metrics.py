@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from gateway.routing.endpoint_state import Health
-from gateway.routing.statistics import EndpointStatistics
-from gateway.telemetry.instruments import Instruments
-from wire.metric_declaration import Aggregation, MetricDeclaration, counter, gauge
+from sluicegate.gateway.routing.endpoint_state import Health
+from sluicegate.gateway.routing.statistics import EndpointStatistics
+from sluicegate.gateway.telemetry.instruments import Instruments
+from sluicegate.wire.metric_declaration import Aggregation, MetricDeclaration, counter, gauge
 
 _ENDPOINT: Final = ("region", "endpoint")
 _GAUGES: Final[dict[MetricDeclaration, Callable[[EndpointStatistics], float]]] = {

@@ -12,38 +12,38 @@ from typing import NamedTuple
 from litestar import Litestar
 from litestar.types import ASGIApp
 
-from gateway.api.admission import AdmissionMiddleware
-from gateway.api.core import Core
-from gateway.api.cross_origin import CrossOrigin
-from gateway.api.customer_application import CustomerApplication
-from gateway.api.dialect import Dialect, error_format
-from gateway.api.fast_path.front import FastPath, FastPathFront
-from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.health import ReadinessSource
-from gateway.api.idempotent_requests import IdempotentRequests
-from gateway.api.incoming_request import IncomingBodies
-from gateway.api.inference_route import InferenceRoutes
-from gateway.api.load_shedding import LoadShedder, LoopIterations
-from gateway.api.request_events import RequestEvents, RequestLines
-from gateway.api.request_processor import RequestProcessor
-from gateway.api.request_state import RequestIds
-from gateway.api.request_steps import RequestSteps
-from gateway.api.routes import build_api, changing_routes, inference_routes
-from gateway.app.stores import Stores
-from gateway.app.views import LedgerUsage, OwnKeys
-from gateway.auth.key_ring import KeyRing
-from gateway.batches.batch_access import BatchParts, open_batch_parts
-from gateway.events.log import EventLog
-from gateway.http.draining import Draining
-from gateway.http.side import GatewaySide
-from gateway.http.unsent_answers import UnsentAnswers
-from gateway.idempotency.store import IdempotencyStore
-from gateway.inference.inference import Inference
-from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.routing.fleet import Fleet
-from gateway.settings import Settings
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.api.admission import AdmissionMiddleware
+from sluicegate.gateway.api.core import Core
+from sluicegate.gateway.api.cross_origin import CrossOrigin
+from sluicegate.gateway.api.customer_application import CustomerApplication
+from sluicegate.gateway.api.dialect import Dialect, error_format
+from sluicegate.gateway.api.fast_path.front import FastPath, FastPathFront
+from sluicegate.gateway.api.fast_path.head_cache import RequestHeadCache
+from sluicegate.gateway.api.health import ReadinessSource
+from sluicegate.gateway.api.idempotent_requests import IdempotentRequests
+from sluicegate.gateway.api.incoming_request import IncomingBodies
+from sluicegate.gateway.api.inference_route import InferenceRoutes
+from sluicegate.gateway.api.load_shedding import LoadShedder, LoopIterations
+from sluicegate.gateway.api.request_events import RequestEvents, RequestLines
+from sluicegate.gateway.api.request_processor import RequestProcessor
+from sluicegate.gateway.api.request_state import RequestIds
+from sluicegate.gateway.api.request_steps import RequestSteps
+from sluicegate.gateway.api.routes import build_api, changing_routes, inference_routes
+from sluicegate.gateway.app.stores import Stores
+from sluicegate.gateway.app.views import LedgerUsage, OwnKeys
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.batches.batch_access import BatchParts, open_batch_parts
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.http.draining import Draining
+from sluicegate.gateway.http.side import GatewaySide
+from sluicegate.gateway.http.unsent_answers import UnsentAnswers
+from sluicegate.gateway.idempotency.store import IdempotencyStore
+from sluicegate.gateway.inference.inference import Inference
+from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.gateway.telemetry.tracing import Tracer
 
 
 class Listeners(NamedTuple):

@@ -4,24 +4,24 @@ import random
 import time
 from collections.abc import Callable
 
-from gateway.app.backends import BACKGROUND_DRAIN
-from gateway.app.secret import secret_of
-from gateway.cache.build import build_cache
-from gateway.cache.key import KeyMaker
-from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.limited import LimitedRunner
-from gateway.inference.claiming import ClaimingRunner
-from gateway.inference.coalescing import Flights
-from gateway.inference.inference import Inference
-from gateway.inference.last_answers import LastAnswers, Refresher
-from gateway.inference.storing import AnswerStore
-from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.routing.fleet import Fleet
-from gateway.runtime.runtime import Runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
-from gateway.tasks import TaskScope
-from gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.app.backends import BACKGROUND_DRAIN
+from sluicegate.gateway.app.secret import secret_of
+from sluicegate.gateway.cache.build import build_cache
+from sluicegate.gateway.cache.key import KeyMaker
+from sluicegate.gateway.dispatch.dispatcher import Dispatcher
+from sluicegate.gateway.dispatch.limited import LimitedRunner
+from sluicegate.gateway.inference.claiming import ClaimingRunner
+from sluicegate.gateway.inference.coalescing import Flights
+from sluicegate.gateway.inference.inference import Inference
+from sluicegate.gateway.inference.last_answers import LastAnswers, Refresher
+from sluicegate.gateway.inference.storing import AnswerStore
+from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.tasks import TaskScope
+from sluicegate.gateway.telemetry.tracing import Tracer
 
 
 class InferencePath:

@@ -8,12 +8,12 @@ from itertools import islice
 from math import inf
 from typing import Protocol, Self
 
-from gateway.auth.key_ring import KeyRing, PrincipalTable
-from gateway.errors import DependencyUnavailable
-from gateway.ledger.migrations import LedgerEmpty
-from gateway.ledger.principals import AccountsVersion, PrincipalChanges
-from gateway.tasks import PeriodicTask
-from gateway.types import KeyId, Principal
+from sluicegate.gateway.auth.key_ring import KeyRing, PrincipalTable
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger.migrations import LedgerEmpty
+from sluicegate.gateway.ledger.principals import AccountsVersion, PrincipalChanges
+from sluicegate.gateway.tasks import PeriodicTask
+from sluicegate.gateway.types import KeyId, Principal
 
 _AT_ONCE = 1000
 """The number of API keys that one event-loop iteration replaces. This takes some milliseconds."""

@@ -7,18 +7,18 @@ from contextlib import AbstractAsyncContextManager
 
 from litestar.types import ASGIApp
 
-from gateway.api.dialect import Dialect
-from gateway.api.incoming_request import IncomingBodies
-from gateway.api.request_steps import RequestSteps
-from gateway.auth.key_ring import KeyRing
-from gateway.config.document import Document
-from gateway.dialects.registry import DIALECTS
-from gateway.errors import ConfigurationError
-from gateway.http.draining import Draining
-from gateway.http.edge import ListenerEdge
-from gateway.http.unsent_answers import UnsentAnswers
-from gateway.settings import Settings
-from wire.installing import install_command
+from sluicegate.gateway.api.dialect import Dialect
+from sluicegate.gateway.api.incoming_request import IncomingBodies
+from sluicegate.gateway.api.request_steps import RequestSteps
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.dialects.registry import DIALECTS
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.http.draining import Draining
+from sluicegate.gateway.http.edge import ListenerEdge
+from sluicegate.gateway.http.unsent_answers import UnsentAnswers
+from sluicegate.gateway.settings import Settings
+from sluicegate.wire.installing import install_command
 
 
 def dialects_of(settings: Settings) -> Sequence[Dialect]:
@@ -30,7 +30,7 @@ def dialects_of(settings: Settings) -> Sequence[Dialect]:
     if not settings.grpc_port:
         return DIALECTS
     try:
-        from gateway.rpc.infer_route import rpc_dialect  # noqa: PLC0415 - gRPC is optional
+        from sluicegate.gateway.rpc.infer_route import rpc_dialect  # noqa: PLC0415 - gRPC is optional
     except ImportError as error:
         raise _not_installed(error) from error
     return (*DIALECTS, rpc_dialect())
@@ -57,7 +57,7 @@ def open_rpc_listener(
     if not settings.grpc_port:
         return contextlib.nullcontext()
     try:
-        from gateway.rpc.listener import rpc_listener  # noqa: PLC0415 - gRPC is optional
+        from sluicegate.gateway.rpc.listener import rpc_listener  # noqa: PLC0415 - gRPC is optional
     except ImportError as error:
         raise _not_installed(error) from error
     return rpc_listener(

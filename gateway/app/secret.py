@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.settings import Settings
+from sluicegate.gateway.settings import Settings
 
 
 def secret_of(settings: Settings) -> bytes:

@@ -5,9 +5,9 @@ from typing import Annotated, Final, Self
 
 import msgspec
 
-from gateway.tasks import PeriodicTask
-from gateway.telemetry.metrics import DEPENDENCY_UP, GatewayMetrics
-from wire.metric_declaration import Aggregation, counter, gauge
+from sluicegate.gateway.tasks import PeriodicTask
+from sluicegate.gateway.telemetry.metrics import DEPENDENCY_UP, GatewayMetrics
+from sluicegate.wire.metric_declaration import Aggregation, counter, gauge
 
 Source = Callable[[], msgspec.Struct]
 

@@ -5,14 +5,14 @@ from typing import NamedTuple
 
 from redis.asyncio import Redis
 
-from gateway.ledger.ledger import Ledger
-from gateway.redis.client import connect
-from gateway.redis.scripts import ScriptClient, open_scripts
-from gateway.runtime.control import CONTROL_KEYS, Control
-from gateway.runtime.follower import first_runtime
-from gateway.runtime.recovery import LedgerRecovery, Recovery
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.redis.scripts import ScriptClient, open_scripts
+from sluicegate.gateway.runtime.control import CONTROL_KEYS, Control
+from sluicegate.gateway.runtime.follower import first_runtime
+from sluicegate.gateway.runtime.recovery import LedgerRecovery, Recovery
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.settings import Settings
 
 
 class Stores(NamedTuple):

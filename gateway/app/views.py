@@ -11,21 +11,21 @@ from typing import Final
 
 import msgspec
 
-from gateway.api.health import Readiness
-from gateway.api.key_rotation import RotatedKey
-from gateway.api.metadata import UsageLine
-from gateway.app.principals import PrincipalsFollower
-from gateway.app.stores import Stores
-from gateway.auth.keys import digest_of_key, hash_key, new_key
-from gateway.errors import DependencyUnavailable
-from gateway.http.draining import DRAINING, Draining
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import BudgetReport, GroupBy, GroupUsage, PastRequest
-from gateway.routing.fleet import Fleet
-from gateway.runtime.control import Control
-from gateway.runtime.control_values import Topic
-from gateway.runtime.store import RuntimeStore
-from gateway.types import Principal
+from sluicegate.gateway.api.health import Readiness
+from sluicegate.gateway.api.key_rotation import RotatedKey
+from sluicegate.gateway.api.metadata import UsageLine
+from sluicegate.gateway.app.principals import PrincipalsFollower
+from sluicegate.gateway.app.stores import Stores
+from sluicegate.gateway.auth.keys import digest_of_key, hash_key, new_key
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.http.draining import DRAINING, Draining
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import BudgetReport, GroupBy, GroupUsage, PastRequest
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Topic
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.types import Principal
 
 _QUERIES: Final = 4
 _WORKERS_TIMEOUT: Final = 2.0

@@ -9,48 +9,48 @@ from functools import partial
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from gateway.api.core import Core
-from gateway.api.request_events import RequestLines
-from gateway.api.request_state import RequestIds
-from gateway.app.backends import BackendAccess
-from gateway.app.clock_watch import ClockWatch
-from gateway.app.endpoint_metrics import EndpointMetrics
-from gateway.app.entry_points import (
+from sluicegate.gateway.api.core import Core
+from sluicegate.gateway.api.request_events import RequestLines
+from sluicegate.gateway.api.request_state import RequestIds
+from sluicegate.gateway.app.backends import BackendAccess
+from sluicegate.gateway.app.clock_watch import ClockWatch
+from sluicegate.gateway.app.endpoint_metrics import EndpointMetrics
+from sluicegate.gateway.app.entry_points import (
     EntryPointDependencies,
     Listeners,
     build_core,
     build_listeners,
 )
-from gateway.app.inference_path import InferencePath
-from gateway.app.principals import PrincipalsFollower
-from gateway.app.rpc import dialects_of, open_rpc_listener
-from gateway.app.stats_reporter import StatsReporter, WorkerStatistics
-from gateway.app.stores import Stores, open_stores
-from gateway.app.views import WorkerReadiness
-from gateway.auth.key_ring import KeyRing
-from gateway.events.log import EventLog
-from gateway.events.syncing import LogSync
-from gateway.http.draining import Draining
-from gateway.http.edge import ListenerEdge, customers_edge
-from gateway.http.server import open_listener, serve
-from gateway.http.unsent_answers import UnsentAnswers, unsent_limit
-from gateway.idempotency.store import IdempotencyStore
-from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.redis.connect import open_client
-from gateway.redis.health import RedisHealthMonitor
-from gateway.regional_limits.follower import LimitsOfRegion, limits_of_region
-from gateway.runtime.control import Control
-from gateway.runtime.follower import RuntimeFollower, identity
-from gateway.runtime.models import ModelsFollower
-from gateway.runtime.runtime import Runtime
-from gateway.settings import Settings, process_environment
-from gateway.telemetry.edge_metrics import EdgeMetrics
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.opening import tracer_from
-from gateway.upstream.http import HttpBackendClient
-from gateway.upstream.resolving import Resolver, SystemResolver
-from gateway.upstream.tls import client_tls
-from wire.http.timeouts import ConnectionTimeouts
+from sluicegate.gateway.app.inference_path import InferencePath
+from sluicegate.gateway.app.principals import PrincipalsFollower
+from sluicegate.gateway.app.rpc import dialects_of, open_rpc_listener
+from sluicegate.gateway.app.stats_reporter import StatsReporter, WorkerStatistics
+from sluicegate.gateway.app.stores import Stores, open_stores
+from sluicegate.gateway.app.views import WorkerReadiness
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.events.syncing import LogSync
+from sluicegate.gateway.http.draining import Draining
+from sluicegate.gateway.http.edge import ListenerEdge, customers_edge
+from sluicegate.gateway.http.server import open_listener, serve
+from sluicegate.gateway.http.unsent_answers import UnsentAnswers, unsent_limit
+from sluicegate.gateway.idempotency.store import IdempotencyStore
+from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
+from sluicegate.gateway.redis.connect import open_client
+from sluicegate.gateway.redis.health import RedisHealthMonitor
+from sluicegate.gateway.regional_limits.follower import LimitsOfRegion, limits_of_region
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.follower import RuntimeFollower, identity
+from sluicegate.gateway.runtime.models import ModelsFollower
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.settings import Settings, process_environment
+from sluicegate.gateway.telemetry.edge_metrics import EdgeMetrics
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.gateway.telemetry.opening import tracer_from
+from sluicegate.gateway.upstream.http import HttpBackendClient
+from sluicegate.gateway.upstream.resolving import Resolver, SystemResolver
+from sluicegate.gateway.upstream.tls import client_tls
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
 
 _PROBE_TIMEOUT = 0.5
 _LONGEST_IN_LOG_NAME = 8

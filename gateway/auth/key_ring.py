@@ -3,9 +3,9 @@
 import heapq
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from gateway.auth.keys import LONGEST, SHORTEST, digest_of_key
-from gateway.errors import AuthenticationFailed, DependencyUnavailable, GatewayError
-from gateway.types import KeyId, Principal
+from sluicegate.gateway.auth.keys import LONGEST, SHORTEST, digest_of_key
+from sluicegate.gateway.errors import AuthenticationFailed, DependencyUnavailable, GatewayError
+from sluicegate.gateway.types import KeyId, Principal
 
 _FEW = 1000
 

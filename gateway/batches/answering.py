@@ -8,16 +8,16 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.batches.lines import (
+from sluicegate.gateway.batches.lines import (
     Line,
     answer_line,
     expired_failure,
     failure_line,
     item_id,
 )
-from gateway.errors import UpstreamFailed
-from gateway.ledger.batch_types import RequestBatch
-from gateway.workers.backoff import StoppableBackoff, pause
+from sluicegate.gateway.errors import UpstreamFailed
+from sluicegate.gateway.ledger.batch_types import RequestBatch
+from sluicegate.gateway.workers.backoff import StoppableBackoff, pause
 
 _OK = 300
 LATE = 504

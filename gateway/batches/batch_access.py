@@ -4,13 +4,13 @@ import secrets
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.batches.tenant_files import FileBounds, TenantFiles, Threads
-from gateway.errors import InvalidRequest
-from gateway.ledger.batch_types import RequestBatch
-from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings
-from gateway.storage.build import build_storage
-from gateway.types import Principal
+from sluicegate.gateway.batches.tenant_files import FileBounds, TenantFiles, Threads
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.ledger.batch_types import RequestBatch
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.storage.build import build_storage
+from sluicegate.gateway.types import Principal
 
 _WINDOW = "24h"
 _SECONDS = 86_400

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.http.body_decoding import BodyDecoder
-from gateway.ledger.batch_types import BatchFailure, RequestBatch
+from sluicegate.gateway.http.body_decoding import BodyDecoder
+from sluicegate.gateway.ledger.batch_types import BatchFailure, RequestBatch
 
 BATCH_EXPIRED = "batch_expired"
 _LONGEST_ID = 512

@@ -6,9 +6,9 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, NamedTuple
 
-from gateway.batches.answering import Result
-from gateway.errors import DependencyUnavailable
-from gateway.storage.free_space import check_free_space
+from sluicegate.gateway.batches.answering import Result
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.storage.free_space import check_free_space
 
 _AT_ONCE: Final = 1 << 20
 

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import msgspec
 
-from gateway.batches.answering import LineAnswerer
-from gateway.batches.lines import (
+from sluicegate.gateway.batches.answering import LineAnswerer
+from sluicegate.gateway.batches.lines import (
     InputRefused,
     Line,
     LinePosition,
@@ -26,13 +26,19 @@ from gateway.batches.lines import (
     read_lines,
     split_lines,
 )
-from gateway.batches.part_results import PartResults
-from gateway.errors import DependencyUnavailable, NotFound
-from gateway.ledger.batch_types import BatchFailure, BatchPart, BatchState, RequestBatch, StoredFile
-from gateway.ledger.batches import BatchStore, in_status
-from gateway.storage.base import FileStorage
-from gateway.storage.build import file_object
-from gateway.workers.backoff import StoppableBackoff
+from sluicegate.gateway.batches.part_results import PartResults
+from sluicegate.gateway.errors import DependencyUnavailable, NotFound
+from sluicegate.gateway.ledger.batch_types import (
+    BatchFailure,
+    BatchPart,
+    BatchState,
+    RequestBatch,
+    StoredFile,
+)
+from sluicegate.gateway.ledger.batches import BatchStore, in_status
+from sluicegate.gateway.storage.base import FileStorage
+from sluicegate.gateway.storage.build import file_object
+from sluicegate.gateway.workers.backoff import StoppableBackoff
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

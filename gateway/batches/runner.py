@@ -7,15 +7,15 @@ from typing import Annotated, Final
 
 import msgspec
 
-from gateway.batches.run import BatchRun
-from gateway.errors import DependencyUnavailable
-from gateway.ledger.batch_types import BatchState, RequestBatch
-from gateway.ledger.batches import BatchStore, LeaseLost
-from gateway.ledger.files import FileStore
-from gateway.storage.base import FileStorage
-from gateway.storage.build import file_object
-from gateway.workers.backoff import pause
-from wire.metric_declaration import counter, gauge
+from sluicegate.gateway.batches.run import BatchRun
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger.batch_types import BatchState, RequestBatch
+from sluicegate.gateway.ledger.batches import BatchStore, LeaseLost
+from sluicegate.gateway.ledger.files import FileStore
+from sluicegate.gateway.storage.base import FileStorage
+from sluicegate.gateway.storage.build import file_object
+from sluicegate.gateway.workers.backoff import pause
+from sluicegate.wire.metric_declaration import counter, gauge
 
 _LEASE = 30.0
 _RENEW_EVERY = 1.0

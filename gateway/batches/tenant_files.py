@@ -14,12 +14,12 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from gateway.errors import InvalidRequest, PayloadTooLarge
-from gateway.ledger.batch_types import StoredFile
-from gateway.ledger.ledger import Ledger
-from gateway.storage.base import FileStorage
-from gateway.storage.build import file_object
-from gateway.types import Principal
+from sluicegate.gateway.errors import InvalidRequest, PayloadTooLarge
+from sluicegate.gateway.ledger.batch_types import StoredFile
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.storage.base import FileStorage
+from sluicegate.gateway.storage.build import file_object
+from sluicegate.gateway.types import Principal
 
 PURPOSES: Final = ("batch",)
 _THREADS: Final = 8

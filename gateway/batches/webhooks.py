@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 import msgspec
 import yaml
 
-from gateway.errors import DependencyUnavailable
-from gateway.ledger.webhooks import Delivery, DeliveryStore
-from gateway.sockets.special_addresses import is_public
-from gateway.workers.backoff import pause
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger.webhooks import Delivery, DeliveryStore
+from sluicegate.gateway.sockets.special_addresses import is_public
+from sluicegate.gateway.workers.backoff import pause
 
 _PREFIX = "whsec_"
 _TIMEOUT = 15.0

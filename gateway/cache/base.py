@@ -6,10 +6,10 @@ from typing import Protocol, Self
 
 import msgspec
 
-from gateway.cache.entry import CachedResult
-from gateway.cache.key import CacheKey
-from gateway.cache.statistics import RemoteStatistics
-from gateway.tasks import log_failure
+from sluicegate.gateway.cache.entry import CachedResult
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.cache.statistics import RemoteStatistics
+from sluicegate.gateway.tasks import log_failure
 
 LookupCallback = Callable[[list[CachedResult | None]], object]
 

@@ -3,12 +3,12 @@
 import secrets
 from collections.abc import Callable
 
-from gateway.cache.base import NullTier, RemoteTier
-from gateway.cache.redis_tier import RedisTier
-from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheConfig
-from gateway.redis.connect import open_client
-from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
+from sluicegate.gateway.cache.base import NullTier, RemoteTier
+from sluicegate.gateway.cache.redis_tier import RedisTier
+from sluicegate.gateway.cache.result_cache import ResultCache
+from sluicegate.gateway.config.document import CacheConfig
+from sluicegate.gateway.redis.connect import open_client
+from sluicegate.gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 _CONNECTION_TIMEOUT = 0.1
 """The minimum timeout of calls to Redis, in seconds. Lookups have a shorter timeout of their

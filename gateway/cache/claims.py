@@ -12,7 +12,7 @@ from functools import partial
 from hashlib import sha1
 from typing import Any, NamedTuple
 
-from gateway.cache.entry import (
+from sluicegate.gateway.cache.entry import (
     CLAIM,
     CachedResult,
     decode_entry,
@@ -21,10 +21,10 @@ from gateway.cache.entry import (
     read_claim,
     unpack,
 )
-from gateway.cache.key import CacheKey
-from gateway.redis.connect import PipelinedClient
-from gateway.redis.pipeline import Command, Replies
-from gateway.tasks import TaskScope
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.redis.connect import PipelinedClient
+from sluicegate.gateway.redis.pipeline import Command, Replies
+from sluicegate.gateway.tasks import TaskScope
 
 _MAX_REMEMBERED = 4096
 """The most claims of other workers that are remembered, and the most claims by lookups."""

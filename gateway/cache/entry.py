@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gateway.cache.key import CacheKey
+from sluicegate.gateway.cache.key import CacheKey
 
 KEY_PREFIX = b"sg:r:"
 """Comes before the address in a key of Redis."""

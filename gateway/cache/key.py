@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 from xxhash import xxh3_128
 
-from wire.protocol import ModelInfo, Task
+from sluicegate.wire.protocol import ModelInfo, Task
 
 KEY_VERSION = 2
 """A part of every key. Raise it if the encoding of keys changes, or the meaning of entries."""

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gateway.cache.entry import CachedResult
-from gateway.cache.frequency_sketch import FrequencySketch
-from gateway.cache.key import CacheKey
-from gateway.cache.statistics import MemoryStatistics
+from sluicegate.gateway.cache.entry import CachedResult
+from sluicegate.gateway.cache.frequency_sketch import FrequencySketch
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.cache.statistics import MemoryStatistics
 
 ENTRY_OVERHEAD_BYTES = 512
 """The measured memory that an entry takes in addition to its payload: Python objects, a place in

@@ -9,9 +9,9 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from gateway.cache.base import LookupCallback, PendingLookup
-from gateway.cache.claims import Claims
-from gateway.cache.entry import (
+from sluicegate.gateway.cache.base import LookupCallback, PendingLookup
+from sluicegate.gateway.cache.claims import Claims
+from sluicegate.gateway.cache.entry import (
     PACKED,
     CachedResult,
     is_large,
@@ -19,14 +19,14 @@ from gateway.cache.entry import (
     read_values,
     unpack,
 )
-from gateway.cache.key import CacheKey
-from gateway.cache.redis_writer import RedisWriter
-from gateway.cache.statistics import RemoteStatistics
-from gateway.cache.value_reader import ValueReader
-from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
-from gateway.redis.connect import PipelinedClient
-from gateway.redis.pipeline import Command, Replies
-from gateway.tasks import TaskScope, log_failure
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.cache.redis_writer import RedisWriter
+from sluicegate.gateway.cache.statistics import RemoteStatistics
+from sluicegate.gateway.cache.value_reader import ValueReader
+from sluicegate.gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
+from sluicegate.gateway.redis.connect import PipelinedClient
+from sluicegate.gateway.redis.pipeline import Command, Replies
+from sluicegate.gateway.tasks import TaskScope, log_failure
 
 KEY_PREFIX = b"sg:r:"
 _MAX_READS = 1

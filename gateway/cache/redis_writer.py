@@ -8,17 +8,17 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gateway.cache.entry import (
+from sluicegate.gateway.cache.entry import (
     PLAIN,
     WORTH_PACKING,
     CachedResult,
     map_values,
     pack,
 )
-from gateway.cache.key import CacheKey
-from gateway.cache.statistics import RemoteStatistics
-from gateway.redis.connect import PipelinedClient
-from gateway.tasks import TaskScope
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.cache.statistics import RemoteStatistics
+from sluicegate.gateway.redis.connect import PipelinedClient
+from sluicegate.gateway.tasks import TaskScope
 
 _GATHERING = 0.005
 """Seconds for which writes are collected. No request waits for a write."""

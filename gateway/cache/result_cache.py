@@ -7,13 +7,13 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from gateway.cache.base import RemoteTier
-from gateway.cache.entry import CachedResult, CacheHit, Validity
-from gateway.cache.key import CacheKey, address_of
-from gateway.cache.memory_tier import MemoryTier
-from gateway.cache.statistics import CacheStatistics
-from gateway.config.document import CacheConfig
-from gateway.tasks import TaskScope
+from sluicegate.gateway.cache.base import RemoteTier
+from sluicegate.gateway.cache.entry import CachedResult, CacheHit, Validity
+from sluicegate.gateway.cache.key import CacheKey, address_of
+from sluicegate.gateway.cache.memory_tier import MemoryTier
+from sluicegate.gateway.cache.statistics import CacheStatistics
+from sluicegate.gateway.config.document import CacheConfig
+from sluicegate.gateway.tasks import TaskScope
 
 _STEP_BYTES = 1024 * 1024
 """The memory tier shrinks by this many bytes in an event-loop iteration, which takes one or two

@@ -4,8 +4,8 @@ from typing import Annotated, Final
 
 import msgspec
 
-from gateway.redis.circuit_breaker import BREAKER_OPEN, BREAKER_OPENINGS
-from wire.metric_declaration import counter, gauge
+from sluicegate.gateway.redis.circuit_breaker import BREAKER_OPEN, BREAKER_OPENINGS
+from sluicegate.wire.metric_declaration import counter, gauge
 
 LOOKUPS: Final = counter(
     "sluicegate_cache_lookups_total",

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from gateway.cache.claims import Claims
-from gateway.cache.entry import CLAIM, CachedResult, decode_entry
-from gateway.cache.key import CacheKey
-from gateway.cache.statistics import RemoteStatistics
+from sluicegate.gateway.cache.claims import Claims
+from sluicegate.gateway.cache.entry import CLAIM, CachedResult, decode_entry
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.cache.statistics import RemoteStatistics
 
 
 class ValueReader:

@@ -2,10 +2,10 @@
 
 import click
 
-from gateway.cli.admin_client import AdminClient, admin_options, print_json
-from gateway.cli.tables import print_table
-from gateway.ledger.types import GroupBy
-from gateway.operations.billing import get_usage
+from sluicegate.gateway.cli.admin_client import AdminClient, admin_options, print_json
+from sluicegate.gateway.cli.tables import print_table
+from sluicegate.gateway.ledger.types import GroupBy
+from sluicegate.gateway.operations.billing import get_usage
 
 _GROUPS = [group.value for group in GroupBy]
 

@@ -11,11 +11,11 @@ import click
 import msgspec
 from click.core import ParameterSource
 
-from gateway.cli.connecting import choose_listener
-from gateway.cli.failures import ADMIN_REFUSED, Failure, UnconfirmedFailure
-from gateway.operations.declaration import Operation
-from gateway.sockets.certificate_files import first_certificate
-from gateway.supervisor.errors import ExitCode
+from sluicegate.gateway.cli.connecting import choose_listener
+from sluicegate.gateway.cli.failures import ADMIN_REFUSED, Failure, UnconfirmedFailure
+from sluicegate.gateway.operations.declaration import Operation
+from sluicegate.gateway.sockets.certificate_files import first_certificate
+from sluicegate.gateway.supervisor.errors import ExitCode
 
 F = TypeVar("F", bound=Callable[..., Any])
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -6,17 +6,23 @@ from typing import Any
 import click
 import yaml
 
-from gateway.cli.admin_client import JSON, AdminClient, admin_options, print_change, print_json
-from gateway.cli.differences import print_difference
-from gateway.cli.failures import Failure
-from gateway.config.load import check_memory, explain, parse_sources
-from gateway.config.sources import read_folder
-from gateway.errors import ConfigurationError
-from gateway.http.edge import check_listeners
-from gateway.operations.configuration import get_config, reload_config, replace_config
-from gateway.settings import load_settings
-from gateway.supervisor.errors import ExitCode
-from gateway.upstream.tls import client_tls
+from sluicegate.gateway.cli.admin_client import (
+    JSON,
+    AdminClient,
+    admin_options,
+    print_change,
+    print_json,
+)
+from sluicegate.gateway.cli.differences import print_difference
+from sluicegate.gateway.cli.failures import Failure
+from sluicegate.gateway.config.load import check_memory, explain, parse_sources
+from sluicegate.gateway.config.sources import read_folder
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.http.edge import check_listeners
+from sluicegate.gateway.operations.configuration import get_config, reload_config, replace_config
+from sluicegate.gateway.settings import load_settings
+from sluicegate.gateway.supervisor.errors import ExitCode
+from sluicegate.gateway.upstream.tls import client_tls
 
 
 @click.command()

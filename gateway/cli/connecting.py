@@ -5,8 +5,8 @@ from urllib.parse import urlsplit
 
 import click
 
-from gateway.admin.operator_access import OperatorAccess, read_access, read_key
-from gateway.auth.keys import is_sendable
+from sluicegate.gateway.admin.operator_access import OperatorAccess, read_access, read_key
+from sluicegate.gateway.auth.keys import is_sendable
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _OTHERWISE = (

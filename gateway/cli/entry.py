@@ -3,7 +3,7 @@
 import os
 import sys
 
-from wire.installing import install_command
+from sluicegate.wire.installing import install_command
 
 _OWN = ("backends", "gateway")
 _BULK = "bulk"
@@ -17,7 +17,7 @@ def main() -> None:
         os.execv(sys.executable, command_line)  # noqa: S606 - its own program
     try:
         # Imported late, because a client's machine may not have the packages.
-        from gateway.cli.root import main as command  # noqa: PLC0415
+        from sluicegate.gateway.cli.root import main as command  # noqa: PLC0415
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         if package in _OWN:

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import click
 
-from gateway.config.load import explain
-from gateway.errors import ConfigurationError
-from gateway.supervisor.errors import CannotStart, ExitCode
+from sluicegate.gateway.config.load import explain
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.supervisor.errors import CannotStart, ExitCode
 
 ADMIN_REFUSED = 4
 

@@ -6,11 +6,11 @@ from typing import Any, BinaryIO
 import click
 import msgspec
 
-from gateway.cli.admin_client import AdminClient, admin_options, print_json
-from gateway.cli.failures import ADMIN_REFUSED, Failure, UnconfirmedFailure
-from gateway.errors import Conflict
-from gateway.operations.accounts import create_key, create_keys, create_tenant
-from gateway.supervisor.errors import ExitCode
+from sluicegate.gateway.cli.admin_client import AdminClient, admin_options, print_json
+from sluicegate.gateway.cli.failures import ADMIN_REFUSED, Failure, UnconfirmedFailure
+from sluicegate.gateway.errors import Conflict
+from sluicegate.gateway.operations.accounts import create_key, create_keys, create_tenant
+from sluicegate.gateway.supervisor.errors import ExitCode
 
 _AT_ONCE = 1000
 _UNKNOWN = (

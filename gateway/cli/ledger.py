@@ -4,10 +4,10 @@ from pathlib import Path
 
 import click
 
-from gateway.cli.failures import Failure, failing
-from gateway.errors import DependencyUnavailable
-from gateway.settings import load_settings
-from gateway.supervisor.errors import ExitCode
+from sluicegate.gateway.cli.failures import Failure, failing
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.settings import load_settings
+from sluicegate.gateway.supervisor.errors import ExitCode
 
 
 @click.group()
@@ -32,7 +32,7 @@ def init(*, anew: bool) -> None:
     SLUICEGATE_DATA_DIR or SLUICEGATE_LEDGER_URL names the ledger. SLUICEGATE_STATE_URL names the
     Redis.
     """
-    from gateway.runtime.first_start import create_ledger  # noqa: PLC0415 - other commands need no SQL
+    from sluicegate.gateway.runtime.first_start import create_ledger  # noqa: PLC0415 - other commands need no SQL
 
     with failing():
         try:
@@ -49,7 +49,7 @@ def backup(target: Path) -> None:
 
     SLUICEGATE_DATA_DIR or SLUICEGATE_LEDGER_URL names the ledger.
     """
-    from gateway.ledger.backup import back_up  # noqa: PLC0415 - other commands need no SQL
+    from sluicegate.gateway.ledger.backup import back_up  # noqa: PLC0415 - other commands need no SQL
 
     with failing():
         try:

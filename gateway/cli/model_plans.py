@@ -4,9 +4,9 @@ from typing import Any
 
 import click
 
-from gateway.cli.admin_client import AdminClient, admin_options, print_change, print_json
-from gateway.operations import model_plans as plans
-from gateway.operations.declaration import Operation
+from sluicegate.gateway.cli.admin_client import AdminClient, admin_options, print_change, print_json
+from sluicegate.gateway.operations import model_plans as plans
+from sluicegate.gateway.operations.declaration import Operation
 
 # A change takes this long because every backend loads the revisions twice: first to check the
 # revisions, and then to serve them.

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from gateway.cli.admin_client import AdminClient, admin_options, print_change
-from gateway.cli.model_plans import rollback, shadow, split
-from gateway.cli.processes import PASS_ARGUMENTS, become, run
-from gateway.operations.models import reload_models
+from sluicegate.gateway.cli.admin_client import AdminClient, admin_options, print_change
+from sluicegate.gateway.cli.model_plans import rollback, shadow, split
+from sluicegate.gateway.cli.processes import PASS_ARGUMENTS, become, run
+from sluicegate.gateway.operations.models import reload_models
 
 # The timeout is long, because the listener waits up to a minute for workers before it responds.
 _TIMEOUT = 90.0

@@ -11,10 +11,10 @@ import click
 import msgspec
 from typing_extensions import override
 
-from gateway.cli.admin_client import AdminClient, admin_options, print_change, print_json
-from gateway.cli.examples import add_examples, epilog
-from gateway.cli.tables import print_table
-from gateway.operations.declaration import Command, Operation, Option, Place, Table
+from sluicegate.gateway.cli.admin_client import AdminClient, admin_options, print_change, print_json
+from sluicegate.gateway.cli.examples import add_examples, epilog
+from sluicegate.gateway.cli.tables import print_table
+from sluicegate.gateway.operations.declaration import Command, Operation, Option, Place, Table
 
 AnyOperation = Operation[..., Any]
 
@@ -47,10 +47,12 @@ class OperationGroup(click.Group):
         if self.commands:
             return
         if self._written:
-            for command in import_module(f"gateway.cli.{self._written}").COMMANDS:
+            for command in import_module(f"sluicegate.gateway.cli.{self._written}").COMMANDS:
                 self.add_command(command)
         for name in self._families:
-            for operation in import_module(f"gateway.operations.{name}").FAMILY.operations:
+            for operation in import_module(
+                f"sluicegate.gateway.operations.{name}"
+            ).FAMILY.operations:
                 if operation.command is not None and operation.command.words[0] == self.name:
                     self.add_command(command_of(operation, operation.command))
         add_examples(self, f"{self.name} ")

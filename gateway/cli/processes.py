@@ -9,9 +9,9 @@ from typing import NoReturn
 
 import click
 
-from gateway.cli.failures import Failure
-from gateway.supervisor.errors import ExitCode
-from wire.installing import install_command
+from sluicegate.gateway.cli.failures import Failure
+from sluicegate.gateway.supervisor.errors import ExitCode
+from sluicegate.wire.installing import install_command
 
 PASS_ARGUMENTS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 _WORKERS = ("shipper", "billing", "request-log", "batches")

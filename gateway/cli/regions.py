@@ -4,9 +4,9 @@ from typing import Any
 
 import click
 
-from gateway.cli.admin_client import AdminClient, admin_options, print_json
-from gateway.cli.tables import print_table
-from gateway.operations.regions import list_regions, list_shares
+from sluicegate.gateway.cli.admin_client import AdminClient, admin_options, print_json
+from sluicegate.gateway.cli.tables import print_table
+from sluicegate.gateway.operations.regions import list_regions, list_shares
 
 
 @click.command("list")

@@ -3,13 +3,13 @@
 import click
 from typing_extensions import override
 
-from gateway.cli.accounts import usage
-from gateway.cli.examples import add_examples
-from gateway.cli.ledger import ledger
-from gateway.cli.operation_commands import OperationGroup
-from gateway.cli.processes import admin, backend, bulk, worker
-from gateway.cli.serving import gateway, up
-from gateway.cli.starting import completion, init
+from sluicegate.gateway.cli.accounts import usage
+from sluicegate.gateway.cli.examples import add_examples
+from sluicegate.gateway.cli.ledger import ledger
+from sluicegate.gateway.cli.operation_commands import OperationGroup
+from sluicegate.gateway.cli.processes import admin, backend, bulk, worker
+from sluicegate.gateway.cli.serving import gateway, up
+from sluicegate.gateway.cli.starting import completion, init
 
 _EPILOG = (
     "Exit codes: 0 done; 1 something failed, or a worker has not applied a change; 2 wrong usage,"

@@ -9,19 +9,19 @@ from pathlib import Path
 import click
 import msgspec
 
-from backends.settings import unknown_variables
-from gateway.cli.failures import failing
-from gateway.cli.starting import STARTER_CONFIG
-from gateway.settings import load_settings, process_environment, variable_warnings
-from gateway.supervisor.plan import UpOptions
-from gateway.supervisor.serve import run_gateway
-from gateway.supervisor.up import run_up
-from gateway.telemetry.logs import configure_logging
-from wire.cores import usable_cores
+from sluicegate.backends.settings import unknown_variables
+from sluicegate.gateway.cli.failures import failing
+from sluicegate.gateway.cli.starting import STARTER_CONFIG
+from sluicegate.gateway.settings import load_settings, process_environment, variable_warnings
+from sluicegate.gateway.supervisor.plan import UpOptions
+from sluicegate.gateway.supervisor.serve import run_gateway
+from sluicegate.gateway.supervisor.up import run_up
+from sluicegate.gateway.telemetry.logs import configure_logging
+from sluicegate.wire.cores import usable_cores
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 PORT = click.IntRange(1, 65_535)
-_log = logging.getLogger("gateway.supervisor")
+_log = logging.getLogger("sluicegate.gateway.supervisor")
 _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 
 

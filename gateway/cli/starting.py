@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 from click.shell_completion import get_completion_class
 
-from gateway.cli.failures import Failure
-from gateway.supervisor.errors import ExitCode
+from sluicegate.gateway.cli.failures import Failure
+from sluicegate.gateway.supervisor.errors import ExitCode
 
 STARTER_CONFIG = Path(__file__).with_name("starter_config")
 """The folder that `init` copies, and that `up` uses if there is no other configuration."""

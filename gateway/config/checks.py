@@ -10,19 +10,19 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from urllib.parse import urlsplit
 
-from gateway.config.document import (
+from sluicegate.gateway.config.document import (
     BackendConfig,
     CorsConfig,
     Document,
     PriceConfig,
     RegionConfig,
 )
-from gateway.config.pools import pool_findings
-from gateway.config.shape import LARGEST_NUMBER, ConfigFinding
-from gateway.config.spelling import closest
-from gateway.config.tree import Path
-from gateway.periods import PERIODS
-from gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
+from sluicegate.gateway.config.pools import pool_findings
+from sluicegate.gateway.config.shape import LARGEST_NUMBER, ConfigFinding
+from sluicegate.gateway.config.spelling import closest
+from sluicegate.gateway.config.tree import Path
+from sluicegate.gateway.periods import PERIODS
+from sluicegate.gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})")

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.config.load import without_defaults
+from sluicegate.gateway.config.load import without_defaults
 
 _IDENTITIES = (("id",), ("name",), ("model", "since"))
 """The fields that identify an element of a list, wherever it is in the list."""

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from gateway.types import Rule
-from wire.settings import (
+from sluicegate.gateway.types import Rule
+from sluicegate.wire.settings import (
     BYTES,
     SECONDS,
     Bytes,

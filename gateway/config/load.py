@@ -7,14 +7,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.config import checks
-from gateway.config.document import Document, RegionConfig
-from gateway.config.pools import explain_unassigned, unassigned_models
-from gateway.config.shape import SchemaViolation, shape
-from gateway.config.sources import DocumentSource, Sources, read_folder, read_source
-from gateway.config.tree import Tree, parse
-from gateway.errors import ConfigurationError
-from wire.settings import default_of
+from sluicegate.gateway.config import checks
+from sluicegate.gateway.config.document import Document, RegionConfig
+from sluicegate.gateway.config.pools import explain_unassigned, unassigned_models
+from sluicegate.gateway.config.shape import SchemaViolation, shape
+from sluicegate.gateway.config.sources import DocumentSource, Sources, read_folder, read_source
+from sluicegate.gateway.config.tree import Tree, parse
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.wire.settings import default_of
 
 T = TypeVar("T")
 WORKER_BASE_BYTES = 256 * 1024 * 1024

@@ -7,7 +7,7 @@ The container never sees the new file.
 
 from pathlib import Path
 
-from gateway.errors import ConfigurationError
+from sluicegate.gateway.errors import ConfigurationError
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _PLACE = 4

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterable, Iterator
 
-from gateway.config.document import Document
-from gateway.config.shape import ConfigFinding
-from wire.plans import NO_MODEL, is_assigned
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.config.shape import ConfigFinding
+from sluicegate.wire.plans import NO_MODEL, is_assigned
 
 _PATTERN = re.compile(r"[a-z0-9._*?\[\]!-]{1,64}")
 

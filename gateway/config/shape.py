@@ -7,8 +7,8 @@ from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_args, get_
 
 import msgspec
 
-from gateway.config.spelling import closest
-from gateway.config.tree import Path
+from sluicegate.gateway.config.spelling import closest
+from sluicegate.gateway.config.tree import Path
 
 T = TypeVar("T")
 LARGEST_NUMBER = 2**63 - 1

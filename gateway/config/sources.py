@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.errors import ConfigurationError
+from sluicegate.gateway.errors import ConfigurationError
 
 MAX_SOURCE_BYTES = 4 * 1024 * 1024
 

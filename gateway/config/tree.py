@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from gateway.config.sources import DocumentSource
-from gateway.errors import ConfigurationError
+from sluicegate.gateway.config.sources import DocumentSource
+from sluicegate.gateway.errors import ConfigurationError
 
 Path = tuple[str | int, ...]
 """The keys and list indexes that lead from the top of the document to a value."""

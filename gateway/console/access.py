@@ -12,12 +12,12 @@ from litestar.params import SkipValidation
 from litestar.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
-from gateway.admin.authorization import OPERATOR
-from gateway.console.sessions import Session, Sessions
-from gateway.errors import AuthenticationFailed, PermissionDenied
-from gateway.operations.context import OperationContext
-from gateway.operations.operators import Operator, Role, required_role
-from wire.http.connection import HAS_CERTIFICATE
+from sluicegate.gateway.admin.authorization import OPERATOR
+from sluicegate.gateway.console.sessions import Session, Sessions
+from sluicegate.gateway.errors import AuthenticationFailed, PermissionDenied
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.operators import Operator, Role, required_role
+from sluicegate.wire.http.connection import HAS_CERTIFICATE
 
 SESSION_COOKIE = "sluicegate_console"
 LOGIN_COOKIE = "sluicegate_login"

@@ -8,7 +8,7 @@ from litestar import Response, get
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
-from gateway.errors import NotFound
+from sluicegate.gateway.errors import NotFound
 
 _MEDIA = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _FOREVER = {"Cache-Control": "public, max-age=31536000, immutable"}

@@ -5,12 +5,12 @@ import asyncio
 from litestar import Controller, Response, get
 from litestar.di import NamedDependency
 
-from gateway.console.access import AnyRequest
-from gateway.console.forms import moment_of, number_of
-from gateway.console.frame import Frame
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import AuditFilter
-from gateway.operations.operators import Role
+from sluicegate.gateway.console.access import AnyRequest
+from sluicegate.gateway.console.forms import moment_of, number_of
+from sluicegate.gateway.console.frame import Frame
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import AuditFilter
+from sluicegate.gateway.operations.operators import Role
 
 PER_PAGE = 50
 KINDS = (

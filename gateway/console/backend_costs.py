@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import msgspec
 
-from gateway.config.document import Document, PoolConfig
+from sluicegate.gateway.config.document import Document, PoolConfig
 
 _HOUR = 3_600.0
 _NANO = 1_000_000_000

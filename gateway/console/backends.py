@@ -8,15 +8,15 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
-from gateway.console.access import AnyRequest, Context
-from gateway.console.fleet import Backend, FleetView, read_fleet
-from gateway.console.frame import Frame
-from gateway.console.history import History
-from gateway.console.incidents import absent_reports
-from gateway.operations.active_document import ActiveDocumentReader
-from gateway.operations.context import OperationContext
-from gateway.operations.regions import DrainResult, drain_backend, restore_backend
-from gateway.runtime.control import Control
+from sluicegate.gateway.console.access import AnyRequest, Context
+from sluicegate.gateway.console.fleet import Backend, FleetView, read_fleet
+from sluicegate.gateway.console.frame import Frame
+from sluicegate.gateway.console.history import History
+from sluicegate.gateway.console.incidents import absent_reports
+from sluicegate.gateway.operations.active_document import ActiveDocumentReader
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.regions import DrainResult, drain_backend, restore_backend
+from sluicegate.gateway.runtime.control import Control
 
 _PAGE: Final = 100
 

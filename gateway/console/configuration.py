@@ -9,26 +9,31 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
-from gateway.config.document import Document
-from gateway.config.load import explain, load_sources
-from gateway.config.sources import DocumentSource
-from gateway.console.access import AnyRequest, Context
-from gateway.console.document_diff import Difference, difference, normalised
-from gateway.console.field_changes import FieldLines, described, lines_of
-from gateway.console.form_fields import fields_of
-from gateway.console.forms import Fields, number_of, one
-from gateway.console.frame import Frame
-from gateway.errors import (
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.config.load import explain, load_sources
+from sluicegate.gateway.config.sources import DocumentSource
+from sluicegate.gateway.console.access import AnyRequest, Context
+from sluicegate.gateway.console.document_diff import Difference, difference, normalised
+from sluicegate.gateway.console.field_changes import FieldLines, described, lines_of
+from sluicegate.gateway.console.form_fields import fields_of
+from sluicegate.gateway.console.forms import Fields, number_of, one
+from sluicegate.gateway.console.frame import Frame
+from sluicegate.gateway.errors import (
     ConfigurationError,
     InvalidRequest,
     NotFound,
     PreconditionFailed,
 )
-from gateway.operations.configuration import Rollback, get_config, replace_config, roll_back_config
-from gateway.operations.generations import etag
-from gateway.operations.publishing import CheckedDocument
-from gateway.runtime.control import Control
-from gateway.runtime.control_values import Published, Topic
+from sluicegate.gateway.operations.configuration import (
+    Rollback,
+    get_config,
+    replace_config,
+    roll_back_config,
+)
+from sluicegate.gateway.operations.generations import etag
+from sluicegate.gateway.operations.publishing import CheckedDocument
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Published, Topic
 
 _UPLOADED = "document.yaml"
 

@@ -13,25 +13,25 @@ from litestar.params import FromPath
 from litestar.response import Redirect
 from litestar.types import ASGIApp
 
-from gateway.admin.operator_directory import OperatorDirectory
-from gateway.console.access import PUBLIC, AnyRequest, ConsoleAccess
-from gateway.console.assets import Assets, static_file
-from gateway.console.frame import ROOT, Frame
-from gateway.console.history import History
-from gateway.console.incidents import GAUGES
-from gateway.console.login import LoginController
-from gateway.console.login_limits import LoginLimiter
-from gateway.console.margins import MarginReader
-from gateway.console.models import provide_models
-from gateway.console.overview import provide_incidents
-from gateway.console.pages import PAGES
-from gateway.console.playground_client import PlaygroundClient
-from gateway.console.sessions import Sessions
-from gateway.console.traffic import METRICS
-from gateway.errors import NotFound
-from gateway.settings import Settings
-from gateway.telemetry.metric_reading import MetricReader, Series
-from gateway.telemetry.restarts import read_restarts
+from sluicegate.gateway.admin.operator_directory import OperatorDirectory
+from sluicegate.gateway.console.access import PUBLIC, AnyRequest, ConsoleAccess
+from sluicegate.gateway.console.assets import Assets, static_file
+from sluicegate.gateway.console.frame import ROOT, Frame
+from sluicegate.gateway.console.history import History
+from sluicegate.gateway.console.incidents import GAUGES
+from sluicegate.gateway.console.login import LoginController
+from sluicegate.gateway.console.login_limits import LoginLimiter
+from sluicegate.gateway.console.margins import MarginReader
+from sluicegate.gateway.console.models import provide_models
+from sluicegate.gateway.console.overview import provide_incidents
+from sluicegate.gateway.console.pages import PAGES
+from sluicegate.gateway.console.playground_client import PlaygroundClient
+from sluicegate.gateway.console.sessions import Sessions
+from sluicegate.gateway.console.traffic import METRICS
+from sluicegate.gateway.errors import NotFound
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.telemetry.metric_reading import MetricReader, Series
+from sluicegate.gateway.telemetry.restarts import read_restarts
 
 _STATIC = Path(__file__).parent / "static"
 

@@ -4,10 +4,10 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
-from gateway.console.access import AnyRequest, Context
-from gateway.console.frame import Frame
-from gateway.operations.context import OperationContext
-from gateway.operations.dead_letters import (
+from sluicegate.gateway.console.access import AnyRequest, Context
+from sluicegate.gateway.console.frame import Frame
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.dead_letters import (
     discard_dead_letter,
     get_dead_letter,
     list_dead_letters,

@@ -10,10 +10,10 @@ from enum import StrEnum
 import msgspec
 import yaml
 
-from gateway.config.document import Document
-from gateway.config.load import load_sources, without_defaults
-from gateway.config.sources import DocumentSource
-from gateway.errors import ConfigurationError
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.config.load import load_sources, without_defaults
+from sluicegate.gateway.config.sources import DocumentSource
+from sluicegate.gateway.errors import ConfigurationError
 
 _CONTEXT = 3
 MOST_LINES = 2_000

@@ -8,10 +8,10 @@ from itertools import islice
 
 import msgspec
 
-from gateway.config.difference import FieldChange, find_changes
-from gateway.config.document import Document
-from gateway.ledger.types import TenantCount
-from gateway.operations.document_difference import DocumentDifference
+from sluicegate.gateway.config.difference import FieldChange, find_changes
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.ledger.types import TenantCount
+from sluicegate.gateway.operations.document_difference import DocumentDifference
 
 MOST_FIELDS = 200
 _LONGEST = 400

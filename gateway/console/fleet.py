@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gateway.config.document import BackendConfig
-from gateway.operations.active_document import ActiveDocumentReader
-from gateway.runtime.control import Control
-from wire.protocol import GpuState
+from sluicegate.gateway.config.document import BackendConfig
+from sluicegate.gateway.operations.active_document import ActiveDocumentReader
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.wire.protocol import GpuState
 
 _MEGA = 1e6
 

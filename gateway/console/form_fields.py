@@ -2,9 +2,9 @@
 
 from itertools import islice
 
-from gateway.console.access import AnyRequest
-from gateway.console.forms import Fields
-from gateway.errors import InvalidRequest
+from sluicegate.gateway.console.access import AnyRequest
+from sluicegate.gateway.console.forms import Fields
+from sluicegate.gateway.errors import InvalidRequest
 
 _MOST_FIELDS = 500
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from gateway.errors import InvalidRequest
-from gateway.ledger.types import Budget
-from gateway.types import Rule
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.ledger.types import Budget
+from sluicegate.gateway.types import Rule
 
 RULE_FIELDS = ("name", "unit", "capacity", "window", "period", "model", "shadow")
 MOST_RULES = 20

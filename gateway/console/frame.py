@@ -9,17 +9,17 @@ import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from litestar import Controller, Response
 
-from gateway.admin.authorization import OPERATOR
-from gateway.api.error_handling import gateway_error
-from gateway.console import amounts, prose
-from gateway.console.access import LOGIN_COOKIE, SESSION, AnyRequest
-from gateway.console.assets import Assets
-from gateway.console.formats import FILTERS
-from gateway.errors import AuthenticationFailed
-from gateway.http.problem_details import problem_headers
-from gateway.operations.families import FAMILIES
-from gateway.operations.operators import Operator, Role
-from gateway.periods import PERIODS
+from sluicegate.gateway.admin.authorization import OPERATOR
+from sluicegate.gateway.api.error_handling import gateway_error
+from sluicegate.gateway.console import amounts, prose
+from sluicegate.gateway.console.access import LOGIN_COOKIE, SESSION, AnyRequest
+from sluicegate.gateway.console.assets import Assets
+from sluicegate.gateway.console.formats import FILTERS
+from sluicegate.gateway.errors import AuthenticationFailed
+from sluicegate.gateway.http.problem_details import problem_headers
+from sluicegate.gateway.operations.families import FAMILIES
+from sluicegate.gateway.operations.operators import Operator, Role
+from sluicegate.gateway.periods import PERIODS
 
 ROOT: Final = "/console"
 LOGIN: Final = f"{ROOT}/login"

@@ -9,9 +9,9 @@ from typing import Final, Protocol
 
 import msgspec
 
-from gateway.console.traffic import Reading, RestartCause, Traffic, traffic_between
-from gateway.errors import Overloaded
-from gateway.telemetry.metric_reading import Series
+from sluicegate.gateway.console.traffic import Reading, RestartCause, Traffic, traffic_between
+from sluicegate.gateway.errors import Overloaded
+from sluicegate.gateway.telemetry.metric_reading import Series
 
 LENGTH: Final = 1800.0
 """Seconds for which points are kept."""

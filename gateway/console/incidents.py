@@ -8,16 +8,16 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway.admin.degradation import LOW_DISK
-from gateway.console.fleet import FleetView
-from gateway.console.formats import percent, rate, seconds, size
-from gateway.console.traffic import ModelTraffic, Samples, Traffic
-from gateway.errors import GatewayError
-from gateway.ledger.ledger import Ledger
-from gateway.operations.fleet_view import LARGEST_SKEW
-from gateway.redis.connect import PipelinedClient
-from gateway.redis.health import responds_to_ping
-from gateway.runtime.control import Control
+from sluicegate.gateway.admin.degradation import LOW_DISK
+from sluicegate.gateway.console.fleet import FleetView
+from sluicegate.gateway.console.formats import percent, rate, seconds, size
+from sluicegate.gateway.console.traffic import ModelTraffic, Samples, Traffic
+from sluicegate.gateway.errors import GatewayError
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.fleet_view import LARGEST_SKEW
+from sluicegate.gateway.redis.connect import PipelinedClient
+from sluicegate.gateway.redis.health import responds_to_ping
+from sluicegate.gateway.runtime.control import Control
 
 _ERROR_RATIO, _REFUSED_RATIO = 0.001, 0.01
 _LAG = 60.0

@@ -10,16 +10,16 @@ from litestar.datastructures import Cookie
 from litestar.di import NamedDependency
 from litestar.params import FromQuery, URLEncodedBody
 
-from gateway.console.access import (
+from sluicegate.gateway.console.access import (
     LOGIN_COOKIE,
     SESSION,
     SESSION_COOKIE,
     WITHOUT_SESSION,
     AnyRequest,
 )
-from gateway.console.frame import LOGIN, ROOT, THEME_COOKIE, THEMES, Frame
-from gateway.console.login_limits import LoginLimiter
-from gateway.console.sessions import LIFETIME, Sessions
+from sluicegate.gateway.console.frame import LOGIN, ROOT, THEME_COOKIE, THEMES, Frame
+from sluicegate.gateway.console.login_limits import LoginLimiter
+from sluicegate.gateway.console.sessions import LIFETIME, Sessions
 
 _YEAR: Final = 365 * 86400
 _MOST_BYTES: Final = 16 * 1024

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from gateway.errors import RateLimited
+from sluicegate.gateway.errors import RateLimited
 
 MOST_FAILURES = 10
 WINDOW = 60.0

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.config.document import Document
-from gateway.config.load import load_sources
-from gateway.console.backend_costs import (
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.config.load import load_sources
+from sluicegate.gateway.console.backend_costs import (
     DatedDocument,
     backend_costs,
     hourly_rate,
     unpriced_pools,
 )
-from gateway.console.usage_series import Buckets
-from gateway.errors import ConfigurationError, DependencyUnavailable
-from gateway.operations.fleet_view import reported_backends
-from gateway.runtime.control import Control
-from gateway.runtime.control_values import Published
+from sluicegate.gateway.console.usage_series import Buckets
+from sluicegate.gateway.errors import ConfigurationError, DependencyUnavailable
+from sluicegate.gateway.operations.fleet_view import reported_backends
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Published
 
 
 class Margins(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,10 +6,10 @@ from typing import Final
 
 import msgspec
 
-from gateway.console.fleet import FleetView
-from gateway.console.traffic import ModelTraffic, Traffic
-from gateway.operations.plan_changes import base_name
-from wire.plans import Serving, ServingPlans
+from sluicegate.gateway.console.fleet import FleetView
+from sluicegate.gateway.console.traffic import ModelTraffic, Traffic
+from sluicegate.gateway.operations.plan_changes import base_name
+from sluicegate.wire.plans import Serving, ServingPlans
 
 _NAMED: Final = 3
 

@@ -8,16 +8,16 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, URLEncodedBody
 
-from gateway.console.access import AnyRequest, Context
-from gateway.console.fleet import read_fleet
-from gateway.console.frame import Frame
-from gateway.console.history import History
-from gateway.console.incidents import Incident, absent_reports
-from gateway.console.model_list import ModelRow, list_models
-from gateway.errors import InvalidRequest, NotFound
-from gateway.ledger.ledger import Ledger
-from gateway.operations.active_document import ActiveDocumentReader
-from gateway.operations.model_plans import (
+from sluicegate.gateway.console.access import AnyRequest, Context
+from sluicegate.gateway.console.fleet import read_fleet
+from sluicegate.gateway.console.frame import Frame
+from sluicegate.gateway.console.history import History
+from sluicegate.gateway.console.incidents import Incident, absent_reports
+from sluicegate.gateway.console.model_list import ModelRow, list_models
+from sluicegate.gateway.errors import InvalidRequest, NotFound
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.active_document import ActiveDocumentReader
+from sluicegate.gateway.operations.model_plans import (
     SplitChange,
     end_shadow,
     get_model_arms,
@@ -26,9 +26,9 @@ from gateway.operations.model_plans import (
     shadow_model,
     split_model,
 )
-from gateway.operations.plan_changes import PlanResult
-from gateway.runtime.control import Control
-from wire.plans import Revision, Shadow, Weight
+from sluicegate.gateway.operations.plan_changes import PlanResult
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.wire.plans import Revision, Shadow, Weight
 
 _PAGE: Final = 100
 _WEIGHT: Final = "weight-"

@@ -10,17 +10,17 @@ from litestar.di import NamedDependency
 from litestar.params import SkipValidation
 from litestar.response import ServerSentEvent, ServerSentEventMessage
 
-from gateway.console.access import SESSION_COOKIE, AnyRequest
-from gateway.console.fleet import FleetView, read_fleet
-from gateway.console.frame import Frame
-from gateway.console.history import History
-from gateway.console.incidents import Incident, find_incidents
-from gateway.console.sessions import Sessions
-from gateway.errors import DependencyUnavailable, GatewayError
-from gateway.ledger.ledger import Ledger
-from gateway.operations.active_document import ActiveDocumentReader
-from gateway.redis.connect import PipelinedClient
-from gateway.runtime.control import Control
+from sluicegate.gateway.console.access import SESSION_COOKIE, AnyRequest
+from sluicegate.gateway.console.fleet import FleetView, read_fleet
+from sluicegate.gateway.console.frame import Frame
+from sluicegate.gateway.console.history import History
+from sluicegate.gateway.console.incidents import Incident, find_incidents
+from sluicegate.gateway.console.sessions import Sessions
+from sluicegate.gateway.errors import DependencyUnavailable, GatewayError
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.active_document import ActiveDocumentReader
+from sluicegate.gateway.redis.connect import PipelinedClient
+from sluicegate.gateway.runtime.control import Control
 
 _CHECK_EVERY: Final = 3
 """Backends, dependencies and the session are checked at every third reading of the metrics."""

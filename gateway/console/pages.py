@@ -2,18 +2,18 @@
 
 from litestar import Controller
 
-from gateway.console.audit import AuditController
-from gateway.console.backends import BackendsController
-from gateway.console.configuration import ConfigurationController
-from gateway.console.dead_letters import DeadLettersController
-from gateway.console.frame import ROOT, Page
-from gateway.console.models import ModelPagesController
-from gateway.console.overview import OverviewController
-from gateway.console.playground import PlaygroundController
-from gateway.console.tenant_keys import TenantKeysController
-from gateway.console.tenants import TenantsController
-from gateway.console.usage import UsageController
-from gateway.operations.operators import Role
+from sluicegate.gateway.console.audit import AuditController
+from sluicegate.gateway.console.backends import BackendsController
+from sluicegate.gateway.console.configuration import ConfigurationController
+from sluicegate.gateway.console.dead_letters import DeadLettersController
+from sluicegate.gateway.console.frame import ROOT, Page
+from sluicegate.gateway.console.models import ModelPagesController
+from sluicegate.gateway.console.overview import OverviewController
+from sluicegate.gateway.console.playground import PlaygroundController
+from sluicegate.gateway.console.tenant_keys import TenantKeysController
+from sluicegate.gateway.console.tenants import TenantsController
+from sluicegate.gateway.console.usage import UsageController
+from sluicegate.gateway.operations.operators import Role
 
 
 def _page(

@@ -8,25 +8,25 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromQuery
 
-from gateway.api.schemas import BODIES
-from gateway.auth.keys import is_well_formed
-from gateway.console.access import AnyRequest, Context
-from gateway.console.form_fields import fields_of
-from gateway.console.forms import Fields, one
-from gateway.console.frame import Frame
-from gateway.console.playground_client import PlaygroundClient
-from gateway.errors import (
+from sluicegate.gateway.api.schemas import BODIES
+from sluicegate.gateway.auth.keys import is_well_formed
+from sluicegate.gateway.console.access import AnyRequest, Context
+from sluicegate.gateway.console.form_fields import fields_of
+from sluicegate.gateway.console.forms import Fields, one
+from sluicegate.gateway.console.frame import Frame
+from sluicegate.gateway.console.playground_client import PlaygroundClient
+from sluicegate.gateway.errors import (
     ConfigurationError,
     DependencyUnavailable,
     InvalidRequest,
     PayloadTooLarge,
 )
-from gateway.operations.accounts import NewKey, NewKeys, create_keys
-from gateway.operations.backend_calls import BackendCalls
-from gateway.operations.fleet_view import reported_backends
-from gateway.operations.operators import Role
-from gateway.runtime.control import Control
-from wire.protocol import Task
+from sluicegate.gateway.operations.accounts import NewKey, NewKeys, create_keys
+from sluicegate.gateway.operations.backend_calls import BackendCalls
+from sluicegate.gateway.operations.fleet_view import reported_backends
+from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.wire.protocol import Task
 
 MOST_BYTES = 1024 * 1024
 KEY_LIFE = timedelta(hours=1)

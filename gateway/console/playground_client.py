@@ -9,10 +9,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway.errors import UpstreamUnavailable
-from gateway.settings import Settings
-from gateway.sockets.certificate_files import first_certificate
-from wire.protocol import Task
+from sluicegate.gateway.errors import UpstreamUnavailable
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.sockets.certificate_files import first_certificate
+from sluicegate.wire.protocol import Task
 
 TIMEOUT = 60.0
 MOST_ANSWER_BYTES = 256 * 1024

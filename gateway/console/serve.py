@@ -2,10 +2,10 @@
 
 import asyncio
 
-from gateway.admin.operator_directory import OperatorDirectory
-from gateway.admin.serve import serve_admin
-from gateway.console.console import Console
-from gateway.settings import Settings
+from sluicegate.gateway.admin.operator_directory import OperatorDirectory
+from sluicegate.gateway.admin.serve import serve_admin
+from sluicegate.gateway.console.console import Console
+from sluicegate.gateway.settings import Settings
 
 
 async def serve_operators(settings: Settings, *, stop: asyncio.Event) -> None:

@@ -11,9 +11,9 @@ from hashlib import sha256
 
 import msgspec
 
-from gateway.admin.operator_directory import OperatorDirectory
-from gateway.errors import AuthenticationFailed, PermissionDenied
-from gateway.operations.operators import Operator, Role
+from sluicegate.gateway.admin.operator_directory import OperatorDirectory
+from sluicegate.gateway.errors import AuthenticationFailed, PermissionDenied
+from sluicegate.gateway.operations.operators import Operator, Role
 
 LIFETIME = 12 * 3600
 """Seconds after which an operator must log in again."""

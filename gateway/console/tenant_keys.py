@@ -8,15 +8,15 @@ from litestar import Controller, Response, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath
 
-from gateway.console.access import AnyRequest, Context
-from gateway.console.form_fields import fields_of
-from gateway.console.forms import Fields, moment_of, one, rules_of, words_of
-from gateway.console.frame import Frame
-from gateway.console.tenants import key_context, tenant_context
-from gateway.errors import InvalidRequest, NotFound
-from gateway.ledger.accounts import Accounts
-from gateway.ledger.types import KeyBounds
-from gateway.operations.accounts import (
+from sluicegate.gateway.console.access import AnyRequest, Context
+from sluicegate.gateway.console.form_fields import fields_of
+from sluicegate.gateway.console.forms import Fields, moment_of, one, rules_of, words_of
+from sluicegate.gateway.console.frame import Frame
+from sluicegate.gateway.console.tenants import key_context, tenant_context
+from sluicegate.gateway.errors import InvalidRequest, NotFound
+from sluicegate.gateway.ledger.accounts import Accounts
+from sluicegate.gateway.ledger.types import KeyBounds
+from sluicegate.gateway.operations.accounts import (
     DAY,
     LONGEST,
     KeyTextRequest,

@@ -9,17 +9,17 @@ from litestar import Controller, Response, get, post
 from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery
 
-from gateway.console.access import AnyRequest, Context
-from gateway.console.form_fields import fields_of
-from gateway.console.forms import budget_of, one, rules_of
-from gateway.console.frame import Frame
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import GroupBy, GroupUsage, Key, Tenant
-from gateway.operations.accounts import NewTenant, create_tenant, set_tenant_limits
-from gateway.operations.active_document import ActiveDocumentReader
-from gateway.operations.budgets import remove_budget, set_budget
-from gateway.operations.operators import Role
-from gateway.types import REQUEST_UNITS, WORK_UNITS
+from sluicegate.gateway.console.access import AnyRequest, Context
+from sluicegate.gateway.console.form_fields import fields_of
+from sluicegate.gateway.console.forms import budget_of, one, rules_of
+from sluicegate.gateway.console.frame import Frame
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import GroupBy, GroupUsage, Key, Tenant
+from sluicegate.gateway.operations.accounts import NewTenant, create_tenant, set_tenant_limits
+from sluicegate.gateway.operations.active_document import ActiveDocumentReader
+from sluicegate.gateway.operations.budgets import remove_budget, set_budget
+from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.types import REQUEST_UNITS, WORK_UNITS
 
 PER_PAGE = 50
 MOST_KEYS = 200

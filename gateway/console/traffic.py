@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from gateway.telemetry.metric_reading import Series
+from sluicegate.gateway.telemetry.metric_reading import Series
 
 METRICS = (
     *("sluicegate_requests", "sluicegate_request_duration_seconds", "sluicegate_items"),

@@ -9,12 +9,12 @@ import msgspec
 from litestar import Controller, Response, get
 from litestar.di import NamedDependency
 
-from gateway.config.document import PriceConfig
-from gateway.console.access import AnyRequest
-from gateway.console.frame import Frame
-from gateway.console.margins import MarginReader, Margins
-from gateway.console.tenants import hit_ratio
-from gateway.console.usage_series import (
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.console.access import AnyRequest
+from sluicegate.gateway.console.frame import Frame
+from sluicegate.gateway.console.margins import MarginReader, Margins
+from sluicegate.gateway.console.tenants import hit_ratio
+from sluicegate.gateway.console.usage_series import (
     MOST_SERIES,
     Buckets,
     Chart,
@@ -29,13 +29,13 @@ from gateway.console.usage_series import (
     margin_chart,
     source_chart,
 )
-from gateway.errors import InvalidRequest
-from gateway.ledger import rendering
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import GroupBy, GroupUsage
-from gateway.operations.active_document import ActiveDocumentReader
-from gateway.operations.operators import Role
-from gateway.runtime.control import Control
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.ledger import rendering
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import GroupBy, GroupUsage
+from sluicegate.gateway.operations.active_document import ActiveDocumentReader
+from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.runtime.control import Control
 
 SPANS = {
     ChartSpan.DAY: "24 hours, by hour",

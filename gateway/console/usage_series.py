@@ -8,10 +8,10 @@ from operator import attrgetter
 
 import msgspec
 
-from gateway.config.document import PriceConfig
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import GroupBy, GroupUsage
-from gateway.types import Source
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import GroupBy, GroupUsage
+from sluicegate.gateway.types import Source
 
 MOST_SERIES = 7
 OTHERS = "others"

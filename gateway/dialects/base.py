@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from gateway.api.inference_operations import INFERENCE_ERRORS, INFERENCE_HEADERS
-from gateway.api.inference_route import BodySource, InferenceRoute
-from gateway.api.openapi_parts import Content, Json, Kind, Operation
-from gateway.config.document import ModelConfig
-from gateway.errors import InvalidRequest
-from gateway.types import Answer
+from sluicegate.gateway.api.inference_operations import INFERENCE_ERRORS, INFERENCE_HEADERS
+from sluicegate.gateway.api.inference_route import BodySource, InferenceRoute
+from sluicegate.gateway.api.openapi_parts import Content, Json, Kind, Operation
+from sluicegate.gateway.config.document import ModelConfig
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.types import Answer
 
 _DEFAULT_ENTRY = ModelConfig()
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from gateway.ledger.batch_types import BatchFailure, BatchState, RequestBatch, StoredFile
+from sluicegate.gateway.ledger.batch_types import BatchFailure, BatchState, RequestBatch, StoredFile
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 

@@ -8,20 +8,20 @@ from typing import Annotated, Any, Literal
 import msgspec
 from typing_extensions import override
 
-from gateway.api.dialect import Dialect
-from gateway.api.inference_operations import INFERENCE_OPERATIONS
-from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
-from gateway.api.schemas import ClassifyBody, EmbedBody, Positive, RerankBody
-from gateway.api.vectors import as_all
-from gateway.dialects.base import dialect_operation, input_tokens
-from gateway.dialects.cohere_errors import COHERE_ERRORS
-from gateway.dialects.cohere_route import SharedRoute
-from gateway.dialects.cohere_tokens import COHERE_TOKENS
-from gateway.dialects.stored_results import labels_in, ranking
-from gateway.errors import InvalidRequest
-from gateway.http.body_decoding import BodyDecoder
-from gateway.types import Answer, InferenceRequest, RequestId, Usage
-from wire.protocol import Task
+from sluicegate.gateway.api.dialect import Dialect
+from sluicegate.gateway.api.inference_operations import INFERENCE_OPERATIONS
+from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from sluicegate.gateway.api.schemas import ClassifyBody, EmbedBody, Positive, RerankBody
+from sluicegate.gateway.api.vectors import as_all
+from sluicegate.gateway.dialects.base import dialect_operation, input_tokens
+from sluicegate.gateway.dialects.cohere_errors import COHERE_ERRORS
+from sluicegate.gateway.dialects.cohere_route import SharedRoute
+from sluicegate.gateway.dialects.cohere_tokens import COHERE_TOKENS
+from sluicegate.gateway.dialects.stored_results import labels_in, ranking
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.http.body_decoding import BodyDecoder
+from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, Usage
+from sluicegate.wire.protocol import Task
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 # The default value of `max_tokens_per_doc` in Cohere's clients, which always send this field.

@@ -3,8 +3,8 @@
 import msgspec
 from typing_extensions import override
 
-from gateway.errors import GatewayError
-from gateway.http.problem_details import ErrorFormat
+from sluicegate.gateway.errors import GatewayError
+from sluicegate.gateway.http.problem_details import ErrorFormat
 
 
 class CohereError(msgspec.Struct, frozen=True, kw_only=True):

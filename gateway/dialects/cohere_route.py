@@ -5,11 +5,11 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from gateway.api.inference_route import BodySource, Rendered
-from gateway.api.native_routes import NativeRoute
-from gateway.api.schemas import Body
-from gateway.http.body_decoding import BodyDecoder
-from gateway.types import Answer, RequestId, Usage
+from sluicegate.gateway.api.inference_route import BodySource, Rendered
+from sluicegate.gateway.api.native_routes import NativeRoute
+from sluicegate.gateway.api.schemas import Body
+from sluicegate.gateway.http.body_decoding import BodyDecoder
+from sluicegate.gateway.types import Answer, RequestId, Usage
 
 
 class SharedRoute(NativeRoute):

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from gateway.api.inference_route import JSON, Rendered
-from gateway.api.schemas import DetokenizeBody, TokenizeBody
-from gateway.dialects.cohere_route import SharedRoute
-from gateway.dialects.stored_results import text_in, tokens_in
-from gateway.types import Answer, InferenceRequest, RequestId
+from sluicegate.gateway.api.inference_route import JSON, Rendered
+from sluicegate.gateway.api.schemas import DetokenizeBody, TokenizeBody
+from sluicegate.gateway.dialects.cohere_route import SharedRoute
+from sluicegate.gateway.dialects.stored_results import text_in, tokens_in
+from sluicegate.gateway.types import Answer, InferenceRequest, RequestId
 
 _encode = msgspec.json.encode
 _META = {"api_version": {"version": "1"}}

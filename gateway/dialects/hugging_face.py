@@ -6,22 +6,22 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from gateway.api.dialect import Dialect
-from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
-from gateway.api.key_rights import covers
-from gateway.api.openapi_parts import Operation
-from gateway.dialects.base import dialect_operation
-from gateway.dialects.hugging_face_errors import HUGGING_FACE_ERRORS
-from gateway.dialects.hugging_face_tasks import (
+from sluicegate.gateway.api.dialect import Dialect
+from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from sluicegate.gateway.api.key_rights import covers
+from sluicegate.gateway.api.openapi_parts import Operation
+from sluicegate.gateway.dialects.base import dialect_operation
+from sluicegate.gateway.dialects.hugging_face_errors import HUGGING_FACE_ERRORS
+from sluicegate.gateway.dialects.hugging_face_tasks import (
     PIPELINES,
     FeatureExtractionInputs,
     ModelCall,
 )
-from gateway.dialects.tei_info import model_probes
-from gateway.errors import InvalidRequest, TaskNotSupported
-from gateway.http.body_decoding import BodyDecoder, convert_body
-from gateway.types import Answer, RequestId, Usage
-from wire.protocol import Task
+from sluicegate.gateway.dialects.tei_info import model_probes
+from sluicegate.gateway.errors import InvalidRequest, TaskNotSupported
+from sluicegate.gateway.http.body_decoding import BodyDecoder, convert_body
+from sluicegate.gateway.types import Answer, RequestId, Usage
+from sluicegate.wire.protocol import Task
 
 _decode = BodyDecoder(dict[str, Any])
 # If a model has several tasks, these fields of the body identify the task of the request.

@@ -3,7 +3,7 @@
 import msgspec
 from typing_extensions import override
 
-from gateway.errors import (
+from sluicegate.gateway.errors import (
     GatewayError,
     InvalidItem,
     InvalidRequest,
@@ -14,7 +14,7 @@ from gateway.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
-from gateway.http.problem_details import ErrorFormat
+from sluicegate.gateway.http.problem_details import ErrorFormat
 
 _FAULT = 500
 _EMPTY = "empty_input"

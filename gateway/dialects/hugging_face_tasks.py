@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from typing_extensions import override
 
-from gateway.api.schemas import (
+from sluicegate.gateway.api.schemas import (
     Body,
     ClassifyBody,
     EmbedBody,
@@ -18,17 +18,17 @@ from gateway.api.schemas import (
     RerankBody,
     ZeroShotBody,
 )
-from gateway.api.vectors import floats_as_json
-from gateway.dialects.base import texts_only
-from gateway.dialects.stored_results import (
+from sluicegate.gateway.api.vectors import floats_as_json
+from sluicegate.gateway.dialects.base import texts_only
+from sluicegate.gateway.dialects.stored_results import (
     encoded_list,
     entities_in,
     labels_in,
     ranking,
     vector_in,
 )
-from gateway.types import Answer, InferenceRequest
-from wire.protocol import Task
+from sluicegate.gateway.types import Answer, InferenceRequest
+from sluicegate.wire.protocol import Task
 
 _encode = msgspec.json.encode
 _Direction = Annotated[str, msgspec.Meta(pattern="^[Rr]ight$")]

@@ -11,17 +11,17 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
-from gateway.api.dialect import Dialect
-from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
-from gateway.api.schemas import EmbedBody, Positive, RerankBody
-from gateway.api.vectors import NumberType, as_base64, as_json
-from gateway.dialects.base import dialect_operation, input_tokens
-from gateway.dialects.openai import OpenAIEmbedding
-from gateway.dialects.stored_results import ranking
-from gateway.errors import InvalidRequest
-from gateway.http.body_decoding import BodyDecoder
-from gateway.types import Answer, InferenceRequest, RequestId, Usage
-from wire.protocol import Task
+from sluicegate.gateway.api.dialect import Dialect
+from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from sluicegate.gateway.api.schemas import EmbedBody, Positive, RerankBody
+from sluicegate.gateway.api.vectors import NumberType, as_base64, as_json
+from sluicegate.gateway.dialects.base import dialect_operation, input_tokens
+from sluicegate.gateway.dialects.openai import OpenAIEmbedding
+from sluicegate.gateway.dialects.stored_results import ranking
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.http.body_decoding import BodyDecoder
+from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, Usage
+from sluicegate.wire.protocol import Task
 
 _encode = msgspec.json.encode
 

@@ -8,25 +8,25 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
-from gateway.api.dialect import Dialect
-from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
-from gateway.api.schemas import EmbedBody, Positive, texts_in_tokens
-from gateway.api.vectors import as_base64, floats_as_json
-from gateway.dialects.base import (
+from sluicegate.gateway.api.dialect import Dialect
+from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from sluicegate.gateway.api.schemas import EmbedBody, Positive, texts_in_tokens
+from sluicegate.gateway.api.vectors import as_base64, floats_as_json
+from sluicegate.gateway.dialects.base import (
     dialect_operation,
     input_tokens,
     takes_tokens,
     tokens_refused,
 )
-from gateway.dialects.openai_errors import OPENAI_ERRORS, PROBLEMS_AND_ERRORS
-from gateway.dialects.openai_moderations import (
+from sluicegate.gateway.dialects.openai_errors import OPENAI_ERRORS, PROBLEMS_AND_ERRORS
+from sluicegate.gateway.dialects.openai_moderations import (
     ModerationsRoute,
     OpenAIModerations,
     OpenAIModerationsBody,
 )
-from gateway.http.body_decoding import BodyDecoder
-from gateway.types import Answer, InferenceRequest, RequestId, Usage
-from wire.protocol import Task, TokenId
+from sluicegate.gateway.http.body_decoding import BodyDecoder
+from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, Usage
+from sluicegate.wire.protocol import Task, TokenId
 
 _encode = msgspec.json.encode
 

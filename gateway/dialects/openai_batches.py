@@ -11,15 +11,15 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, FromQuery, QueryParameter, SkipValidation
 from litestar.response import Stream
 
-from gateway.api.admission import PRINCIPAL
-from gateway.api.dialect import Dialect
-from gateway.api.inference_route import InferenceRoutes
-from gateway.api.json_body import read_json
-from gateway.api.key_rights import check_budget
-from gateway.api.openapi_parts import Content, Kind, Operation
-from gateway.batches.batch_access import BatchAccess
-from gateway.batches.tenant_files import TenantFiles
-from gateway.dialects.batch_schemas import (
+from sluicegate.gateway.api.admission import PRINCIPAL
+from sluicegate.gateway.api.dialect import Dialect
+from sluicegate.gateway.api.inference_route import InferenceRoutes
+from sluicegate.gateway.api.json_body import read_json
+from sluicegate.gateway.api.key_rights import check_budget
+from sluicegate.gateway.api.openapi_parts import Content, Kind, Operation
+from sluicegate.gateway.batches.batch_access import BatchAccess
+from sluicegate.gateway.batches.tenant_files import TenantFiles
+from sluicegate.gateway.dialects.batch_schemas import (
     BatchList,
     BatchView,
     DeletedFile,
@@ -29,9 +29,9 @@ from gateway.dialects.batch_schemas import (
     batch_view,
     file_view,
 )
-from gateway.dialects.openai_errors import OPENAI_ERRORS
-from gateway.dialects.uploads import MultipartReader
-from gateway.errors import (
+from sluicegate.gateway.dialects.openai_errors import OPENAI_ERRORS
+from sluicegate.gateway.dialects.uploads import MultipartReader
+from sluicegate.gateway.errors import (
     BudgetExhausted,
     Conflict,
     DependencyUnavailable,
@@ -41,7 +41,7 @@ from gateway.errors import (
     RateLimited,
     RequestTimeout,
 )
-from gateway.types import Principal
+from sluicegate.gateway.types import Principal
 
 AnyRequest = Request[Any, Any, Any]
 Files = NamedDependency[SkipValidation[TenantFiles]]

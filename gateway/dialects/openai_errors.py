@@ -5,7 +5,7 @@ import re
 import msgspec
 from typing_extensions import override
 
-from gateway.errors import (
+from sluicegate.gateway.errors import (
     AuthenticationFailed,
     BudgetExhausted,
     GatewayError,
@@ -15,7 +15,7 @@ from gateway.errors import (
     PermissionDenied,
     RateLimited,
 )
-from gateway.http.problem_details import MEDIA_TYPE, ErrorFormat, Problem, problem
+from sluicegate.gateway.http.problem_details import MEDIA_TYPE, ErrorFormat, Problem, problem
 
 _BAD_REQUEST, _FAULT = 400, 500
 # Finds the name of the invalid field in an error message.

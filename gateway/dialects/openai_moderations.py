@@ -8,17 +8,17 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
-from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
-from gateway.api.key_rights import check_model
-from gateway.api.schemas import ClassifyBody
-from gateway.config.document import Document, ModelConfig
-from gateway.dialects.openai_errors import OPENAI_ERRORS
-from gateway.dialects.stored_results import labels_in
-from gateway.errors import GatewayError, InvalidRequest
-from gateway.http.body_decoding import BodyDecoder
-from gateway.inference.visibility import model_not_found
-from gateway.types import Answer, InferenceRequest, RequestId, ServedModel, Usage
-from wire.protocol import Task
+from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from sluicegate.gateway.api.key_rights import check_model
+from sluicegate.gateway.api.schemas import ClassifyBody
+from sluicegate.gateway.config.document import Document, ModelConfig
+from sluicegate.gateway.dialects.openai_errors import OPENAI_ERRORS
+from sluicegate.gateway.dialects.stored_results import labels_in
+from sluicegate.gateway.errors import GatewayError, InvalidRequest
+from sluicegate.gateway.http.body_decoding import BodyDecoder
+from sluicegate.gateway.inference.visibility import model_not_found
+from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, ServedModel, Usage
+from sluicegate.wire.protocol import Task
 
 
 class OpenAITextPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,14 +2,14 @@
 
 from typing import Final
 
-from gateway.api.dialect import Dialect
-from gateway.dialects.cohere import COHERE
-from gateway.dialects.hugging_face import HUGGING_FACE
-from gateway.dialects.jina_voyage import JINA, VOYAGE
-from gateway.dialects.oip.dialect import OPEN_INFERENCE
-from gateway.dialects.openai import OPENAI
-from gateway.dialects.openai_batches import OPENAI_BATCHES
-from gateway.dialects.tei import TEI
+from sluicegate.gateway.api.dialect import Dialect
+from sluicegate.gateway.dialects.cohere import COHERE
+from sluicegate.gateway.dialects.hugging_face import HUGGING_FACE
+from sluicegate.gateway.dialects.jina_voyage import JINA, VOYAGE
+from sluicegate.gateway.dialects.oip.dialect import OPEN_INFERENCE
+from sluicegate.gateway.dialects.openai import OPENAI
+from sluicegate.gateway.dialects.openai_batches import OPENAI_BATCHES
+from sluicegate.gateway.dialects.tei import TEI
 
 DIALECTS: Final[tuple[Dialect, ...]] = (
     OPENAI,

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from gateway.api.answers import SCORE_DECIMALS
-from gateway.types import Answer
+from sluicegate.gateway.api.answers import SCORE_DECIMALS
+from sluicegate.gateway.types import Answer
 
 
 class StoredLabel(msgspec.Struct, frozen=True):

@@ -10,14 +10,20 @@ from typing import Annotated, Any
 import msgspec
 from typing_extensions import override
 
-from gateway.api.dialect import Dialect
-from gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
-from gateway.api.openapi_parts import Operation
-from gateway.api.schemas import Body, ClassifyBody, EmbedBody, RerankBody, texts_in_tokens
-from gateway.dialects.base import dialect_operation, takes_tokens, texts_only
-from gateway.dialects.hugging_face import given_fields, single_task
-from gateway.dialects.hugging_face_errors import TEI_ERRORS
-from gateway.dialects.hugging_face_tasks import (
+from sluicegate.gateway.api.dialect import Dialect
+from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from sluicegate.gateway.api.openapi_parts import Operation
+from sluicegate.gateway.api.schemas import (
+    Body,
+    ClassifyBody,
+    EmbedBody,
+    RerankBody,
+    texts_in_tokens,
+)
+from sluicegate.gateway.dialects.base import dialect_operation, takes_tokens, texts_only
+from sluicegate.gateway.dialects.hugging_face import given_fields, single_task
+from sluicegate.gateway.dialects.hugging_face_errors import TEI_ERRORS
+from sluicegate.gateway.dialects.hugging_face_tasks import (
     FeatureExtractionInputs,
     ModelCall,
     SimilarityInputs,
@@ -25,13 +31,13 @@ from gateway.dialects.hugging_face_tasks import (
     ranked_texts,
     vectors_of,
 )
-from gateway.dialects.stored_results import encoded_list, labels_in
-from gateway.dialects.tei_info import model_probes
-from gateway.dialects.tei_tokens import TeiDecodeInputs, TeiTokenizeInputs
-from gateway.errors import InvalidRequest, TaskNotSupported
-from gateway.http.body_decoding import convert_body
-from gateway.types import Answer, RequestId, Usage
-from wire.protocol import Task, TokenId
+from sluicegate.gateway.dialects.stored_results import encoded_list, labels_in
+from sluicegate.gateway.dialects.tei_info import model_probes
+from sluicegate.gateway.dialects.tei_tokens import TeiDecodeInputs, TeiTokenizeInputs
+from sluicegate.gateway.errors import InvalidRequest, TaskNotSupported
+from sluicegate.gateway.http.body_decoding import convert_body
+from sluicegate.gateway.types import Answer, RequestId, Usage
+from sluicegate.wire.protocol import Task, TokenId
 
 _encode = msgspec.json.encode
 _PAIR = 2

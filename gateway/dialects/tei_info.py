@@ -7,13 +7,13 @@ from litestar import get
 from litestar.handlers import HTTPRouteHandler
 from litestar.params import FromPath
 
-from gateway.api.metadata import AnyRequest, Models, Runtimes, principal_of
-from gateway.api.openapi_parts import Content, Kind, Operation
-from gateway.dialects.hugging_face_errors import HUGGING_FACE_ERRORS, TEI_ERRORS
-from gateway.errors import DependencyUnavailable, ModelNotFound, RateLimited
-from gateway.inference.visibility import model_not_found, visible_models
-from gateway.types import ServedModel
-from wire.protocol import ModelInfo, Task
+from sluicegate.gateway.api.metadata import AnyRequest, Models, Runtimes, principal_of
+from sluicegate.gateway.api.openapi_parts import Content, Kind, Operation
+from sluicegate.gateway.dialects.hugging_face_errors import HUGGING_FACE_ERRORS, TEI_ERRORS
+from sluicegate.gateway.errors import DependencyUnavailable, ModelNotFound, RateLimited
+from sluicegate.gateway.inference.visibility import model_not_found, visible_models
+from sluicegate.gateway.types import ServedModel
+from sluicegate.wire.protocol import ModelInfo, Task
 
 _ERRORS = (RateLimited, DependencyUnavailable, ModelNotFound)
 _ABOUT = {"model": {"description": "The name of a model.", "example": "minilm"}}

@@ -6,11 +6,11 @@ from typing import Any, Final
 import msgspec
 from typing_extensions import override
 
-from gateway.api.schemas import Body, DetokenizeBody, TokenizeBody, texts_in_tokens
-from gateway.dialects.hugging_face_tasks import TaskInputs
-from gateway.dialects.stored_results import encoded_list, text_in, tokens_in
-from gateway.types import Answer
-from wire.protocol import TokenId
+from sluicegate.gateway.api.schemas import Body, DetokenizeBody, TokenizeBody, texts_in_tokens
+from sluicegate.gateway.dialects.hugging_face_tasks import TaskInputs
+from sluicegate.gateway.dialects.stored_results import encoded_list, text_in, tokens_in
+from sluicegate.gateway.types import Answer
+from sluicegate.wire.protocol import TokenId
 
 _AT_ONCE: Final = 4096
 """The most tokens that are encoded in one call. The number is limited because encoding holds the

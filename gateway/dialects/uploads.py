@@ -11,8 +11,8 @@ from multipart import (  # type: ignore[import-untyped]
     parse_options_header,
 )
 
-from gateway.batches.tenant_files import PURPOSES, Upload
-from gateway.errors import InvalidRequest
+from sluicegate.gateway.batches.tenant_files import PURPOSES, Upload
+from sluicegate.gateway.errors import InvalidRequest
 
 _MAX_PARTS: Final = 16
 _LONGEST_FIELD: Final = 4096

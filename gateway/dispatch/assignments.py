@@ -9,13 +9,13 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 
-from gateway.dispatch.prober import effective_interval
-from gateway.routing.endpoint_state import Health
-from gateway.routing.fleet import Fleet
-from gateway.types import BackendId, Endpoint
-from gateway.upstream.base import BackendClient, CallFailed
-from wire.plans import Assignment, is_assigned
-from wire.protocol import ServingState
+from sluicegate.gateway.dispatch.prober import effective_interval
+from sluicegate.gateway.routing.endpoint_state import Health
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.types import BackendId, Endpoint
+from sluicegate.gateway.upstream.base import BackendClient, CallFailed
+from sluicegate.wire.plans import Assignment, is_assigned
+from sluicegate.wire.protocol import ServingState
 
 _log = logging.getLogger(__name__)
 _TIME_LIMIT = 5.0

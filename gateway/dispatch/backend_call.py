@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Hashable, Iterable, Sequence
 
-from gateway.dispatch import failures
-from gateway.dispatch.hedging import Latencies
-from gateway.dispatch.work import OpenItem, Work
-from gateway.routing.endpoint_state import CallVerdict
-from gateway.telemetry.spans import Span
-from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, Source
-from gateway.upstream.base import CallFailed, Cause, StartedCall
-from wire.protocol import Call, CallItem, Done, Failed
+from sluicegate.gateway.dispatch import failures
+from sluicegate.gateway.dispatch.hedging import Latencies
+from sluicegate.gateway.dispatch.work import OpenItem, Work
+from sluicegate.gateway.routing.endpoint_state import CallVerdict
+from sluicegate.gateway.telemetry.spans import Span
+from sluicegate.gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, Source
+from sluicegate.gateway.upstream.base import CallFailed, Cause, StartedCall
+from sluicegate.wire.protocol import Call, CallItem, Done, Failed
 
 # A backend admits so many items of a call at once, and a body of this size is one write.
 MAX_ITEMS = 256

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.config.document import RoutingConfig
-from gateway.tasks import TaskScope
-from gateway.types import BackendId, Endpoint
-from gateway.upstream.resolving import Addresses, ResolutionFailed, Resolver
-from wire.metric_declaration import counter, gauge
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.tasks import TaskScope
+from sluicegate.gateway.types import BackendId, Endpoint
+from sluicegate.gateway.upstream.resolving import Addresses, ResolutionFailed, Resolver
+from sluicegate.wire.metric_declaration import counter, gauge
 
 _log = logging.getLogger(__name__)
 # More addresses are a mistake, or need a load balancer of their own.

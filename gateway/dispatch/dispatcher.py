@@ -11,20 +11,29 @@ from functools import partial
 from operator import attrgetter
 from typing import Self
 
-from gateway.dispatch import failures
-from gateway.dispatch.backend_call import BackendCall, is_changed, is_misplaced, verdict_on
-from gateway.dispatch.budget import RetryBudget
-from gateway.dispatch.hedging import Hedging
-from gateway.dispatch.overload import OverloadCauses
-from gateway.dispatch.statistics import CallStatistics, DispatchStatistics, EndpointCounts
-from gateway.dispatch.work import OpenItem, Work, are_open, settle
-from gateway.errors import DeadlineExceeded, Overloaded
-from gateway.routing.fleet import Fleet
-from gateway.tasks import log_failure
-from gateway.telemetry.phases import PhaseDurations
-from gateway.telemetry.spans import Attributes, Span
-from gateway.telemetry.tracing import Tracer
-from gateway.types import (
+from sluicegate.gateway.dispatch import failures
+from sluicegate.gateway.dispatch.backend_call import (
+    BackendCall,
+    is_changed,
+    is_misplaced,
+    verdict_on,
+)
+from sluicegate.gateway.dispatch.budget import RetryBudget
+from sluicegate.gateway.dispatch.hedging import Hedging
+from sluicegate.gateway.dispatch.overload import OverloadCauses
+from sluicegate.gateway.dispatch.statistics import (
+    CallStatistics,
+    DispatchStatistics,
+    EndpointCounts,
+)
+from sluicegate.gateway.dispatch.work import OpenItem, Work, are_open, settle
+from sluicegate.gateway.errors import DeadlineExceeded, Overloaded
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.tasks import log_failure
+from sluicegate.gateway.telemetry.phases import PhaseDurations
+from sluicegate.gateway.telemetry.spans import Attributes, Span
+from sluicegate.gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.types import (
     BackendId,
     Criticality,
     Endpoint,
@@ -33,8 +42,8 @@ from gateway.types import (
     RegionName,
     Source,
 )
-from gateway.upstream.base import BackendClient, CallFailed, Cause
-from wire.protocol import CALL_PATH, TOKEN_TASKS, Done, Failed, Report
+from sluicegate.gateway.upstream.base import BackendClient, CallFailed, Cause
+from sluicegate.wire.protocol import CALL_PATH, TOKEN_TASKS, Done, Failed, Report
 
 GATHERING_DELAY = 0.002
 """Seconds for which items are gathered into one call to a busy backend, as Nagle's algorithm

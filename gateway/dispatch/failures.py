@@ -4,16 +4,16 @@ from typing import Final
 
 import msgspec
 
-from gateway.errors import (
+from sluicegate.gateway.errors import (
     DeadlineExceeded,
     InternalError,
     Overloaded,
     UpstreamFailed,
     UpstreamUnavailable,
 )
-from gateway.types import ItemFailure, ItemOutcome
-from gateway.upstream.base import CallFailed, Cause
-from wire.protocol import Failed
+from sluicegate.gateway.types import ItemFailure, ItemOutcome
+from sluicegate.gateway.upstream.base import CallFailed, Cause
+from sluicegate.wire.protocol import Failed
 
 RETRY_AFTER = 1.0
 """Seconds after which to retry, where no backend said otherwise."""

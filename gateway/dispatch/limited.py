@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.dispatch.work import (
+from sluicegate.gateway.dispatch.work import (
     OpenItem,
     Work,
     WorkRunner,
@@ -13,14 +13,14 @@ from gateway.dispatch.work import (
     run,
     settle_failed,
 )
-from gateway.errors import DeadlineExceeded
-from gateway.rate_limit.base import RateLimiter
-from gateway.rate_limit.charges import WorkLimits
-from gateway.rate_limit.reservations import Reservation, estimate, reserve
-from gateway.runtime.store import RuntimeStore
-from gateway.tasks import TaskStarter
-from gateway.telemetry.tracing import Tracer
-from gateway.types import WORK_UNITS, ItemFailure, Principal
+from sluicegate.gateway.errors import DeadlineExceeded
+from sluicegate.gateway.rate_limit.base import RateLimiter
+from sluicegate.gateway.rate_limit.charges import WorkLimits
+from sluicegate.gateway.rate_limit.reservations import Reservation, estimate, reserve
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.tasks import TaskStarter
+from sluicegate.gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.types import WORK_UNITS, ItemFailure, Principal
 
 _LATE = ItemFailure.of(DeadlineExceeded.during("the check of the limits"))
 

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gateway.dispatch import failures
-from gateway.dispatch.backend_call import BackendCall
-from gateway.dispatch.work import OpenItem
-from gateway.errors import Overloaded
-from gateway.routing.fleet import Fleet
-from gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, ServedModel
+from sluicegate.gateway.dispatch import failures
+from sluicegate.gateway.dispatch.backend_call import BackendCall
+from sluicegate.gateway.dispatch.work import OpenItem
+from sluicegate.gateway.errors import Overloaded
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.types import BackendId, Endpoint, ItemFailure, ItemOutcome, ServedModel
 
 _MOST: Final = 1024
 """The number of backends' refusals to remember."""

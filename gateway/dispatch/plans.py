@@ -10,14 +10,14 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Self
 
-from gateway.dispatch.prober import Prober
-from gateway.errors import DependencyUnavailable, UpstreamFailed
-from gateway.routing.fleet import Fleet
-from gateway.tasks import PeriodicTask
-from gateway.types import BackendId, Endpoint
-from gateway.upstream.base import BackendClient, CallFailed
-from wire.plans import ServingPlans
-from wire.protocol import ServingState
+from sluicegate.gateway.dispatch.prober import Prober
+from sluicegate.gateway.errors import DependencyUnavailable, UpstreamFailed
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.tasks import PeriodicTask
+from sluicegate.gateway.types import BackendId, Endpoint
+from sluicegate.gateway.upstream.base import BackendClient, CallFailed
+from sluicegate.wire.plans import ServingPlans
+from sluicegate.wire.protocol import ServingState
 
 _log = logging.getLogger(__name__)
 # Seconds that a start waits for the ledger.

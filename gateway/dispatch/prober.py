@@ -8,12 +8,12 @@ from math import ceil
 from random import Random
 from typing import Self
 
-from gateway.routing.endpoint_state import Health, ProbeFailure
-from gateway.routing.fleet import Fleet
-from gateway.tasks import TaskScope
-from gateway.types import Endpoint
-from gateway.upstream.base import BackendClient, CallFailed, Cause
-from wire.protocol import ServingState
+from sluicegate.gateway.routing.endpoint_state import Health, ProbeFailure
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.tasks import TaskScope
+from sluicegate.gateway.types import Endpoint
+from sluicegate.gateway.upstream.base import BackendClient, CallFailed, Cause
+from sluicegate.wire.protocol import ServingState
 
 _log = logging.getLogger(__name__)
 # The fewest seconds between two probes of one backend.

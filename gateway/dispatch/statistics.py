@@ -10,9 +10,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from gateway.types import Endpoint, RegionName
-from gateway.upstream.base import CallFailed, Cause
-from wire.metric_declaration import counter
+from sluicegate.gateway.types import Endpoint, RegionName
+from sluicegate.gateway.upstream.base import CallFailed, Cause
+from sluicegate.wire.metric_declaration import counter
 
 _MOST_CODES = 100
 OTHER_CODES = "(others)"

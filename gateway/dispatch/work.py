@@ -11,12 +11,19 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from gateway.cache.entry import Validity
-from gateway.cache.key import CacheKey
-from gateway.dispatch import failures
-from gateway.tasks import TaskStarter, log_failure
-from gateway.types import Criticality, ItemFailure, ItemOutcome, Principal, ServedModel, Source
-from wire.protocol import Task
+from sluicegate.gateway.cache.entry import Validity
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.dispatch import failures
+from sluicegate.gateway.tasks import TaskStarter, log_failure
+from sluicegate.gateway.types import (
+    Criticality,
+    ItemFailure,
+    ItemOutcome,
+    Principal,
+    ServedModel,
+    Source,
+)
+from sluicegate.wire.protocol import Task
 
 
 class Work(msgspec.Struct, eq=False, kw_only=True):

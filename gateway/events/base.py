@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from gateway.types import RequestEvent
+from sluicegate.gateway.types import RequestEvent
 
 
 class EventPublisher(Protocol):

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.types import RequestEvent
+from sluicegate.gateway.types import RequestEvent
 
 STREAM: Final = "sg:events"
 SHIPPED: Final = "{sg:events}:shipped"

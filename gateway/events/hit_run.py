@@ -5,8 +5,8 @@ A run has consecutive request ids and is recorded as one event.
 
 from collections.abc import Iterator
 
-from gateway.events.template import EventTemplate
-from gateway.types import ID_DIGITS, RequestEvent
+from sluicegate.gateway.events.template import EventTemplate
+from sluicegate.gateway.types import ID_DIGITS, RequestEvent
 
 
 class HitRun:

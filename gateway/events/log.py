@@ -22,11 +22,11 @@ from zlib import crc32
 
 import msgspec
 
-from gateway.errors import EventLogUnavailable
-from gateway.events import segment
-from gateway.events.syncing import LogSync, SyncStatistics
-from gateway.types import RequestEvent
-from wire.metric_declaration import Aggregation, counter, gauge
+from sluicegate.gateway.errors import EventLogUnavailable
+from sluicegate.gateway.events import segment
+from sluicegate.gateway.events.syncing import LogSync, SyncStatistics
+from sluicegate.gateway.types import RequestEvent
+from sluicegate.wire.metric_declaration import Aggregation, counter, gauge
 
 # The errors if the disk is full, a disk quota is used up, or a limit on file sizes is reached.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

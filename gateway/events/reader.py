@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gateway.events import segment
-from gateway.events.segment import ScanEnd
-from gateway.events.syncing import boot_id, read_mark
+from sluicegate.gateway.events import segment
+from sluicegate.gateway.events.segment import ScanEnd
+from sluicegate.gateway.events.syncing import boot_id, read_mark
 
 _CHUNK_BYTES: Final = 512 * 1024
 _MAX_COUNTED: Final = 100_000

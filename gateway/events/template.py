@@ -8,7 +8,7 @@ import struct
 
 import msgspec
 
-from gateway.types import RequestEvent, RequestId
+from sluicegate.gateway.types import RequestEvent, RequestId
 
 _ID, _TIME, _DURATION, _COUNT_FIELD = map(
     RequestEvent.__struct_fields__.index, ("id", "time", "duration", "count")

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import inspect
 
-from gateway.config.spelling import closest
+from sluicegate.gateway.config.spelling import closest
 
 T = TypeVar("T")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Hashable
 from typing import Final
 
-from gateway.errors import Overloaded
-from wire import byte_budget
-from wire.byte_budget import RETRY_AFTER, SharedBytes
+from sluicegate.gateway.errors import Overloaded
+from sluicegate.wire import byte_budget
+from sluicegate.wire.byte_budget import RETRY_AFTER, SharedBytes
 
 LARGE: Final = byte_budget.LARGE
 """Bytes up to which a request holds nothing."""

@@ -13,10 +13,10 @@ from typing import Final
 
 from typing_extensions import override
 
-from gateway.errors import ConfigurationError
-from gateway.http.peers import AddressCounts, ProxyPeer, too_many_of
-from gateway.settings import Settings
-from gateway.sockets.certificate_files import (
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.http.peers import AddressCounts, ProxyPeer, too_many_of
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.sockets.certificate_files import (
     LOOK_INTERVAL,
     Signature,
     expiry_of,
@@ -24,11 +24,11 @@ from gateway.sockets.certificate_files import (
     load_certificate,
     signature_of,
 )
-from gateway.sockets.networks import Networks
-from gateway.sockets.proxy_protocol import receive_proxy_header
-from gateway.telemetry.edge_metrics import EdgeMetrics
-from wire.http.accepting import Edge
-from wire.http.peers import Peer
+from sluicegate.gateway.sockets.networks import Networks
+from sluicegate.gateway.sockets.proxy_protocol import receive_proxy_header
+from sluicegate.gateway.telemetry.edge_metrics import EdgeMetrics
+from sluicegate.wire.http.accepting import Edge
+from sluicegate.wire.http.peers import Peer
 
 _HTTP: Final = ("http/1.1",)
 HTTP_2: Final = ("h2",)

@@ -13,10 +13,10 @@ from typing import Final
 
 from typing_extensions import override
 
-from gateway.sockets.networks import Networks, client_network, parse_address
-from wire.http.messages import Headers
-from wire.http.peers import Peer
-from wire.http.refusals import Refusal
+from sluicegate.gateway.sockets.networks import Networks, client_network, parse_address
+from sluicegate.wire.http.messages import Headers
+from sluicegate.wire.http.peers import Peer
+from sluicegate.wire.http.refusals import Refusal
 
 FORWARDED: Final = b"forwarded"
 # A token, or a quoted string, in which a comma or semicolon separates nothing.

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from gateway.errors import (
+from sluicegate.gateway.errors import (
     MAX_RETRY_AFTER,
     AuthenticationFailed,
     ConfigurationError,
@@ -15,8 +15,8 @@ from gateway.errors import (
     RequestTimeout,
     UnsupportedContentCoding,
 )
-from wire.http.messages import header_lines
-from wire.settings import stated
+from sluicegate.wire.http.messages import header_lines
+from sluicegate.wire.settings import stated
 
 MEDIA_TYPE: Final = b"application/problem+json"
 Headers = list[tuple[bytes, bytes]]

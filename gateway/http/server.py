@@ -5,16 +5,16 @@ import socket
 from collections.abc import Sequence
 from typing import Final
 
-from gateway.errors import ConfigurationError
-from gateway.http.draining import Draining, Stop
-from gateway.http.edge import ListenerEdge
-from gateway.http.side import GatewaySide
-from gateway.http.unsent_answers import UnsentAnswers
-from wire.http.connection import ServerState
-from wire.http.messages import App
-from wire.http.server import HttpServer
-from wire.http.timeouts import ConnectionTimeouts
-from wire.listening import (
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.http.draining import Draining, Stop
+from sluicegate.gateway.http.edge import ListenerEdge
+from sluicegate.gateway.http.side import GatewaySide
+from sluicegate.gateway.http.unsent_answers import UnsentAnswers
+from sluicegate.wire.http.connection import ServerState
+from sluicegate.wire.http.messages import App
+from sluicegate.wire.http.server import HttpServer
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
+from sluicegate.wire.listening import (
     accept_for_siblings,
     open_socket,
     refuse_new_connections,

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable
 from typing import Final
 
-from gateway.errors import (
+from sluicegate.gateway.errors import (
     GatewayError,
     HeaderFieldsTooLarge,
     InternalError,
@@ -15,11 +15,11 @@ from gateway.errors import (
     TransferCodingNotSupported,
     VersionNotSupported,
 )
-from gateway.http.problem_details import MEDIA_TYPE, encode_problem, problem_headers
-from wire.http.connection import Connection, Front
-from wire.http.messages import answer_head, header_lines
-from wire.http.refusals import Refusal
-from wire.http.writing import WriteCoalescer
+from sluicegate.gateway.http.problem_details import MEDIA_TYPE, encode_problem, problem_headers
+from sluicegate.wire.http.connection import Connection, Front
+from sluicegate.wire.http.messages import answer_head, header_lines
+from sluicegate.wire.http.refusals import Refusal
+from sluicegate.wire.http.writing import WriteCoalescer
 
 _RETRY_AFTER: Final = 1.0
 _ERRORS: Final[dict[int, type[GatewayError]]] = {

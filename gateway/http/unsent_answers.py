@@ -6,10 +6,10 @@ from typing import Annotated, Final, Protocol
 
 import msgspec
 
-from gateway.http.byte_budget import ByteBudget
-from wire.http import writing
-from wire.http.slow_readers import ReadingPeer, choose_to_close
-from wire.metric_declaration import gauge
+from sluicegate.gateway.http.byte_budget import ByteBudget
+from sluicegate.wire.http import writing
+from sluicegate.wire.http.slow_readers import ReadingPeer, choose_to_close
+from sluicegate.wire.metric_declaration import gauge
 
 _SHARE_OF_MEMORY: Final = 4
 """Unsent answers may take one part in this many of a process's memory limit."""

@@ -27,14 +27,14 @@ from urllib.parse import quote
 import msgspec
 from redis.exceptions import RedisError
 
-from gateway.config.document import IdempotencyConfig
-from gateway.errors import DependencyUnavailable
-from gateway.redis.circuit_breaker import CircuitBreaker
-from gateway.redis.scripts import ScriptClient
-from gateway.redis.timeouts import is_timeout
-from gateway.tasks import TaskScope
-from gateway.types import TenantId
-from wire.metric_declaration import counter
+from sluicegate.gateway.config.document import IdempotencyConfig
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.redis.circuit_breaker import CircuitBreaker
+from sluicegate.gateway.redis.scripts import ScriptClient
+from sluicegate.gateway.redis.timeouts import is_timeout
+from sluicegate.gateway.tasks import TaskScope
+from sluicegate.gateway.types import TenantId
+from sluicegate.wire.metric_declaration import counter
 
 LIFETIME: Final = 86_400.0
 """Seconds from when a key is first seen for which its answer is replayed."""

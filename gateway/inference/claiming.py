@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
-from gateway.cache.key import CacheKey
-from gateway.dispatch.work import OpenItem, WorkRunner, are_open, run, settle
-from gateway.inference.interfaces import SharedCache
-from gateway.inference.outcomes import hit_outcome, joined_outcome
-from gateway.tasks import TaskStarter
-from gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.dispatch.work import OpenItem, WorkRunner, are_open, run, settle
+from sluicegate.gateway.inference.interfaces import SharedCache
+from sluicegate.gateway.inference.outcomes import hit_outcome, joined_outcome
+from sluicegate.gateway.tasks import TaskStarter
+from sluicegate.gateway.telemetry.tracing import Tracer
 
 _FIRST_PAUSE = 0.002
 _SHORT_PAUSE = 0.016

@@ -8,12 +8,12 @@ from typing import Annotated, Final
 
 import msgspec
 
-from gateway.cache.key import CacheKey
-from gateway.dispatch.work import OpenItem
-from gateway.inference.outcomes import GIVEN_UP, LATE, joined_outcome
-from gateway.telemetry.spans import NO_SPAN, Span
-from gateway.types import Caller, ItemOutcome
-from wire.metric_declaration import counter, gauge
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.dispatch.work import OpenItem
+from sluicegate.gateway.inference.outcomes import GIVEN_UP, LATE, joined_outcome
+from sluicegate.gateway.telemetry.spans import NO_SPAN, Span
+from sluicegate.gateway.types import Caller, ItemOutcome
+from sluicegate.wire.metric_declaration import counter, gauge
 
 # Read by C code, without a step in Python for each item.
 _key = attrgetter("key")

@@ -10,22 +10,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
-from gateway.cache.entry import CachedResult, CacheHit
-from gateway.cache.key import CacheKey, KeyMaker, address_of
-from gateway.dispatch.work import ItemOwner, OpenItem, WorkRunner, settle
-from gateway.errors import NotCached
-from gateway.inference.coalescing import Flights, ItemWaits
-from gateway.inference.interfaces import LookupCallback, ModelTable, ResultStore
-from gateway.inference.last_answers import (
+from sluicegate.gateway.cache.entry import CachedResult, CacheHit
+from sluicegate.gateway.cache.key import CacheKey, KeyMaker, address_of
+from sluicegate.gateway.dispatch.work import ItemOwner, OpenItem, WorkRunner, settle
+from sluicegate.gateway.errors import NotCached
+from sluicegate.gateway.inference.coalescing import Flights, ItemWaits
+from sluicegate.gateway.inference.interfaces import LookupCallback, ModelTable, ResultStore
+from sluicegate.gateway.inference.last_answers import (
     LastAnswers,
     StaleAnswersByIndex,
     at_answering_revision,
 )
-from gateway.inference.outcomes import LOST, SpanOfItems
-from gateway.inference.prepared_request import PreparedRequest, RequestPlan, RequestPlans
-from gateway.tasks import log_failure
-from gateway.telemetry.tracing import Tracer
-from gateway.types import (
+from sluicegate.gateway.inference.outcomes import LOST, SpanOfItems
+from sluicegate.gateway.inference.prepared_request import PreparedRequest, RequestPlan, RequestPlans
+from sluicegate.gateway.tasks import log_failure
+from sluicegate.gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.types import (
     Answer,
     CacheDirectives,
     Caller,

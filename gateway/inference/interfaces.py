@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from gateway.cache.entry import CachedResult, CacheHit, Validity
-from gateway.cache.key import CacheKey
-from gateway.types import ServedModel
+from sluicegate.gateway.cache.entry import CachedResult, CacheHit, Validity
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.types import ServedModel
 
 LookupCallback = Callable[[list[CacheHit | None]], object]
 

@@ -15,15 +15,15 @@ from typing import Annotated, Final
 import msgspec
 from msgspec.structs import replace
 
-from gateway.cache.entry import CachedResult, CacheHit
-from gateway.cache.key import CacheKey
-from gateway.dispatch.work import ItemOwner, OpenItem, WorkRunner
-from gateway.inference.interfaces import ResultStore
-from gateway.inference.outcomes import hit_outcome
-from gateway.inference.prepared_request import PreparedRequest
-from gateway.tasks import log_failure
-from gateway.types import CacheDirectives, Criticality, ItemOutcome, ServedModel, Stale
-from wire.metric_declaration import counter, gauge
+from sluicegate.gateway.cache.entry import CachedResult, CacheHit
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.dispatch.work import ItemOwner, OpenItem, WorkRunner
+from sluicegate.gateway.inference.interfaces import ResultStore
+from sluicegate.gateway.inference.outcomes import hit_outcome
+from sluicegate.gateway.inference.prepared_request import PreparedRequest
+from sluicegate.gateway.tasks import log_failure
+from sluicegate.gateway.types import CacheDirectives, Criticality, ItemOutcome, ServedModel, Stale
+from sluicegate.wire.metric_declaration import counter, gauge
 
 # With these a region, or all of them, did not answer; 500 is a fault that must not stay hidden.
 _UNANSWERED = frozenset({502, 503, 504})

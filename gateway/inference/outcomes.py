@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.cache.entry import CachedResult, CacheHit
-from gateway.dispatch import failures
-from gateway.dispatch.work import OpenItem
-from gateway.errors import DeadlineExceeded, InternalError
-from gateway.telemetry.spans import Span
-from gateway.types import ItemFailure, ItemOutcome, Source
-from wire.protocol import ModelInfo
+from sluicegate.gateway.cache.entry import CachedResult, CacheHit
+from sluicegate.gateway.dispatch import failures
+from sluicegate.gateway.dispatch.work import OpenItem
+from sluicegate.gateway.errors import DeadlineExceeded, InternalError
+from sluicegate.gateway.telemetry.spans import Span
+from sluicegate.gateway.types import ItemFailure, ItemOutcome, Source
+from sluicegate.wire.protocol import ModelInfo
 
 REFUSED = 422
 """The status of an item that a model does not accept."""

@@ -5,16 +5,16 @@ from typing import Literal
 
 import msgspec
 
-from gateway.cache.entry import CachedResult, Validity
-from gateway.cache.key import CacheKey, KeyMaker, Prefix
-from gateway.config.document import ModelConfig
-from gateway.dispatch.work import ItemOwner, Work
-from gateway.errors import TaskNotSupported, UpstreamUnavailable
-from gateway.inference.interfaces import ModelTable
-from gateway.inference.outcomes import hit_outcome, refused_as_truncated
-from gateway.inference.visibility import model_not_found, visible_models
-from gateway.runtime.runtime import Runtime
-from gateway.types import (
+from sluicegate.gateway.cache.entry import CachedResult, Validity
+from sluicegate.gateway.cache.key import CacheKey, KeyMaker, Prefix
+from sluicegate.gateway.config.document import ModelConfig
+from sluicegate.gateway.dispatch.work import ItemOwner, Work
+from sluicegate.gateway.errors import TaskNotSupported, UpstreamUnavailable
+from sluicegate.gateway.inference.interfaces import ModelTable
+from sluicegate.gateway.inference.outcomes import hit_outcome, refused_as_truncated
+from sluicegate.gateway.inference.visibility import model_not_found, visible_models
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.types import (
     CacheDirectives,
     Criticality,
     InferenceRequest,
@@ -22,7 +22,7 @@ from gateway.types import (
     Principal,
     ServedModel,
 )
-from wire.protocol import TOKEN_TASKS, ModelInfo, Task
+from sluicegate.wire.protocol import TOKEN_TASKS, ModelInfo, Task
 
 _DEFAULT_ENTRY = ModelConfig()
 # Few models and parameters make up most requests; what is long is rarely seen again.

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from gateway.cache.entry import CachedResult
-from gateway.cache.key import CacheKey
-from gateway.dispatch.work import ItemOwner, OpenItem
-from gateway.inference.interfaces import ResultStore
-from gateway.inference.outcomes import REFUSED, would_repeat
-from gateway.inference.prepared_request import PlannedWork, RequestPlan
-from gateway.tasks import log_failure
-from gateway.types import ItemOutcome, Source
+from sluicegate.gateway.cache.entry import CachedResult
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.dispatch.work import ItemOwner, OpenItem
+from sluicegate.gateway.inference.interfaces import ResultStore
+from sluicegate.gateway.inference.outcomes import REFUSED, would_repeat
+from sluicegate.gateway.inference.prepared_request import PlannedWork, RequestPlan
+from sluicegate.gateway.tasks import log_failure
+from sluicegate.gateway.types import ItemOutcome, Source
 
 _MOST_JITTER = 0.5
 # A member of an enumeration is looked up by a method in Python 3.11.

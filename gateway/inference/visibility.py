@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from gateway.config.document import Document, ModelConfig
-from gateway.config.spelling import closest
-from gateway.errors import ModelNotFound
-from gateway.types import Principal, ServedModel
+from sluicegate.gateway.config.document import Document, ModelConfig
+from sluicegate.gateway.config.spelling import closest
+from sluicegate.gateway.errors import ModelNotFound
+from sluicegate.gateway.types import Principal, ServedModel
 
 _DEFAULT_ENTRY = ModelConfig()
 _LIST = "GET /v1/models"

@@ -10,14 +10,22 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, Row, Table, select, update
 
-from gateway.config.checks import ORIGIN_RULE, is_origin
-from gateway.errors import AuthenticationFailed, Conflict, InvalidRequest, NotFound
-from gateway.ledger import schema
-from gateway.ledger.audit import Audit
-from gateway.ledger.principals import decode_rules, record_change
-from gateway.ledger.store import Store, to_datetime, to_nanoseconds
-from gateway.ledger.types import NO_BOUNDS, Budget, Key, KeyBounds, KeySpec, Tenant, check_rules
-from gateway.types import KeyId, Rule, TenantId
+from sluicegate.gateway.config.checks import ORIGIN_RULE, is_origin
+from sluicegate.gateway.errors import AuthenticationFailed, Conflict, InvalidRequest, NotFound
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.audit import Audit
+from sluicegate.gateway.ledger.principals import decode_rules, record_change
+from sluicegate.gateway.ledger.store import Store, to_datetime, to_nanoseconds
+from sluicegate.gateway.ledger.types import (
+    NO_BOUNDS,
+    Budget,
+    Key,
+    KeyBounds,
+    KeySpec,
+    Tenant,
+    check_rules,
+)
+from sluicegate.gateway.types import KeyId, Rule, TenantId
 
 _ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _ROUTE: Final = re.compile(r"/[A-Za-z0-9_./~-]{0,200}(/\*)?")

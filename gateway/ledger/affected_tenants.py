@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Select, func, or_, select
 
-from gateway.ledger import schema
-from gateway.ledger.store import Store, to_nanoseconds
-from gateway.ledger.types import TenantCount
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.store import Store, to_nanoseconds
+from sluicegate.gateway.ledger.types import TenantCount
 
 _NONE: Final = "[]"
 _SECOND: Final = 1_000_000_000

@@ -6,9 +6,9 @@ from typing import Final
 import msgspec
 from sqlalchemy import ColumnElement, Connection, func, insert, or_, select
 
-from gateway.ledger import schema
-from gateway.ledger.store import Store, to_datetime, to_nanoseconds
-from gateway.ledger.types import AuditEntry, AuditFilter
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.store import Store, to_datetime, to_nanoseconds
+from sluicegate.gateway.ledger.types import AuditEntry, AuditFilter
 
 _RECENT: Final = 10_000
 

@@ -5,8 +5,8 @@ import os
 import sqlite3
 from pathlib import Path
 
-from gateway.errors import ConfigurationError, DependencyUnavailable
-from gateway.ledger.postgresql import parse_url
+from sluicegate.gateway.errors import ConfigurationError, DependencyUnavailable
+from sluicegate.gateway.ledger.postgresql import parse_url
 
 
 def back_up(url: str, target: Path) -> None:

@@ -6,12 +6,12 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, Row, and_, delete, func, insert, or_, select, update
 
-from gateway.errors import Conflict, NotFound, RateLimited
-from gateway.ledger import schema
-from gateway.ledger.batch_types import BatchState, RequestBatch, StoredFile
-from gateway.ledger.files import SECOND, add_file, check_bytes
-from gateway.ledger.store import Store
-from gateway.ledger.webhooks import add_delivery
+from sluicegate.gateway.errors import Conflict, NotFound, RateLimited
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.batch_types import BatchState, RequestBatch, StoredFile
+from sluicegate.gateway.ledger.files import SECOND, add_file, check_bytes
+from sluicegate.gateway.ledger.store import Store
+from sluicegate.gateway.ledger.webhooks import add_delivery
 
 _LOCK: Final = "batches"
 _FILES: Final = "files"

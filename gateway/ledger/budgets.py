@@ -10,20 +10,20 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, delete, or_, select, update
 
-from gateway.config.document import PriceConfig
-from gateway.errors import InvalidRequest, NotFound
-from gateway.ledger import schema
-from gateway.ledger.accounts import tenant_of
-from gateway.ledger.audit import Audit
-from gateway.ledger.invoices import month_bounds
-from gateway.ledger.prices import PublishedPrices
-from gateway.ledger.pricing import NANO, PriceList, amount, decimal
-from gateway.ledger.principals import record_change
-from gateway.ledger.store import Store, to_datetime
-from gateway.ledger.types import Budget, BudgetReport, GroupBy, Tenant
-from gateway.ledger.usage import priced_usage
-from gateway.ledger.usage_marks import HOUR
-from gateway.ledger.webhooks import add_delivery
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.errors import InvalidRequest, NotFound
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.accounts import tenant_of
+from sluicegate.gateway.ledger.audit import Audit
+from sluicegate.gateway.ledger.invoices import month_bounds
+from sluicegate.gateway.ledger.prices import PublishedPrices
+from sluicegate.gateway.ledger.pricing import NANO, PriceList, amount, decimal
+from sluicegate.gateway.ledger.principals import record_change
+from sluicegate.gateway.ledger.store import Store, to_datetime
+from sluicegate.gateway.ledger.types import Budget, BudgetReport, GroupBy, Tenant
+from sluicegate.gateway.ledger.usage import priced_usage
+from sluicegate.gateway.ledger.usage_marks import HOUR
+from sluicegate.gateway.ledger.webhooks import add_delivery
 
 _WHOLE: Final = 100
 _AMOUNT: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")

@@ -7,13 +7,13 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, Row, delete, func, select
 
-from gateway.errors import InvalidRequest, NotFound
-from gateway.ledger import schema
-from gateway.ledger.audit import Audit
-from gateway.ledger.event_rows import is_valid
-from gateway.ledger.recording import EventRecorder
-from gateway.ledger.store import Store, to_datetime
-from gateway.types import RequestEvent
+from sluicegate.gateway.errors import InvalidRequest, NotFound
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.audit import Audit
+from sluicegate.gateway.ledger.event_rows import is_valid
+from sluicegate.gateway.ledger.recording import EventRecorder
+from sluicegate.gateway.ledger.store import Store, to_datetime
+from sluicegate.gateway.types import RequestEvent
 
 _letters: Final = schema.dead_letters
 _SHOWN: Final = ("number", "time", "log_id", "reason")

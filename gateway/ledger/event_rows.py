@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from operator import attrgetter, itemgetter, le
 from typing import Any, Final
 
-from gateway.ledger import schema
-from gateway.ledger.usage_fields import DETAILS, FIELDS, NUMBERS, UNITS
-from gateway.types import ID_DIGITS, RequestEvent
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.usage_fields import DETAILS, FIELDS, NUMBERS, UNITS
+from sluicegate.gateway.types import ID_DIGITS, RequestEvent
 
 _SECOND: Final = 1_000_000_000
 _NAMES: Final = tuple(FIELDS)

@@ -4,10 +4,10 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, Row, and_, delete, func, insert, or_, select, update
 
-from gateway.errors import Conflict, NotFound, RateLimited
-from gateway.ledger import schema
-from gateway.ledger.batch_types import StoredFile
-from gateway.ledger.store import Store
+from sluicegate.gateway.errors import Conflict, NotFound, RateLimited
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.batch_types import StoredFile
+from sluicegate.gateway.ledger.store import Store
 
 SECOND: Final = 1_000_000_000
 _LOCK: Final = "files"

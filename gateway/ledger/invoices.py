@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from gateway.errors import InvalidRequest
-from gateway.ledger.pricing import amount as cost, decimal, digits, round_amount
-from gateway.ledger.store import to_nanoseconds
-from gateway.ledger.types import Invoice, InvoiceLine, InvoiceTotal, UnitPrices
-from gateway.ledger.usage import PricedUsage
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.ledger.pricing import amount as cost, decimal, digits, round_amount
+from sluicegate.gateway.ledger.store import to_nanoseconds
+from sluicegate.gateway.ledger.types import Invoice, InvoiceLine, InvoiceTotal, UnitPrices
+from sluicegate.gateway.ledger.usage import PricedUsage
 
 _MONTH = re.compile(r"(?!0000)[0-9]{4}-(0[1-9]|1[0-2])")
 

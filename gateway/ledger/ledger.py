@@ -5,32 +5,32 @@ from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Self
 
-from gateway.config.document import PriceConfig
-from gateway.errors import InvalidRequest
-from gateway.ledger.accounts import Accounts
-from gateway.ledger.affected_tenants import AffectedTenants
-from gateway.ledger.audit import Audit
-from gateway.ledger.batches import BatchStore
-from gateway.ledger.budgets import Budgets
-from gateway.ledger.dead_letters import DeadLetters
-from gateway.ledger.files import FileStore
-from gateway.ledger.invoices import make_invoice, month_bounds
-from gateway.ledger.operators import OperatorStore
-from gateway.ledger.past_requests import find_request, find_requests
-from gateway.ledger.prices import PublishedPrices
-from gateway.ledger.pricing import PriceList
-from gateway.ledger.principals import PrincipalReader
-from gateway.ledger.published import PublishedState
-from gateway.ledger.recording import EventRecorder
-from gateway.ledger.regional_shares import RegionalShareStore
-from gateway.ledger.revision_usage import revision_costs
-from gateway.ledger.rollup import Rollup
-from gateway.ledger.serving_plans import ServingPlanStore
-from gateway.ledger.store import Store, to_nanoseconds
-from gateway.ledger.tenant_pages import TenantPages
-from gateway.ledger.types import GroupBy, GroupUsage, Invoice, PastRequest, RevisionCost
-from gateway.ledger.usage import priced_usage, usage_by_group
-from gateway.ledger.webhooks import DeliveryStore
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.ledger.accounts import Accounts
+from sluicegate.gateway.ledger.affected_tenants import AffectedTenants
+from sluicegate.gateway.ledger.audit import Audit
+from sluicegate.gateway.ledger.batches import BatchStore
+from sluicegate.gateway.ledger.budgets import Budgets
+from sluicegate.gateway.ledger.dead_letters import DeadLetters
+from sluicegate.gateway.ledger.files import FileStore
+from sluicegate.gateway.ledger.invoices import make_invoice, month_bounds
+from sluicegate.gateway.ledger.operators import OperatorStore
+from sluicegate.gateway.ledger.past_requests import find_request, find_requests
+from sluicegate.gateway.ledger.prices import PublishedPrices
+from sluicegate.gateway.ledger.pricing import PriceList
+from sluicegate.gateway.ledger.principals import PrincipalReader
+from sluicegate.gateway.ledger.published import PublishedState
+from sluicegate.gateway.ledger.recording import EventRecorder
+from sluicegate.gateway.ledger.regional_shares import RegionalShareStore
+from sluicegate.gateway.ledger.revision_usage import revision_costs
+from sluicegate.gateway.ledger.rollup import Rollup
+from sluicegate.gateway.ledger.serving_plans import ServingPlanStore
+from sluicegate.gateway.ledger.store import Store, to_nanoseconds
+from sluicegate.gateway.ledger.tenant_pages import TenantPages
+from sluicegate.gateway.ledger.types import GroupBy, GroupUsage, Invoice, PastRequest, RevisionCost
+from sluicegate.gateway.ledger.usage import priced_usage, usage_by_group
+from sluicegate.gateway.ledger.webhooks import DeliveryStore
 
 
 class Ledger:

@@ -15,9 +15,9 @@ import sqlalchemy
 from sqlalchemy import Connection, Table, func, select
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
-from gateway.errors import DependencyUnavailable
-from gateway.ledger import schema, usage_marks
-from gateway.ledger.usage_fields import FIELDS
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger import schema, usage_marks
+from sluicegate.gateway.ledger.usage_fields import FIELDS
 
 InsertNew = Callable[[Connection, Table, list[dict[str, Any]]], int]
 """Inserts the rows whose primary keys are new, like `Store.insert_new`."""

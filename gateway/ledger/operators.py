@@ -8,11 +8,11 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, Row, func, select, update
 
-from gateway.errors import Conflict, InvalidRequest, NotFound
-from gateway.ledger import schema
-from gateway.ledger.audit import Audit
-from gateway.ledger.store import Store, to_datetime, to_nanoseconds
-from gateway.ledger.types import OperatorAccount
+from sluicegate.gateway.errors import Conflict, InvalidRequest, NotFound
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.audit import Audit
+from sluicegate.gateway.ledger.store import Store, to_datetime, to_nanoseconds
+from sluicegate.gateway.ledger.types import OperatorAccount
 
 MAX_OPERATORS: Final = 1000
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")

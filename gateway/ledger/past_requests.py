@@ -6,12 +6,12 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
-from gateway.ledger import schema
-from gateway.ledger.batch_types import FAILED
-from gateway.ledger.store import Store, to_datetime
-from gateway.ledger.types import PastRequest
-from gateway.ledger.usage_fields import PUBLIC, UNITS
-from gateway.types import ID_DIGITS, RequestUsage
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.batch_types import FAILED
+from sluicegate.gateway.ledger.store import Store, to_datetime
+from sluicegate.gateway.ledger.types import PastRequest
+from sluicegate.gateway.ledger.usage_fields import PUBLIC, UNITS
+from sluicegate.gateway.types import ID_DIGITS, RequestUsage
 
 _events = schema.usage_events
 _MOST = 100

@@ -13,7 +13,7 @@ import sqlalchemy
 from sqlalchemy import URL, Connection, Dialect, Engine, ExceptionContext, event, exc, make_url
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 
-from gateway.errors import ConfigurationError
+from sluicegate.gateway.errors import ConfigurationError
 
 # Options of libpq in seconds; only `tcp_user_timeout` is in milliseconds. With these options, a
 # connection fails about ten seconds after the network was cut.

@@ -7,11 +7,11 @@ from typing import Any, Final
 from msgspec.structs import asdict
 from sqlalchemy import Connection, Row, delete, insert, select
 
-from gateway.config.document import PriceConfig
-from gateway.errors import ConfigurationError
-from gateway.ledger import schema
-from gateway.ledger.pricing import PriceList, starts_at
-from gateway.ledger.store import Store
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.pricing import PriceList, starts_at
+from sluicegate.gateway.ledger.store import Store
 
 _FREE: Final = PriceConfig()
 _FIELDS: Final = PriceConfig.__struct_fields__

@@ -7,11 +7,11 @@ from typing import Final
 
 import msgspec
 
-from gateway.config.checks import ANY_MODEL
-from gateway.config.document import PriceConfig
-from gateway.errors import ConfigurationError
-from gateway.ledger.store import to_nanoseconds
-from gateway.ledger.types import Units
+from sluicegate.gateway.config.checks import ANY_MODEL
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.ledger.store import to_nanoseconds
+from sluicegate.gateway.ledger.types import Units
 
 NANO: Final = 1_000_000_000
 _EXACT: Final = 9

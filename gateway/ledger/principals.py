@@ -21,9 +21,9 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, Row, Select, delete, insert, or_, select
 
-from gateway.ledger import schema
-from gateway.ledger.store import Store
-from gateway.types import KeyId, Principal, Rule, TenantId
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.store import Store
+from sluicegate.gateway.types import KeyId, Principal, Rule, TenantId
 
 KEPT_CHANGES: Final = 4096
 _SUBJECT: Final = "accounts"

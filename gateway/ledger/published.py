@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 import msgspec
 from sqlalchemy import delete, func, select, update
 
-from gateway.ledger import schema
-from gateway.ledger.store import Store
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.store import Store
 
 _KEPT = 50
 

@@ -11,15 +11,15 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, bindparam, delete, exc, func, select, update
 
-from gateway.errors import InvalidRequest
-from gateway.ledger import schema
-from gateway.ledger.event_rows import is_valid, row_of, rows_of_runs
-from gateway.ledger.revision_usage import add_revision_usage
-from gateway.ledger.store import Store
-from gateway.ledger.types import EventBlock, Recorded
-from gateway.ledger.usage_marks import hold_marks
-from gateway.ledger.usage_totals import add_to_totals
-from gateway.types import RequestEvent
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.event_rows import is_valid, row_of, rows_of_runs
+from sluicegate.gateway.ledger.revision_usage import add_revision_usage
+from sluicegate.gateway.ledger.store import Store
+from sluicegate.gateway.ledger.types import EventBlock, Recorded
+from sluicegate.gateway.ledger.usage_marks import hold_marks
+from sluicegate.gateway.ledger.usage_totals import add_to_totals
+from sluicegate.gateway.types import RequestEvent
 
 _LOGS_AT_ONCE: Final = 1000
 _encode = msgspec.msgpack.Encoder().encode

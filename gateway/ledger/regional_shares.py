@@ -13,10 +13,10 @@ import msgspec
 from msgspec.structs import replace
 from sqlalchemy import Connection, delete, func, select, update
 
-from gateway.ledger import schema
-from gateway.ledger.store import Store
-from gateway.ledger.types import RegionLease, RegionShare
-from gateway.regional_limits.policy import (
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.store import Store
+from sluicegate.gateway.ledger.types import RegionLease, RegionShare
+from sluicegate.gateway.regional_limits.policy import (
     LEASE,
     REST,
     OtherRegions,
@@ -24,7 +24,12 @@ from gateway.regional_limits.policy import (
     decide,
     first_entries,
 )
-from gateway.regional_limits.values import BucketShare, BucketShares, QuotaDemand, ShareReport
+from sluicegate.gateway.regional_limits.values import (
+    BucketShare,
+    BucketShares,
+    QuotaDemand,
+    ShareReport,
+)
 
 _Entries: TypeAlias = dict[str, dict[str, ShareEntry]]
 _LOCK: Final = "shares"

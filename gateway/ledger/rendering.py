@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from gateway.ledger.types import GroupBy, GroupUsage, Invoice
-from gateway.ledger.usage_fields import SUMMED
+from sluicegate.gateway.ledger.types import GroupBy, GroupUsage, Invoice
+from sluicegate.gateway.ledger.usage_fields import SUMMED
 
 
 def invoice_csv(invoice: Invoice) -> str:

@@ -6,13 +6,13 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, func, select
 
-from gateway.ledger import schema
-from gateway.ledger.pricing import PriceList, amount, decimal
-from gateway.ledger.store import Store
-from gateway.ledger.types import RevisionCost, Units
-from gateway.ledger.usage_fields import OUTCOMES
-from gateway.ledger.usage_marks import HOUR
-from gateway.types import RequestEvent
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.pricing import PriceList, amount, decimal
+from sluicegate.gateway.ledger.store import Store
+from sluicegate.gateway.ledger.types import RevisionCost, Units
+from sluicegate.gateway.ledger.usage_fields import OUTCOMES
+from sluicegate.gateway.ledger.usage_marks import HOUR
+from sluicegate.gateway.types import RequestEvent
 
 _KEY: Final = ("time", "model", "revision", "arm", "shadow")
 _table: Final = schema.revision_usage

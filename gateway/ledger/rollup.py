@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, RowMapping, delete, func, select
 
-from gateway.ledger import schema
-from gateway.ledger.store import Store
-from gateway.ledger.usage_fields import KIND, SUMMED
-from gateway.ledger.usage_marks import HOUR, LOCK, locked_marks, move_rolled_up
-from gateway.ledger.usage_totals import ROLLUP_PREFIX, catch_up
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.store import Store
+from sluicegate.gateway.ledger.usage_fields import KIND, SUMMED
+from sluicegate.gateway.ledger.usage_marks import HOUR, LOCK, locked_marks, move_rolled_up
+from sluicegate.gateway.ledger.usage_totals import ROLLUP_PREFIX, catch_up
 
 _HOURS: Final = 100
 """The most hours that one transaction scans. After a very late event, the roll-up has to scan all

@@ -21,8 +21,8 @@ from sqlalchemy import (
     text,
 )
 
-from gateway.ledger.usage_fields import FIELDS, NUMBERS, OUTCOMES, SUMMED, UNITS
-from gateway.types import EventField
+from sluicegate.gateway.ledger.usage_fields import FIELDS, NUMBERS, OUTCOMES, SUMMED, UNITS
+from sluicegate.gateway.types import EventField
 
 metadata: Final = MetaData()
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Row, func, insert, select, update
 
-from gateway.errors import Conflict
-from gateway.ledger import schema
-from gateway.ledger.audit import Audit
-from gateway.ledger.store import Store
-from gateway.ledger.types import StoredPlan
-from wire.plans import Serving, ServingPlans
+from sluicegate.gateway.errors import Conflict
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.audit import Audit
+from sluicegate.gateway.ledger.store import Store
+from sluicegate.gateway.ledger.types import StoredPlan
+from sluicegate.wire.plans import Serving, ServingPlans
 
 _LOCK: Final = "serving_plans"
 _table: Final = schema.serving_plans

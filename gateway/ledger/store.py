@@ -16,13 +16,13 @@ from sqlalchemy import Connection, CursorResult, Engine, event, exc
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from gateway.errors import DependencyUnavailable, InvalidRequest
-from gateway.ledger import migrations, schema
-from gateway.ledger.migrations import LedgerEmpty
-from gateway.ledger.postgresql import lift_limits, make_engine, parse_url
-from gateway.ledger.reserve import DiskReserve, FileReserve
-from gateway.ledger.usage_marks import MarksMissing
-from gateway.ledger.write_priority import FileWritePriority, WritePriority
+from sluicegate.gateway.errors import DependencyUnavailable, InvalidRequest
+from sluicegate.gateway.ledger import migrations, schema
+from sluicegate.gateway.ledger.migrations import LedgerEmpty
+from sluicegate.gateway.ledger.postgresql import lift_limits, make_engine, parse_url
+from sluicegate.gateway.ledger.reserve import DiskReserve, FileReserve
+from sluicegate.gateway.ledger.usage_marks import MarksMissing
+from sluicegate.gateway.ledger.write_priority import FileWritePriority, WritePriority
 
 _WRITES: Final = "sluicegate_writes"
 _FILE: Final = "sluicegate_file"

@@ -6,10 +6,10 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import ColumnElement, Row, func, or_, select
 
-from gateway.ledger import schema
-from gateway.ledger.accounts import tenant_of
-from gateway.ledger.store import Store
-from gateway.ledger.types import Budget, Tenant
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.accounts import tenant_of
+from sluicegate.gateway.ledger.store import Store
+from sluicegate.gateway.ledger.types import Budget, Tenant
 
 _tenants: Final = schema.tenants
 _keys: Final = schema.keys

@@ -7,11 +7,11 @@ from typing import ClassVar, Final
 
 import msgspec
 
-from gateway.config.checks import rule_findings
-from gateway.errors import InvalidRequest
-from gateway.ledger.usage_fields import FIELDS, SUMMED
-from gateway.types import KeyId, RequestEvent, RequestUsage, Rule, TenantId
-from wire.plans import Serving
+from sluicegate.gateway.config.checks import rule_findings
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.ledger.usage_fields import FIELDS, SUMMED
+from sluicegate.gateway.types import KeyId, RequestEvent, RequestUsage, Rule, TenantId
+from sluicegate.wire.plans import Serving
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

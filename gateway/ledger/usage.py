@@ -7,14 +7,19 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import ColumnElement, Select, case, func, or_, select, union_all
 
-from gateway.ledger import schema
-from gateway.ledger.pricing import Price, PriceList, amount, decimal
-from gateway.ledger.store import Store, to_datetime
-from gateway.ledger.types import GroupBy, GroupUsage, Units
-from gateway.ledger.usage_fields import SUMMED
-from gateway.ledger.usage_marks import DAY, HOUR
-from gateway.ledger.usage_sources import Blocks, sources_of
-from gateway.ledger.usage_totals import ALL_TENANTS, HOURS_OF_DAY, is_free, is_outside_totals
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.pricing import Price, PriceList, amount, decimal
+from sluicegate.gateway.ledger.store import Store, to_datetime
+from sluicegate.gateway.ledger.types import GroupBy, GroupUsage, Units
+from sluicegate.gateway.ledger.usage_fields import SUMMED
+from sluicegate.gateway.ledger.usage_marks import DAY, HOUR
+from sluicegate.gateway.ledger.usage_sources import Blocks, sources_of
+from sluicegate.gateway.ledger.usage_totals import (
+    ALL_TENANTS,
+    HOURS_OF_DAY,
+    is_free,
+    is_outside_totals,
+)
 
 _LENGTHS: Final = {GroupBy.DAY: DAY, GroupBy.HOUR: HOUR}
 _events: Final = schema.usage_events.c

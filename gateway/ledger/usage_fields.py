@@ -5,7 +5,7 @@
 
 from typing import Final, get_type_hints
 
-from gateway.types import EventField, RequestEvent, RequestUsage, RevisionUsage
+from sluicegate.gateway.types import EventField, RequestEvent, RequestUsage, RevisionUsage
 
 _types: Final = get_type_hints(RequestEvent)
 FIELDS: Final = {

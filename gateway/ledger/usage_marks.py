@@ -11,8 +11,8 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, Select, bindparam, func, select, update
 
-from gateway.errors import DependencyUnavailable
-from gateway.ledger import schema
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger import schema
 
 HOUR: Final = 3_600 * 1_000_000_000
 DAY: Final = 24 * HOUR

@@ -6,11 +6,16 @@ from typing import Final
 import msgspec
 from sqlalchemy import ColumnElement, Connection, and_, func, select
 
-from gateway.errors import InvalidRequest
-from gateway.ledger import schema
-from gateway.ledger.types import GroupBy
-from gateway.ledger.usage_marks import HOUR, read_marks
-from gateway.ledger.usage_totals import HOURS_OF_DAY, LENGTHS, hours_since, is_outside_totals
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.types import GroupBy
+from sluicegate.gateway.ledger.usage_marks import HOUR, read_marks
+from sluicegate.gateway.ledger.usage_totals import (
+    HOURS_OF_DAY,
+    LENGTHS,
+    hours_since,
+    is_outside_totals,
+)
 
 _events: Final = schema.usage_events.c
 _totals: Final = schema.usage_totals.c

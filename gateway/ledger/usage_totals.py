@@ -17,10 +17,10 @@ from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, case, delete, func, literal, literal_column, select, update
 
-from gateway.ledger import schema
-from gateway.ledger.store import Store
-from gateway.ledger.usage_fields import SUMMED
-from gateway.ledger.usage_marks import (
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.store import Store
+from sluicegate.gateway.ledger.usage_fields import SUMMED
+from sluicegate.gateway.ledger.usage_marks import (
     AGE,
     DAY,
     HOUR,
@@ -31,7 +31,7 @@ from gateway.ledger.usage_marks import (
     read_marks,
     reopen,
 )
-from wire.protocol import TOKEN_TASKS
+from sluicegate.wire.protocol import TOKEN_TASKS
 
 HOURS_OF_DAY: Final = 24
 LENGTHS: Final = (1, *(HOURS_OF_DAY * 2**power for power in range(8)))

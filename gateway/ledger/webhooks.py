@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 from sqlalchemy import Connection, delete, insert, select, update
 
-from gateway.ledger import schema
-from gateway.ledger.store import Store
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.store import Store
 
 _LOCK: Final = "webhooks"
 _SECOND: Final = 1_000_000_000

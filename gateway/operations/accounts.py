@@ -7,16 +7,16 @@ from typing import Annotated
 
 import msgspec
 
-from gateway.api.openapi_parts import Json
-from gateway.auth.keys import hash_key, new_key
-from gateway.errors import Conflict, NotFound
-from gateway.ledger.types import Key, KeyBounds, KeySpec, Tenant
-from gateway.operations.context import OperationContext
-from gateway.operations.declaration import TENANT, Command, Family, Table
-from gateway.operations.dry_runs import DRY_RUN, CheckedChange, check_limits
-from gateway.operations.operators import Role
-from gateway.types import Rule
-from wire.settings import stated
+from sluicegate.gateway.api.openapi_parts import Json
+from sluicegate.gateway.auth.keys import hash_key, new_key
+from sluicegate.gateway.errors import Conflict, NotFound
+from sluicegate.gateway.ledger.types import Key, KeyBounds, KeySpec, Tenant
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.declaration import TENANT, Command, Family, Table
+from sluicegate.gateway.operations.dry_runs import DRY_RUN, CheckedChange, check_limits
+from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.types import Rule
+from sluicegate.wire.settings import stated
 
 DAY = 86_400.0
 LONGEST = 7 * DAY

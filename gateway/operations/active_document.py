@@ -3,13 +3,13 @@
 import asyncio
 from typing import TYPE_CHECKING
 
-from gateway.config.document import Document
-from gateway.config.load import load_folder, load_sources
-from gateway.errors import DependencyUnavailable
-from gateway.settings import Settings
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.config.load import load_folder, load_sources
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.settings import Settings
 
 if TYPE_CHECKING:  # see `gateway.operations.context`
-    from gateway.runtime.control import Control
+    from sluicegate.gateway.runtime.control import Control
 
 
 class ActiveDocumentReader:

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gateway.dispatch.discovery import at
-from gateway.operations.active_document import ActiveDocumentReader
-from gateway.operations.fleet_view import reported_backends
-from gateway.runtime.runtime import compile_runtime
-from gateway.types import Endpoint
-from gateway.upstream.base import BackendClient, CallFailed
-from wire.plans import PlanTrial
-from wire.protocol import TOKEN_TASKS, ModelInfo, PlanVerdict, ServingState, Task
+from sluicegate.gateway.dispatch.discovery import at
+from sluicegate.gateway.operations.active_document import ActiveDocumentReader
+from sluicegate.gateway.operations.fleet_view import reported_backends
+from sluicegate.gateway.runtime.runtime import compile_runtime
+from sluicegate.gateway.types import Endpoint
+from sluicegate.gateway.upstream.base import BackendClient, CallFailed
+from sluicegate.wire.plans import PlanTrial
+from sluicegate.wire.protocol import TOKEN_TASKS, ModelInfo, PlanVerdict, ServingState, Task
 
 if TYPE_CHECKING:  # see `gateway.operations.context`
-    from gateway.runtime.control import Control
+    from sluicegate.gateway.runtime.control import Control
 
 _STATE_TIMEOUT = 5.0
 # A check takes as long as a reload, because both load models.

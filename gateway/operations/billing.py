@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from gateway.api.openapi_parts import MOMENT, Content, Json
-from gateway.api.usage_query import parse_group_by, parse_moment
-from gateway.errors import ConfigurationError, NotFound
-from gateway.ledger import rendering
-from gateway.ledger.types import (
+from sluicegate.gateway.api.openapi_parts import MOMENT, Content, Json
+from sluicegate.gateway.api.usage_query import parse_group_by, parse_moment
+from sluicegate.gateway.errors import ConfigurationError, NotFound
+from sluicegate.gateway.ledger import rendering
+from sluicegate.gateway.ledger.types import (
     SLOW_GROUPS,
     AuditEntry,
     AuditFilter,
@@ -18,9 +18,9 @@ from gateway.ledger.types import (
     GroupUsage,
     Invoice,
 )
-from gateway.operations.context import OperationContext
-from gateway.operations.declaration import TENANT, Answer, Family, Sent
-from gateway.operations.operators import Role
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.declaration import TENANT, Answer, Family, Sent
+from sluicegate.gateway.operations.operators import Role
 
 Format = Literal["json", "csv"]
 Since = Annotated[str, Sent(name="from")]

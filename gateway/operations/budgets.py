@@ -2,12 +2,12 @@
 
 import asyncio
 
-from gateway.errors import ConfigurationError, NotFound
-from gateway.ledger.types import Budget, BudgetReport, Tenant
-from gateway.operations.context import OperationContext
-from gateway.operations.declaration import TENANT, Command, Family, Option
-from gateway.operations.dry_runs import DRY_RUN, CheckedChange, compare_budgets
-from gateway.operations.operators import Role
+from sluicegate.gateway.errors import ConfigurationError, NotFound
+from sluicegate.gateway.ledger.types import Budget, BudgetReport, Tenant
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.declaration import TENANT, Command, Family, Option
+from sluicegate.gateway.operations.dry_runs import DRY_RUN, CheckedChange, compare_budgets
+from sluicegate.gateway.operations.operators import Role
 
 FAMILY = Family("accounts", about={"tenant": TENANT, "dry_run": DRY_RUN})
 _PATH = "/admin/tenants/{tenant}/budget"

@@ -4,15 +4,15 @@ import asyncio
 
 import msgspec
 
-from gateway.api.openapi_parts import Content
-from gateway.cache.statistics import CacheStatistics
-from gateway.errors import InvalidRequest, NotFound
-from gateway.operations.context import OperationContext
-from gateway.operations.declaration import SOON, Family
-from gateway.operations.fleet_view import Json, reported
-from gateway.operations.operators import Role
-from gateway.redis.connect import PipelinedClient
-from gateway.runtime.control_values import Topic
+from sluicegate.gateway.api.openapi_parts import Content
+from sluicegate.gateway.cache.statistics import CacheStatistics
+from sluicegate.gateway.errors import InvalidRequest, NotFound
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.declaration import SOON, Family
+from sluicegate.gateway.operations.fleet_view import Json, reported
+from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.redis.connect import PipelinedClient
+from sluicegate.gateway.runtime.control_values import Topic
 
 _WORKERS_TIMEOUT = 5.0
 FAMILY = Family("operations")

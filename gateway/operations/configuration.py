@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gateway.api.openapi_parts import Content
-from gateway.config.document import Document
-from gateway.config.load import load_sources
-from gateway.config.sources import MAX_SOURCE_BYTES, DocumentSource
-from gateway.errors import (
+from sluicegate.gateway.api.openapi_parts import Content
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.config.load import load_sources
+from sluicegate.gateway.config.sources import MAX_SOURCE_BYTES, DocumentSource
+from sluicegate.gateway.errors import (
     ConfigurationError,
     Conflict,
     InvalidRequest,
@@ -18,12 +18,12 @@ from gateway.errors import (
     PayloadTooLarge,
     PreconditionFailed,
 )
-from gateway.operations.context import OperationContext
-from gateway.operations.declaration import Answer, Family, Place, Sent
-from gateway.operations.generations import etag
-from gateway.operations.operators import Role
-from gateway.operations.publishing import CheckedDocument, PublishedChange
-from gateway.runtime.control_values import Published, Topic
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.declaration import Answer, Family, Place, Sent
+from sluicegate.gateway.operations.generations import etag
+from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.operations.publishing import CheckedDocument, PublishedChange
+from sluicegate.gateway.runtime.control_values import Published, Topic
 
 _BACKENDS = [{"id": "eu-1", "url": "http://10.0.0.7:8100"}]
 _DOCUMENT = {

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from gateway.errors import DependencyUnavailable
-from gateway.operations.operators import Operator
-from gateway.runtime.control_values import Topic
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.operations.operators import Operator
+from sluicegate.gateway.runtime.control_values import Topic
 
 if TYPE_CHECKING:  # commands import operations for their declarations, and need none of these
-    from gateway.ledger.ledger import Ledger
-    from gateway.operations.active_document import ActiveDocumentReader
-    from gateway.operations.backend_calls import BackendCalls
-    from gateway.operations.model_names import ModelNameValidator
-    from gateway.operations.operator_keys import OperatorKeys
-    from gateway.operations.publishing import Publisher
-    from gateway.redis.connect import PipelinedClient
-    from gateway.runtime.control import Control
-    from gateway.runtime.recovery import Recovery
-    from gateway.settings import Settings
+    from sluicegate.gateway.ledger.ledger import Ledger
+    from sluicegate.gateway.operations.active_document import ActiveDocumentReader
+    from sluicegate.gateway.operations.backend_calls import BackendCalls
+    from sluicegate.gateway.operations.model_names import ModelNameValidator
+    from sluicegate.gateway.operations.operator_keys import OperatorKeys
+    from sluicegate.gateway.operations.publishing import Publisher
+    from sluicegate.gateway.redis.connect import PipelinedClient
+    from sluicegate.gateway.runtime.control import Control
+    from sluicegate.gateway.runtime.recovery import Recovery
+    from sluicegate.gateway.settings import Settings
 
 T = TypeVar("T")
 _WORKERS_TIMEOUT = 2.0

@@ -6,16 +6,16 @@ from typing import Annotated, Any
 
 import msgspec
 
-from gateway.errors import InvalidRequest, NotFound
-from gateway.events.block import Block, MalformedBlock, Unpacker, from_fields
-from gateway.ledger.dead_letters import DeadLetter
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.recording import UnrecordableBlock
-from gateway.ledger.types import EventBlock
-from gateway.operations.context import OperationContext
-from gateway.operations.declaration import Family
-from gateway.operations.operators import Role
-from gateway.types import RequestEvent
+from sluicegate.gateway.errors import InvalidRequest, NotFound
+from sluicegate.gateway.events.block import Block, MalformedBlock, Unpacker, from_fields
+from sluicegate.gateway.ledger.dead_letters import DeadLetter
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.recording import UnrecordableBlock
+from sluicegate.gateway.ledger.types import EventBlock
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.declaration import Family
+from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.types import RequestEvent
 
 MOST_SHOWN_BYTES = 4096
 _MOST_EVENTS = 10

@@ -34,10 +34,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from gateway.api.openapi_parts import Content, Json, Operation as Description
-from gateway.errors import GatewayError
-from gateway.operations.context import OperationContext
-from gateway.operations.operators import Role, check_role
+from sluicegate.gateway.api.openapi_parts import Content, Json, Operation as Description
+from sluicegate.gateway.errors import GatewayError
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.operators import Role, check_role
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gateway.config.checks import ANY_MODEL
-from gateway.config.difference import FieldChange, find_changes
-from gateway.config.document import Document, PriceConfig
-from gateway.errors import DependencyUnavailable
-from gateway.ledger.types import TenantCount
+from sluicegate.gateway.config.checks import ANY_MODEL
+from sluicegate.gateway.config.difference import FieldChange, find_changes
+from sluicegate.gateway.config.document import Document, PriceConfig
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger.types import TenantCount
 
 if TYPE_CHECKING:  # see `gateway.operations.context`
-    from gateway.ledger.affected_tenants import AffectedTenants
+    from sluicegate.gateway.ledger.affected_tenants import AffectedTenants
 
 MAX_CHANGES = 1000
 

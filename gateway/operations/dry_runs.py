@@ -4,10 +4,10 @@ from collections.abc import Collection
 
 import msgspec
 
-from gateway.api.openapi_parts import Json
-from gateway.config.difference import FieldChange, find_changes
-from gateway.ledger.types import Budget, check_rules
-from gateway.types import Rule
+from sluicegate.gateway.api.openapi_parts import Json
+from sluicegate.gateway.config.difference import FieldChange, find_changes
+from sluicegate.gateway.ledger.types import Budget, check_rules
+from sluicegate.gateway.types import Rule
 
 DRY_RUN: Json = {"description": "Check the change and list its effects, but change nothing."}
 

@@ -1,6 +1,6 @@
 """Lists the families of operations."""
 
-from gateway.operations import (
+from sluicegate.gateway.operations import (
     accounts,
     billing,
     budgets,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 if TYPE_CHECKING:  # see `gateway.operations.context`
-    from gateway.runtime.control import Control
+    from sluicegate.gateway.runtime.control import Control
 
 LARGEST_SKEW: Final = 2.0
 """Seconds by which clocks may differ. The alert `ClockSkewed` uses the same value."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from gateway.errors import NotFound, PreconditionFailed
-from gateway.runtime.control_values import Published
+from sluicegate.gateway.errors import NotFound, PreconditionFailed
+from sluicegate.gateway.runtime.control_values import Published
 
 
 def etag(published: Published) -> str:

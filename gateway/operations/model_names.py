@@ -3,16 +3,16 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from gateway.config.checks import models_named
-from gateway.config.document import Document
-from gateway.config.spelling import closest
-from gateway.errors import ConfigurationError, DependencyUnavailable, InvalidRequest
-from gateway.operations.active_document import ActiveDocumentReader
-from gateway.operations.fleet_view import reported_backends
-from gateway.types import Rule
+from sluicegate.gateway.config.checks import models_named
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.config.spelling import closest
+from sluicegate.gateway.errors import ConfigurationError, DependencyUnavailable, InvalidRequest
+from sluicegate.gateway.operations.active_document import ActiveDocumentReader
+from sluicegate.gateway.operations.fleet_view import reported_backends
+from sluicegate.gateway.types import Rule
 
 if TYPE_CHECKING:  # see `gateway.operations.context`
-    from gateway.runtime.control import Control
+    from sluicegate.gateway.runtime.control import Control
 
 
 class ModelNameValidator:

@@ -5,27 +5,27 @@ from typing import Annotated
 
 import msgspec
 
-from gateway.api.openapi_parts import Content
-from gateway.errors import (
+from sluicegate.gateway.api.openapi_parts import Content
+from sluicegate.gateway.errors import (
     ConfigurationError,
     Conflict,
     NotFound,
     PlanRefused,
     UpstreamUnavailable,
 )
-from gateway.operations.context import OperationContext
-from gateway.operations.declaration import DONE, PENDING, Family
-from gateway.operations.operators import Role
-from gateway.operations.plan_changes import ROLLBACK, PlanResult, change_plan
-from gateway.operations.plan_steps import (
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.declaration import DONE, PENDING, Family
+from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.operations.plan_changes import ROLLBACK, PlanResult, change_plan
+from sluicegate.gateway.operations.plan_steps import (
     as_before,
     mirror_to,
     split_by,
     without_plan,
     without_shadow,
 )
-from gateway.operations.revisions import ModelArms, read_revisions
-from wire.plans import Revision, Shadow, Weight
+from sluicegate.gateway.operations.revisions import ModelArms, read_revisions
+from sluicegate.wire.plans import Revision, Shadow, Weight
 
 _PATH = "/admin/models/{model}"
 _ERRORS = (NotFound, Conflict, PlanRefused, ConfigurationError, UpstreamUnavailable)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gateway.api.openapi_parts import PROBLEM_JSON, Content
-from gateway.errors import GatewayError, ModelsBroken
-from gateway.http.problem_details import Problem, problem
-from gateway.operations.context import OperationContext
-from gateway.operations.declaration import DONE, PENDING, Answer, Family
-from gateway.operations.fleet_view import BackendView, reported_backends
-from gateway.operations.operators import Role
-from gateway.runtime.control_values import Topic
+from sluicegate.gateway.api.openapi_parts import PROBLEM_JSON, Content
+from sluicegate.gateway.errors import GatewayError, ModelsBroken
+from sluicegate.gateway.http.problem_details import Problem, problem
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.declaration import DONE, PENDING, Answer, Family
+from sluicegate.gateway.operations.fleet_view import BackendView, reported_backends
+from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.runtime.control_values import Topic
 
 if TYPE_CHECKING:  # see `gateway.operations.context`
-    from gateway.ledger.audit import Audit
+    from sluicegate.gateway.ledger.audit import Audit
 
 FAMILY = Family("operations")
 # A reload takes this long because backends load a new revision before they serve it.

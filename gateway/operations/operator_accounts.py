@@ -7,12 +7,12 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from gateway.auth.keys import hash_key, new_key
-from gateway.errors import Conflict, NotFound
-from gateway.ledger.types import OperatorAccount
-from gateway.operations.context import OperationContext
-from gateway.operations.declaration import Command, Family, Option, Table
-from gateway.operations.operators import KEY_PREFIX, Role
+from sluicegate.gateway.auth.keys import hash_key, new_key
+from sluicegate.gateway.errors import Conflict, NotFound
+from sluicegate.gateway.ledger.types import OperatorAccount
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.declaration import Command, Family, Option, Table
+from sluicegate.gateway.operations.operators import KEY_PREFIX, Role
 
 T = TypeVar("T")
 _HOUR = 3600.0

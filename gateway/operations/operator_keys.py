@@ -7,11 +7,11 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple, Protocol, Self
 
-from gateway.auth.keys import LONGEST, digest_of_key, has_valid_checksum
-from gateway.errors import DependencyUnavailable
-from gateway.ledger.operators import ValidOperatorKey
-from gateway.operations.operators import KEY_PREFIX, Operator, Role
-from gateway.tasks import PeriodicTask
+from sluicegate.gateway.auth.keys import LONGEST, digest_of_key, has_valid_checksum
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger.operators import ValidOperatorKey
+from sluicegate.gateway.operations.operators import KEY_PREFIX, Operator, Role
+from sluicegate.gateway.tasks import PeriodicTask
 
 _FRESH = 5.0
 """If the last read of the ledger is at most this many seconds ago, an unknown key is refused

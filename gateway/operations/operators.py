@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.errors import PermissionDenied
+from sluicegate.gateway.errors import PermissionDenied
 
 KEY_PREFIX: Final = "op"
 """The start of operators' keys."""

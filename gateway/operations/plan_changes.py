@@ -9,17 +9,22 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from gateway.errors import NotFound, PlanRefused, UpstreamUnavailable
-from gateway.ledger.types import StoredPlan
-from gateway.operations.backend_calls import BackendStates
-from gateway.operations.context import OperationContext
-from gateway.operations.fleet_view import reported_backends
-from gateway.operations.model_names import explain_unknown_model
-from gateway.operations.models import RELOAD_TIMEOUT, BackendModels, changes, explain_problems
-from gateway.runtime.control_values import Topic
-from gateway.types import Endpoint
-from wire.plans import PlanTrial, Serving
-from wire.protocol import ModelInfo, PlanVerdict, ServingState
+from sluicegate.gateway.errors import NotFound, PlanRefused, UpstreamUnavailable
+from sluicegate.gateway.ledger.types import StoredPlan
+from sluicegate.gateway.operations.backend_calls import BackendStates
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.fleet_view import reported_backends
+from sluicegate.gateway.operations.model_names import explain_unknown_model
+from sluicegate.gateway.operations.models import (
+    RELOAD_TIMEOUT,
+    BackendModels,
+    changes,
+    explain_problems,
+)
+from sluicegate.gateway.runtime.control_values import Topic
+from sluicegate.gateway.types import Endpoint
+from sluicegate.wire.plans import PlanTrial, Serving
+from sluicegate.wire.protocol import ModelInfo, PlanVerdict, ServingState
 
 ROLLBACK = "models.rollback"
 Derive = Callable[[Serving, StoredPlan], Serving | None]

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from gateway.errors import NotFound
-from gateway.ledger.types import StoredPlan
-from gateway.operations.plan_changes import Derive
-from wire.plans import Serving, Shadow
+from sluicegate.gateway.errors import NotFound
+from sluicegate.gateway.ledger.types import StoredPlan
+from sluicegate.gateway.operations.plan_changes import Derive
+from sluicegate.wire.plans import Serving, Shadow
 
 
 def split_by(revisions: Mapping[str, int]) -> Derive:

@@ -6,15 +6,15 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
-from gateway.config.document import PriceConfig
-from gateway.config.load import load_sources
-from gateway.errors import DependencyUnavailable, GatewayError
-from gateway.runtime.control_values import Published
-from gateway.tasks import PeriodicTask
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.config.load import load_sources
+from sluicegate.gateway.errors import DependencyUnavailable, GatewayError
+from sluicegate.gateway.runtime.control_values import Published
+from sluicegate.gateway.tasks import PeriodicTask
 
 if TYPE_CHECKING:  # see `gateway.operations.context`
-    from gateway.ledger.prices import PublishedPrices
-    from gateway.runtime.control import Control
+    from sluicegate.gateway.ledger.prices import PublishedPrices
+    from sluicegate.gateway.runtime.control import Control
 
 _log = logging.getLogger(__name__)
 _RETRY = 1.0

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gateway.config.document import Document
-from gateway.config.load import (
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.config.load import (
     ParsedDocument,
     check_labels,
     check_memory,
@@ -22,27 +22,30 @@ from gateway.config.load import (
     load_sources,
     parse_sources,
 )
-from gateway.config.mounts import check_mounts, mounted_files
-from gateway.config.sources import DocumentSource, Sources, read_folder
-from gateway.errors import (
+from sluicegate.gateway.config.mounts import check_mounts, mounted_files
+from sluicegate.gateway.config.sources import DocumentSource, Sources, read_folder
+from sluicegate.gateway.errors import (
     ConfigurationError,
     Conflict,
     DependencyUnavailable,
     GatewayError,
     PermissionDenied,
 )
-from gateway.operations.document_difference import DocumentDifference, describe_difference
-from gateway.operations.fleet_view import reported_backends
-from gateway.operations.generations import check_match, rollback_target
-from gateway.operations.model_names import explain_unknown_model, valid_model_names
-from gateway.operations.price_publishing import PricePublisher
-from gateway.runtime.control_values import Published, Topic
-from gateway.runtime.recovery import NOTHING_RECORDED, Recovery
-from gateway.settings import Settings
+from sluicegate.gateway.operations.document_difference import (
+    DocumentDifference,
+    describe_difference,
+)
+from sluicegate.gateway.operations.fleet_view import reported_backends
+from sluicegate.gateway.operations.generations import check_match, rollback_target
+from sluicegate.gateway.operations.model_names import explain_unknown_model, valid_model_names
+from sluicegate.gateway.operations.price_publishing import PricePublisher
+from sluicegate.gateway.runtime.control_values import Published, Topic
+from sluicegate.gateway.runtime.recovery import NOTHING_RECORDED, Recovery
+from sluicegate.gateway.settings import Settings
 
 if TYPE_CHECKING:  # see `gateway.operations.context`
-    from gateway.ledger.ledger import Ledger
-    from gateway.runtime.control import Control
+    from sluicegate.gateway.ledger.ledger import Ledger
+    from sluicegate.gateway.runtime.control import Control
 
 _log = logging.getLogger(__name__)
 _POSTED = "document.yaml"

@@ -6,16 +6,16 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gateway.api.openapi_parts import Content
-from gateway.config.document import BackendConfig
-from gateway.errors import ConfigurationError, GatewayError, NotFound
-from gateway.ledger.types import RegionLease, RegionShare
-from gateway.operations.context import OperationContext
-from gateway.operations.declaration import SOON, TENANT, Command, Family
-from gateway.operations.fleet_view import Json, reported
-from gateway.operations.operators import Role
-from gateway.routing.statistics import EndpointStatistics
-from gateway.runtime.control_values import Topic
+from sluicegate.gateway.api.openapi_parts import Content
+from sluicegate.gateway.config.document import BackendConfig
+from sluicegate.gateway.errors import ConfigurationError, GatewayError, NotFound
+from sluicegate.gateway.ledger.types import RegionLease, RegionShare
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.declaration import SOON, TENANT, Command, Family
+from sluicegate.gateway.operations.fleet_view import Json, reported
+from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.routing.statistics import EndpointStatistics
+from sluicegate.gateway.runtime.control_values import Topic
 
 _WORKERS_TIMEOUT = 5.0
 _MOST_NAMED = 10

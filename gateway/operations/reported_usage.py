@@ -6,16 +6,24 @@ from typing import Annotated, ClassVar, Final
 
 import msgspec
 
-from gateway.errors import InvalidRequest, NotFound
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.recording import UnrecordableBlock
-from gateway.ledger.types import EventBlock
-from gateway.ledger.usage_fields import OUTCOMES
-from gateway.operations.context import OperationContext
-from gateway.operations.declaration import Family
-from gateway.operations.operators import Role
-from gateway.types import KeyId, RequestEvent, RequestId, RequestUsage, Source, TenantId, Usage
-from wire.protocol import Task
+from sluicegate.gateway.errors import InvalidRequest, NotFound
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.recording import UnrecordableBlock
+from sluicegate.gateway.ledger.types import EventBlock
+from sluicegate.gateway.ledger.usage_fields import OUTCOMES
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.declaration import Family
+from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.types import (
+    KeyId,
+    RequestEvent,
+    RequestId,
+    RequestUsage,
+    Source,
+    TenantId,
+    Usage,
+)
+from sluicegate.wire.protocol import Task
 
 # This limit is so low that the ledger's columns can hold the sums of many reports.
 _MOST: Final = 2**38

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gateway.ledger.types import RevisionCost
-from gateway.ledger.usage_fields import OUTCOMES
-from gateway.operations.context import OperationContext
-from gateway.operations.plan_changes import current_serving, served_by
-from wire.plans import RevisionStatistics, Serving, bucket_bound
-from wire.protocol import ModelInfo, ServingState
+from sluicegate.gateway.ledger.types import RevisionCost
+from sluicegate.gateway.ledger.usage_fields import OUTCOMES
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.plan_changes import current_serving, served_by
+from sluicegate.wire.plans import RevisionStatistics, Serving, bucket_bound
+from sluicegate.wire.protocol import ModelInfo, ServingState
 
 _MOST_LABELS = 50
 _COMPARED = ("same", "moved", "changed")

@@ -6,10 +6,10 @@ from typing import Annotated, Final, Protocol
 
 import msgspec
 
-from gateway.redis.circuit_breaker import BREAKER_OPEN, BREAKER_OPENINGS
-from gateway.telemetry.metrics import LIMIT_DECISIONS
-from gateway.types import Rule
-from wire.metric_declaration import counter, gauge
+from sluicegate.gateway.redis.circuit_breaker import BREAKER_OPEN, BREAKER_OPENINGS
+from sluicegate.gateway.telemetry.metrics import LIMIT_DECISIONS
+from sluicegate.gateway.types import Rule
+from sluicegate.wire.metric_declaration import counter, gauge
 
 
 class Charge(msgspec.Struct, frozen=True, kw_only=True, gc=False):

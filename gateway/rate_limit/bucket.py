@@ -8,8 +8,8 @@ from math import inf
 
 from typing_extensions import override
 
-from gateway.rate_limit.base import Charge, Decision, PolicyState
-from gateway.types import CONCURRENT, Rule
+from sluicegate.gateway.rate_limit.base import Charge, Decision, PolicyState
+from sluicegate.gateway.types import CONCURRENT, Rule
 
 # The largest rounding error of a sum of units.
 TOLERANCE = 1e-6

@@ -16,8 +16,8 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
-from gateway.rate_limit.base import Charge, RegionalLimits
-from gateway.types import CONCURRENT, Principal, Rule
+from sluicegate.gateway.rate_limit.base import Charge, RegionalLimits
+from sluicegate.gateway.types import CONCURRENT, Principal, Rule
 
 _UNNAMED = ("", "month")
 """The periods that buckets' names leave out."""

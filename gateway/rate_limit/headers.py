@@ -10,11 +10,11 @@ from functools import lru_cache
 from math import ceil
 from typing import Final
 
-from gateway.errors import MAX_RETRY_AFTER
-from gateway.periods import PERIODS
-from gateway.rate_limit.base import Decision, PolicyState
-from gateway.rate_limit.refusals import MOMENT
-from gateway.types import Rule
+from sluicegate.gateway.errors import MAX_RETRY_AFTER
+from sluicegate.gateway.periods import PERIODS
+from sluicegate.gateway.rate_limit.base import Decision, PolicyState
+from sluicegate.gateway.rate_limit.refusals import MOMENT
+from sluicegate.gateway.types import Rule
 
 MILLISECONDS: Final = tuple(b"%dms" % number if number else b"0s" for number in range(1000))
 """Go's notation of durations below one second, indexed by milliseconds."""

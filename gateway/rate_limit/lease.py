@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from gateway.rate_limit.base import Charge, Decision, PolicyState
-from gateway.rate_limit.bucket import policy, rate, refusal
-from gateway.types import CONCURRENT, Rule
+from sluicegate.gateway.rate_limit.base import Charge, Decision, PolicyState
+from sluicegate.gateway.rate_limit.bucket import policy, rate, refusal
+from sluicegate.gateway.types import CONCURRENT, Rule
 
 LEASE = 2.0
 """Seconds that a lease lasts in Redis. Units that the worker does not spend, renew or give back

@@ -8,7 +8,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from gateway.rate_limit.base import Charge, Decision
+from sluicegate.gateway.rate_limit.base import Charge, Decision
 
 _OVERDRAFT_WAIT = 0.05
 """Seconds that a caller waits if it may overdraw its leases."""

@@ -6,9 +6,9 @@ from math import inf
 
 import msgspec
 
-from gateway.periods import PERIODS
-from gateway.rate_limit.base import Charge, Decision
-from gateway.rate_limit.bucket import (
+from sluicegate.gateway.periods import PERIODS
+from sluicegate.gateway.rate_limit.base import Charge, Decision
+from sluicegate.gateway.rate_limit.bucket import (
     TOLERANCE,
     capacity,
     policy,
@@ -16,7 +16,7 @@ from gateway.rate_limit.bucket import (
     refilled,
     refusal,
 )
-from gateway.types import Rule
+from sluicegate.gateway.types import Rule
 
 _FIRST_SWEEP = 4096
 _MIN_FRACTION = 1e-6

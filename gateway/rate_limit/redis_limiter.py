@@ -13,7 +13,7 @@ from typing import Self
 from msgspec.structs import replace
 from redis.exceptions import RedisError
 
-from gateway.rate_limit.base import (
+from sluicegate.gateway.rate_limit.base import (
     Charge,
     Decision,
     LimiterStatistics,
@@ -22,11 +22,11 @@ from gateway.rate_limit.base import (
     RepeatedCharge,
     UndividedLimits,
 )
-from gateway.rate_limit.bucket import TOLERANCE, refusal
-from gateway.rate_limit.charges import in_region
-from gateway.rate_limit.headers import lines_for
-from gateway.rate_limit.lease import Lease, LeaseReservation, Leases
-from gateway.rate_limit.lease_calls import (
+from sluicegate.gateway.rate_limit.bucket import TOLERANCE, refusal
+from sluicegate.gateway.rate_limit.charges import in_region
+from sluicegate.gateway.rate_limit.headers import lines_for
+from sluicegate.gateway.rate_limit.lease import Lease, LeaseReservation, Leases
+from sluicegate.gateway.rate_limit.lease_calls import (
     PATIENCE,
     AwaitedUnits,
     LeaseCall,
@@ -34,9 +34,9 @@ from gateway.rate_limit.lease_calls import (
     give_back_reservations,
     tenant_of,
 )
-from gateway.rate_limit.memory import MemoryRateLimiter
-from gateway.rate_limit.repeated_charges import DelegatedCharge, LeasedCharge, is_plain
-from gateway.rate_limit.script import (
+from sluicegate.gateway.rate_limit.memory import MemoryRateLimiter
+from sluicegate.gateway.rate_limit.repeated_charges import DelegatedCharge, LeasedCharge, is_plain
+from sluicegate.gateway.rate_limit.script import (
     TAKE,
     BucketRequest,
     full_request,
@@ -44,11 +44,11 @@ from gateway.rate_limit.script import (
     returning,
     script_arguments,
 )
-from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
-from gateway.redis.scripts import ScriptClient
-from gateway.redis.timeouts import is_timeout
-from gateway.tasks import TaskScope
-from gateway.types import CONCURRENT
+from sluicegate.gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
+from sluicegate.gateway.redis.scripts import ScriptClient
+from sluicegate.gateway.redis.timeouts import is_timeout
+from sluicegate.gateway.tasks import TaskScope
+from sluicegate.gateway.types import CONCURRENT
 
 _Reply = list[bytes | int]
 _FAILURES = (RedisError, OSError)

@@ -1,7 +1,7 @@
 """Builds the errors of requests that exceed a limit."""
 
-from gateway.errors import RateLimited
-from gateway.rate_limit.base import Decision
+from sluicegate.gateway.errors import RateLimited
+from sluicegate.gateway.rate_limit.base import Decision
 
 MOMENT = 60.0
 """Seconds. Units of a quota that are back so soon are on their way from another region, or the

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from math import ceil
 
-from gateway.rate_limit.base import Charge, Decision, LimiterStatistics, RepeatedCharge
-from gateway.rate_limit.bucket import rate
-from gateway.rate_limit.headers import MILLISECONDS, go_duration, rate_limit_lines
-from gateway.rate_limit.lease import Lease
-from gateway.types import CONCURRENT
+from sluicegate.gateway.rate_limit.base import Charge, Decision, LimiterStatistics, RepeatedCharge
+from sluicegate.gateway.rate_limit.bucket import rate
+from sluicegate.gateway.rate_limit.headers import MILLISECONDS, go_duration, rate_limit_lines
+from sluicegate.gateway.rate_limit.lease import Lease
+from sluicegate.gateway.types import CONCURRENT
 
 _MAX_KNOWN = 4096
 _SECOND = 1000

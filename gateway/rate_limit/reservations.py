@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.errors import MAX_RETRY_AFTER, PayloadTooLarge, RateLimited
-from gateway.rate_limit.base import Charge, Decision, RateLimiter, UnitReservation
-from gateway.rate_limit.charges import Estimate, WorkLimits, work_charges_for
-from gateway.types import CONCURRENT, ItemFailure, Principal
-from wire.protocol import TOKEN_TASKS, ChooseItem, Task, ZeroShotParameters
+from sluicegate.gateway.errors import MAX_RETRY_AFTER, PayloadTooLarge, RateLimited
+from sluicegate.gateway.rate_limit.base import Charge, Decision, RateLimiter, UnitReservation
+from sluicegate.gateway.rate_limit.charges import Estimate, WorkLimits, work_charges_for
+from sluicegate.gateway.types import CONCURRENT, ItemFailure, Principal
+from sluicegate.wire.protocol import TOKEN_TASKS, ChooseItem, Task, ZeroShotParameters
 
 _SPECIAL_TOKENS = 2
 _MAX_TOKENS = 1 << 20  # the longest row, if the model declares no maximum

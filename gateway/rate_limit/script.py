@@ -65,11 +65,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.periods import PERIODS
-from gateway.rate_limit.base import Charge
-from gateway.rate_limit.bucket import RegionalRule
-from gateway.rate_limit.lease import LEASE, Lease
-from gateway.types import Rule
+from sluicegate.gateway.periods import PERIODS
+from sluicegate.gateway.rate_limit.base import Charge
+from sluicegate.gateway.rate_limit.bucket import RegionalRule
+from sluicegate.gateway.rate_limit.lease import LEASE, Lease
+from sluicegate.gateway.types import Rule
 
 _FOR_EVER = 1e9
 

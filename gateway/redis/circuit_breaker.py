@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Final
 
-from wire.metric_declaration import Aggregation, counter, gauge
+from sluicegate.wire.metric_declaration import Aggregation, counter, gauge
 
 BREAKER_OPEN: Final = gauge(
     "sluicegate_breaker_open",

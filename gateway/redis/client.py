@@ -22,11 +22,15 @@ from redis.exceptions import (
 )
 from typing_extensions import override
 
-from gateway.errors import ConfigurationError
-from gateway.redis.locators import FixedLocator, Locator, sentinel_locator, slot_locator
-from gateway.redis.url import Servers, read_servers
-from gateway.sockets.connecting import Connector
-from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.redis.locators import FixedLocator, Locator, sentinel_locator, slot_locator
+from sluicegate.gateway.redis.url import Servers, read_servers
+from sluicegate.gateway.sockets.connecting import Connector
+from sluicegate.gateway.sockets.tcp_keepalive import (
+    DEFAULT_KEEPALIVE,
+    TcpKeepalive,
+    discard_at_close,
+)
 
 _CONNECT_TIMEOUT = 2.0
 """The longest wait for a new connection, in seconds. A longer wait is useless, because after a lost

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from redis.crc import key_slot
 
-from gateway.redis.circuit_breaker import CircuitBreaker
-from gateway.redis.pipeline import Command, Replies, StandaloneClient
-from gateway.redis.url import Servers
-from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
+from sluicegate.gateway.redis.circuit_breaker import CircuitBreaker
+from sluicegate.gateway.redis.pipeline import Command, Replies, StandaloneClient
+from sluicegate.gateway.redis.url import Servers
+from sluicegate.gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 _REFRESH_INTERVAL = 1.0
 """Minimum seconds between two reads of the slot map."""

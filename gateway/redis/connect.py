@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from gateway.redis.cluster import ClusterClient
-from gateway.redis.pipeline import Command, Replies, StandaloneClient
-from gateway.redis.sentinel import SentinelClient
-from gateway.redis.url import read_servers
-from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
+from sluicegate.gateway.redis.cluster import ClusterClient
+from sluicegate.gateway.redis.pipeline import Command, Replies, StandaloneClient
+from sluicegate.gateway.redis.sentinel import SentinelClient
+from sluicegate.gateway.redis.url import read_servers
+from sluicegate.gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 
 class PipelinedClient(Protocol):

@@ -6,8 +6,8 @@ The worker's readiness depends on the result.
 import asyncio
 from typing import Self
 
-from gateway.redis.connect import PipelinedClient
-from gateway.tasks import PeriodicTask
+from sluicegate.gateway.redis.connect import PipelinedClient
+from sluicegate.gateway.tasks import PeriodicTask
 
 _INTERVAL = 1.0
 _PING_TIMEOUT = 0.5

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from redis.crc import key_slot
 
-from gateway.redis.cluster import slot_ranges
-from gateway.redis.pipeline import Command, StandaloneClient
-from gateway.redis.url import Servers
-from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
+from sluicegate.gateway.redis.cluster import slot_ranges
+from sluicegate.gateway.redis.pipeline import Command, StandaloneClient
+from sluicegate.gateway.redis.url import Servers
+from sluicegate.gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 Address = tuple[str, int]
 

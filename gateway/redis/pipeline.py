@@ -16,8 +16,12 @@ import hiredis
 from redis.asyncio.connection import SSLConnection, parse_url
 from typing_extensions import override
 
-from gateway.sockets.connecting import Connector
-from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive, discard_at_close
+from sluicegate.gateway.sockets.connecting import Connector
+from sluicegate.gateway.sockets.tcp_keepalive import (
+    DEFAULT_KEEPALIVE,
+    TcpKeepalive,
+    discard_at_close,
+)
 
 Command = tuple[bytes | str | int, ...]
 Replies = list[Any] | OSError

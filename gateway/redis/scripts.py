@@ -11,10 +11,10 @@ from typing import Any, Protocol
 from redis.asyncio import Redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from gateway.redis.cluster import ClusterClient
-from gateway.redis.pipeline import Command
-from gateway.redis.url import read_servers
-from gateway.sockets.tcp_keepalive import TcpKeepalive
+from sluicegate.gateway.redis.cluster import ClusterClient
+from sluicegate.gateway.redis.pipeline import Command
+from sluicegate.gateway.redis.url import read_servers
+from sluicegate.gateway.sockets.tcp_keepalive import TcpKeepalive
 
 _Values = Sequence[str | bytes | int | float]
 

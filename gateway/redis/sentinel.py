@@ -5,10 +5,10 @@ from typing import Any
 
 from typing_extensions import override
 
-from gateway.redis.locators import sentinel_locator
-from gateway.redis.pipeline import Command, StandaloneClient
-from gateway.redis.url import Servers
-from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
+from sluicegate.gateway.redis.locators import sentinel_locator
+from sluicegate.gateway.redis.pipeline import Command, StandaloneClient
+from sluicegate.gateway.redis.url import Servers
+from sluicegate.gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 
 
 class SentinelClient(StandaloneClient):

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from gateway.errors import ConfigurationError
+from sluicegate.gateway.errors import ConfigurationError
 
 _AFTER_SERVERS = re.compile("[/?#]")
 _PORTS = {"sentinel": 26_379, "cluster": 6_379}

@@ -13,12 +13,12 @@ from typing import NamedTuple, Protocol, Self
 
 import msgspec
 
-from gateway.config.document import Document
-from gateway.errors import DependencyUnavailable
-from gateway.rate_limit.base import RegionalLimits, UndividedLimits
-from gateway.regional_limits.limits import DividedLimits
-from gateway.regional_limits.values import BucketShares, ShareReport
-from gateway.tasks import PeriodicTask
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.rate_limit.base import RegionalLimits, UndividedLimits
+from sluicegate.gateway.regional_limits.limits import DividedLimits
+from sluicegate.gateway.regional_limits.values import BucketShares, ShareReport
+from sluicegate.gateway.tasks import PeriodicTask
 
 
 class LimitsOfRegion(NamedTuple):

@@ -12,17 +12,17 @@ from typing import Annotated, Final
 
 import msgspec
 
-from gateway.periods import PERIODS
-from gateway.rate_limit.bucket import RegionalRule
-from gateway.regional_limits.values import (
+from sluicegate.gateway.periods import PERIODS
+from sluicegate.gateway.rate_limit.bucket import RegionalRule
+from sluicegate.gateway.regional_limits.values import (
     BucketDemand,
     BucketShare,
     BucketShares,
     QuotaDemand,
     ShareReport,
 )
-from gateway.types import CONCURRENT, Rule
-from wire.metric_declaration import Aggregation, gauge
+from sluicegate.gateway.types import CONCURRENT, Rule
+from sluicegate.wire.metric_declaration import Aggregation, gauge
 
 _MAX_REPORTED = 500
 _LOW = 2

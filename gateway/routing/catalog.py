@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.routing.endpoint_state import EndpointState, Health
-from gateway.types import RegionName, ServedModel
-from wire.protocol import ModelInfo
+from sluicegate.gateway.routing.endpoint_state import EndpointState, Health
+from sluicegate.gateway.types import RegionName, ServedModel
+from sluicegate.wire.protocol import ModelInfo
 
 
 class Variant(NamedTuple):

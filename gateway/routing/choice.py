@@ -21,8 +21,8 @@ from random import Random
 import msgspec
 import xxhash
 
-from gateway.config.document import RoutingConfig
-from gateway.routing.endpoint_state import EndpointState
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.routing.endpoint_state import EndpointState
 
 # An item goes to its preferred endpoint, unless this endpoint would finish later than a limit. The
 # limit is `SLACK` times the alternative endpoint's finish time, plus the time of `FREE_ITEMS`

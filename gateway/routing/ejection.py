@@ -9,7 +9,7 @@ import math
 
 import msgspec
 
-from gateway.config.document import RoutingConfig
+from sluicegate.gateway.config.document import RoutingConfig
 
 # Each consecutive ejection lasts longer than the last one, up to this multiple of `eject_for`.
 MAX_TIMES = 6

@@ -12,11 +12,11 @@ from enum import StrEnum
 import msgspec
 import xxhash
 
-from gateway.config.document import RoutingConfig
-from gateway.routing.ejection import CLEAN, Ejection, after_failure, after_success
-from gateway.routing.limit import CAUTIOUS, UNLIMITED, after_answer
-from gateway.types import Endpoint
-from wire.protocol import ModelInfo, Report, ServingState
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.routing.ejection import CLEAN, Ejection, after_failure, after_success
+from sluicegate.gateway.routing.limit import CAUTIOUS, UNLIMITED, after_answer
+from sluicegate.gateway.types import Endpoint
+from sluicegate.wire.protocol import ModelInfo, Report, ServingState
 
 # The seconds that an item is assumed to take until an endpoint has reported its speed.
 DEFAULT_ITEM_TIME = 0.005

@@ -9,15 +9,26 @@ from random import Random
 
 import msgspec
 
-from gateway.config.document import RoutingConfig
-from gateway.routing.catalog import Placement, catalog, tiers
-from gateway.routing.choice import WIDE, ChoiceContext, choose, sample, score
-from gateway.routing.endpoint_state import CallVerdict, EndpointState, Health, ProbeFailure
-from gateway.routing.limit import after_answer
-from gateway.routing.regions import Availability, Tier, availability, choose_tier, keeps_all
-from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
-from gateway.types import BackendId, Criticality, Endpoint, RegionName, ServedModel
-from wire.protocol import Report, ServingState
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.routing.catalog import Placement, catalog, tiers
+from sluicegate.gateway.routing.choice import WIDE, ChoiceContext, choose, sample, score
+from sluicegate.gateway.routing.endpoint_state import (
+    CallVerdict,
+    EndpointState,
+    Health,
+    ProbeFailure,
+)
+from sluicegate.gateway.routing.limit import after_answer
+from sluicegate.gateway.routing.regions import (
+    Availability,
+    Tier,
+    availability,
+    choose_tier,
+    keeps_all,
+)
+from sluicegate.gateway.routing.statistics import EndpointStatistics, endpoint_statistics
+from sluicegate.gateway.types import BackendId, Criticality, Endpoint, RegionName, ServedModel
+from sluicegate.wire.protocol import Report, ServingState
 
 # The number of backends among which a request's items are divided is the number of items divided by
 # `ITEMS_PER_BACKEND`, rounded up.

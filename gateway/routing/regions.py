@@ -13,8 +13,8 @@ from random import Random
 
 import msgspec
 
-from gateway.routing.choice import ChoiceContext, in_order, sample
-from gateway.routing.endpoint_state import EndpointState, Health
+from sluicegate.gateway.routing.choice import ChoiceContext, in_order, sample
+from sluicegate.gateway.routing.endpoint_state import EndpointState, Health
 
 Tier = Sequence[EndpointState]
 

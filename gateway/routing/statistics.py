@@ -2,9 +2,9 @@
 
 import msgspec
 
-from gateway.routing.endpoint_state import EndpointState, Health
-from gateway.types import BackendId, RegionName
-from wire.protocol import GpuState, Report
+from sluicegate.gateway.routing.endpoint_state import EndpointState, Health
+from sluicegate.gateway.types import BackendId, RegionName
+from sluicegate.wire.protocol import GpuState, Report
 
 
 class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from gateway.api.http import Headers, header_fields
-from gateway.auth.bearer import find_bearer_token
+from sluicegate.gateway.api.http import Headers, header_fields
+from sluicegate.gateway.auth.bearer import find_bearer_token
 
 _API_KEY = b"x-api-key"
 _AUTHORIZATION = b"authorization"

@@ -8,7 +8,7 @@ fields are counted.
 from collections.abc import Iterator
 from typing import Final
 
-from wire.http.request_head import MAX_FIELDS, MAX_HEAD_BYTES
+from sluicegate.wire.http.request_head import MAX_FIELDS, MAX_HEAD_BYTES
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _FRAME_HEAD_BYTES: Final = 9

@@ -16,14 +16,14 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from gateway.http.edge import ListenerEdge
-from gateway.http.unsent_answers import UnsentAnswers
-from gateway.rpc.frames import BadFrames, ClientFrames, ServerFrames, goaway
-from wire.http.accepting import Acceptor
-from wire.http.peers import Peer
-from wire.http.slow_readers import ReadingPeer, ReadProgress
-from wire.http.timeouts import ConnectionTimeouts, confirmed_by_peer
-from wire.listening import refuse_new_connections, wait_until_empty
+from sluicegate.gateway.http.edge import ListenerEdge
+from sluicegate.gateway.http.unsent_answers import UnsentAnswers
+from sluicegate.gateway.rpc.frames import BadFrames, ClientFrames, ServerFrames, goaway
+from sluicegate.wire.http.accepting import Acceptor
+from sluicegate.wire.http.peers import Peer
+from sluicegate.wire.http.slow_readers import ReadingPeer, ReadProgress
+from sluicegate.wire.http.timeouts import ConnectionTimeouts, confirmed_by_peer
+from sluicegate.wire.listening import refuse_new_connections, wait_until_empty
 
 _CHECK_INTERVAL: Final = 1.0
 _POLL_INTERVAL: Final = 0.02

@@ -12,17 +12,26 @@ import grpc.aio
 from grpc import StatusCode
 from typing_extensions import override
 
-from gateway.api.http import Headers, HttpReply
-from gateway.auth.key_ring import KeyRing
-from gateway.errors import GatewayError, NotCached, Overloaded
-from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
-from gateway.rpc.call_metadata import key_headers, key_in, request_headers, trailing_metadata
-from gateway.rpc.in_process import ApplicationRequest, InProcessCalls, error_in
-from gateway.rpc.infer_route import SERVICE
-from gateway.rpc.messages import Message, MessageTable, decode_message
-from gateway.rpc.metadata_methods import METADATA_METHODS, REFUSED_METHODS, MetadataMethod
-from gateway.tasks import TaskScope, ignore_outcome
-from wire.http.request_head import MAX_FIELDS, TOO_LARGE
+from sluicegate.gateway.api.http import Headers, HttpReply
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.errors import GatewayError, NotCached, Overloaded
+from sluicegate.gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
+from sluicegate.gateway.rpc.call_metadata import (
+    key_headers,
+    key_in,
+    request_headers,
+    trailing_metadata,
+)
+from sluicegate.gateway.rpc.in_process import ApplicationRequest, InProcessCalls, error_in
+from sluicegate.gateway.rpc.infer_route import SERVICE
+from sluicegate.gateway.rpc.messages import Message, MessageTable, decode_message
+from sluicegate.gateway.rpc.metadata_methods import (
+    METADATA_METHODS,
+    REFUSED_METHODS,
+    MetadataMethod,
+)
+from sluicegate.gateway.tasks import TaskScope, ignore_outcome
+from sluicegate.wire.http.request_head import MAX_FIELDS, TOO_LARGE
 
 _OK: Final = 200
 _CODES: Final = {

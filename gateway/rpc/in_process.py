@@ -11,18 +11,18 @@ from urllib.parse import quote
 import msgspec
 from litestar.types import ASGIApp, Message, Receive
 
-from gateway.api.http import Headers, HttpReply
-from gateway.api.incoming_request import IncomingBodies, IncomingBody, IncomingRequest
-from gateway.api.inference_route import RouteMatch
-from gateway.api.request_steps import RequestSteps
-from gateway.auth.key_ring import KeyRing
-from gateway.dialects.oip.errors import OIP_ERRORS, OipError
-from gateway.errors import Overloaded
-from gateway.rpc.infer_route import ModelInferRoute
-from gateway.rpc.messages import MessageTable
-from gateway.tasks import TaskScope, ignore_outcome
-from gateway.types import KeyId
-from wire.http.messages import header_lines
+from sluicegate.gateway.api.http import Headers, HttpReply
+from sluicegate.gateway.api.incoming_request import IncomingBodies, IncomingBody, IncomingRequest
+from sluicegate.gateway.api.inference_route import RouteMatch
+from sluicegate.gateway.api.request_steps import RequestSteps
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.dialects.oip.errors import OIP_ERRORS, OipError
+from sluicegate.gateway.errors import Overloaded
+from sluicegate.gateway.rpc.infer_route import ModelInferRoute
+from sluicegate.gateway.rpc.messages import MessageTable
+from sluicegate.gateway.tasks import TaskScope, ignore_outcome
+from sluicegate.gateway.types import KeyId
+from sluicegate.wire.http.messages import header_lines
 
 _error = msgspec.json.Decoder(OipError).decode
 

@@ -10,17 +10,23 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from gateway.api.dialect import Dialect
-from gateway.api.inference_route import BodySource, InferenceRoute, Rendered
-from gateway.dialects.oip.calls import TensorCall, TensorRequest, tensor_call
-from gateway.dialects.oip.dialect import OPEN_INFERENCE
-from gateway.dialects.oip.errors import OIP_ERRORS
-from gateway.dialects.oip.models import find_model
-from gateway.dialects.oip.tensors import InputTensor, RequestedOutput
-from gateway.errors import InvalidRequest, TaskNotSupported
-from gateway.rpc.messages import PACKAGE, Message, MessageTable, check_fields, decode_message
-from gateway.types import Answer, InferenceRequest, RequestId, Usage
-from wire.protocol import Task
+from sluicegate.gateway.api.dialect import Dialect
+from sluicegate.gateway.api.inference_route import BodySource, InferenceRoute, Rendered
+from sluicegate.gateway.dialects.oip.calls import TensorCall, TensorRequest, tensor_call
+from sluicegate.gateway.dialects.oip.dialect import OPEN_INFERENCE
+from sluicegate.gateway.dialects.oip.errors import OIP_ERRORS
+from sluicegate.gateway.dialects.oip.models import find_model
+from sluicegate.gateway.dialects.oip.tensors import InputTensor, RequestedOutput
+from sluicegate.gateway.errors import InvalidRequest, TaskNotSupported
+from sluicegate.gateway.rpc.messages import (
+    PACKAGE,
+    Message,
+    MessageTable,
+    check_fields,
+    decode_message,
+)
+from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, Usage
+from sluicegate.wire.protocol import Task
 
 SERVICE = f"/{PACKAGE}.GRPCInferenceService/"
 _PROTOBUF = b"content-type: application/x-protobuf\r\n"

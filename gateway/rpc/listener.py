@@ -13,22 +13,22 @@ import grpc
 import grpc.aio
 from litestar.types import ASGIApp
 
-from gateway.api.incoming_request import IncomingBodies
-from gateway.api.request_steps import RequestSteps
-from gateway.auth.key_ring import KeyRing
-from gateway.errors import ConfigurationError
-from gateway.http.draining import Draining, Stop
-from gateway.http.edge import ListenerEdge
-from gateway.http.unsent_answers import UnsentAnswers
-from gateway.rpc.front import CallFront, private_address
-from gateway.rpc.handler import RpcHandler
-from gateway.rpc.in_process import InProcessCalls
-from gateway.rpc.messages import MessageTable
-from gateway.settings import Settings
-from gateway.tasks import TaskScope
-from wire.http.request_head import MAX_HEAD_BYTES
-from wire.http.timeouts import ConnectionTimeouts
-from wire.listening import open_socket
+from sluicegate.gateway.api.incoming_request import IncomingBodies
+from sluicegate.gateway.api.request_steps import RequestSteps
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.http.draining import Draining, Stop
+from sluicegate.gateway.http.edge import ListenerEdge
+from sluicegate.gateway.http.unsent_answers import UnsentAnswers
+from sluicegate.gateway.rpc.front import CallFront, private_address
+from sluicegate.gateway.rpc.handler import RpcHandler
+from sluicegate.gateway.rpc.in_process import InProcessCalls
+from sluicegate.gateway.rpc.messages import MessageTable
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.tasks import TaskScope
+from sluicegate.wire.http.request_head import MAX_HEAD_BYTES
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
+from sluicegate.wire.listening import open_socket
 
 _MOST_STREAMS: Final = 256
 """Calls of a connection at a time; more of them wait at the client."""

@@ -13,7 +13,7 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
-from gateway.errors import InvalidRequest, PayloadTooLarge
+from sluicegate.gateway.errors import InvalidRequest, PayloadTooLarge
 
 Message = Any  # the classes are made at run time
 PACKAGE: Final = "inference"

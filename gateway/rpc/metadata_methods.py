@@ -9,10 +9,10 @@ from typing import Any, Final
 import msgspec
 from google.protobuf.json_format import ParseDict
 
-from gateway.api.http import HttpReply
-from gateway.errors import ModelNotFound
-from gateway.rpc.in_process import ApplicationRequest
-from gateway.rpc.messages import Message
+from sluicegate.gateway.api.http import HttpReply
+from sluicegate.gateway.errors import ModelNotFound
+from sluicegate.gateway.rpc.in_process import ApplicationRequest
+from sluicegate.gateway.rpc.messages import Message
 
 _OK: Final = 200
 _NOT_READY: Final = frozenset({400, 404, 503})

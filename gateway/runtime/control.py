@@ -19,9 +19,9 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.errors import DependencyUnavailable
-from gateway.runtime import control_scripts
-from gateway.runtime.control_values import Published, Topic, Versions
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.runtime import control_scripts
+from sluicegate.gateway.runtime.control_values import Published, Topic, Versions
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 import msgspec
 
-from gateway.config.sources import DocumentSource
+from sluicegate.gateway.config.sources import DocumentSource
 
 
 class Topic(StrEnum):

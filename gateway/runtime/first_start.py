@@ -9,12 +9,12 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final
 
-from gateway.errors import ConfigurationError, DependencyUnavailable
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.migrations import LedgerEmpty
-from gateway.redis.client import connect
-from gateway.runtime.control import CONTROL_KEYS, Control
-from gateway.settings import Settings
+from sluicegate.gateway.errors import ConfigurationError, DependencyUnavailable
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.migrations import LedgerEmpty
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.runtime.control import CONTROL_KEYS, Control
+from sluicegate.gateway.settings import Settings
 
 PATIENCE: Final = 60.0
 """Seconds to wait until the database and the state Redis have started."""

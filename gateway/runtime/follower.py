@@ -14,15 +14,15 @@ from typing import Self
 import msgspec
 from redis.asyncio import Redis
 
-from gateway.config.load import explain, load_folder, load_sources
-from gateway.errors import ConfigurationError, DependencyUnavailable, GatewayError
-from gateway.runtime.control import Control
-from gateway.runtime.control_values import Published, Topic, Versions
-from gateway.runtime.recovery import NOTHING_RECORDED, Recovery
-from gateway.runtime.runtime import NO_EPOCHS, Runtime, compile_runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
-from gateway.tasks import PeriodicTask
+from sluicegate.gateway.config.load import explain, load_folder, load_sources
+from sluicegate.gateway.errors import ConfigurationError, DependencyUnavailable, GatewayError
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Published, Topic, Versions
+from sluicegate.gateway.runtime.recovery import NOTHING_RECORDED, Recovery
+from sluicegate.gateway.runtime.runtime import NO_EPOCHS, Runtime, compile_runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.tasks import PeriodicTask
 
 _log = logging.getLogger(__name__)
 # Seconds between two reports that are sent before their turn.

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Self
 
-from gateway.errors import DependencyUnavailable, GatewayError
-from gateway.runtime.control import Control
-from gateway.runtime.control_values import Topic
+from sluicegate.gateway.errors import DependencyUnavailable, GatewayError
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Topic
 
 _log = logging.getLogger(__name__)
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from typing_extensions import override
 
-from gateway.errors import DependencyUnavailable, GatewayError
-from gateway.runtime.control_values import Published
-from gateway.tasks import PeriodicTask
+from sluicegate.gateway.errors import DependencyUnavailable, GatewayError
+from sluicegate.gateway.runtime.control_values import Published
+from sluicegate.gateway.tasks import PeriodicTask
 
 if TYPE_CHECKING:  # see `gateway.operations.context`
-    from gateway.ledger.published import PublishedState, RecordedState
-    from gateway.runtime.control import Control
+    from sluicegate.gateway.ledger.published import PublishedState, RecordedState
+    from sluicegate.gateway.runtime.control import Control
 
 _log = logging.getLogger(__name__)
 _INTERVAL = 1.0

@@ -5,8 +5,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from gateway.config.document import BackendConfig, Document
-from gateway.types import BackendId, Endpoint, RegionName
+from sluicegate.gateway.config.document import BackendConfig, Document
+from sluicegate.gateway.types import BackendId, Endpoint, RegionName
 
 NO_EPOCHS: Mapping[str, int] = MappingProxyType({})
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-from gateway.runtime.runtime import Runtime
+from sluicegate.gateway.runtime.runtime import Runtime
 
 
 class RuntimeStore:

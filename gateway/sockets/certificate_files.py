@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from gateway.errors import ConfigurationError
+from sluicegate.gateway.errors import ConfigurationError
 
 _log = logging.getLogger(__name__)
 LOOK_INTERVAL: Final = 5.0

@@ -12,7 +12,7 @@ from ipaddress import (
 )
 from typing import Final
 
-from gateway.errors import ConfigurationError
+from sluicegate.gateway.errors import ConfigurationError
 
 Address = IPv4Address | IPv6Address
 _SEPARATORS: Final = re.compile(r"[\s,]+")

@@ -10,7 +10,7 @@ import struct
 from ipaddress import ip_address
 from typing import Final, NamedTuple
 
-from wire.http.accepting import NotEstablished
+from sluicegate.wire.http.accepting import NotEstablished
 
 _V1_START: Final = b"PROXY "
 _V1_MOST_BYTES: Final = 107

@@ -3,11 +3,11 @@
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from gateway.errors import ConfigurationError
-from gateway.settings import Settings
-from gateway.storage.base import FileStorage
-from gateway.storage.disk import DiskStorage
-from gateway.storage.s3 import S3Storage
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.storage.base import FileStorage
+from sluicegate.gateway.storage.disk import DiskStorage
+from sluicegate.gateway.storage.s3 import S3Storage
 
 
 def build_storage(settings: Settings) -> FileStorage:

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from gateway.errors import DependencyUnavailable, NotFound
-from gateway.storage.base import Write
-from gateway.storage.free_space import check_free_space
+from sluicegate.gateway.errors import DependencyUnavailable, NotFound
+from sluicegate.gateway.storage.base import Write
+from sluicegate.gateway.storage.free_space import check_free_space
 
 _CHUNK: Final = 256 * 1024
 _UNFINISHED: Final = ".unfinished-"

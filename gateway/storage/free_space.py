@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from gateway.errors import DependencyUnavailable
+from sluicegate.gateway.errors import DependencyUnavailable
 
 _SHARE: Final = 10
 _MOST: Final = 4 << 30

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.errors import ConfigurationError, DependencyUnavailable, NotFound
-from gateway.storage.base import Write
-from gateway.storage.free_space import check_free_space
-from wire.installing import install_command
+from sluicegate.gateway.errors import ConfigurationError, DependencyUnavailable, NotFound
+from sluicegate.gateway.storage.base import Write
+from sluicegate.gateway.storage.free_space import check_free_space
+from sluicegate.wire.installing import install_command
 
 _CHUNK: Final = 256 * 1024
 _IN_MEMORY: Final = 1 << 20

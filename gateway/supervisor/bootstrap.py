@@ -6,13 +6,13 @@ starts sooner and takes less memory.
 
 import contextlib
 
-from gateway.auth.keys import hash_key
-from gateway.errors import Conflict
-from gateway.ledger.ledger import Ledger
-from gateway.runtime.first_start import create_ledger
-from gateway.settings import Settings
-from gateway.supervisor.errors import CannotStart
-from gateway.types import Rule
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.errors import Conflict
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.runtime.first_start import create_ledger
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.supervisor.errors import CannotStart
+from sluicegate.gateway.types import Rule
 
 DEMO_TENANT = "demo"
 _ACTOR = "sluicegate up"

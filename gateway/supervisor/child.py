@@ -7,12 +7,12 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.liveness import Silence
-from gateway.supervisor.priority import end_giving_way
-from gateway.supervisor.spawn import Spawner
-from gateway.supervisor.spec import ProcessSpec
-from gateway.tasks import TaskScope
+from sluicegate.gateway.supervisor.errors import CannotStart
+from sluicegate.gateway.supervisor.liveness import Silence
+from sluicegate.gateway.supervisor.priority import end_giving_way
+from sluicegate.gateway.supervisor.spawn import Spawner
+from sluicegate.gateway.supervisor.spec import ProcessSpec
+from sluicegate.gateway.tasks import TaskScope
 
 _PROBE_INTERVAL = 0.05
 FIRST_DELAY, LONGEST_DELAY, HEALTHY = 0.1, 5.0, 10.0

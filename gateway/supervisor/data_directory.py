@@ -10,12 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.app.secret import kept_secret
-from gateway.auth.keys import is_well_formed, new_key
-from gateway.settings import Settings
-from gateway.supervisor import process_table
-from gateway.supervisor.errors import CannotStart, ExitCode
-from gateway.workers.file_lock import FileLock
+from sluicegate.gateway.app.secret import kept_secret
+from sluicegate.gateway.auth.keys import is_well_formed, new_key
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.supervisor import process_table
+from sluicegate.gateway.supervisor.errors import CannotStart, ExitCode
+from sluicegate.gateway.workers.file_lock import FileLock
 
 # The path of a Unix socket has at most 107 bytes on Linux, and 103 on other systems.
 _LONGEST_SOCKET_FOLDER = 85

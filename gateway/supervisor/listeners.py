@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from gateway.supervisor.errors import CannotStart, ExitCode
-from wire.installing import install_command
+from sluicegate.gateway.supervisor.errors import CannotStart, ExitCode
+from sluicegate.wire.installing import install_command
 
 # These ports are below the ephemeral ports. Otherwise, an outgoing connection could take a
 # backend's port while the backend restarts.

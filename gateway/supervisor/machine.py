@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.supervisor.errors import CannotStart
-from wire.cgroups import cgroup_folders
-from wire.gpus import GPU_PROVIDERS, Gpu, GpusFound, find_gpus
-from wire.installing import install_command
+from sluicegate.gateway.supervisor.errors import CannotStart
+from sluicegate.wire.cgroups import cgroup_folders
+from sluicegate.wire.gpus import GPU_PROVIDERS, Gpu, GpusFound, find_gpus
+from sluicegate.wire.installing import install_command
 
 PROVIDER = "SLUICEGATE_BACKEND_PROVIDER"
 _GIGABYTE = 1e9

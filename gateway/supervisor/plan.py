@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from gateway.settings import Settings
-from gateway.supervisor import topology, valkey
-from gateway.supervisor.data_directory import Credentials, DataDirectory
-from gateway.supervisor.machine import Devices, available_memory
-from gateway.supervisor.spec import ProcessRole, ProcessSpec
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.supervisor import topology, valkey
+from sluicegate.gateway.supervisor.data_directory import Credentials, DataDirectory
+from sluicegate.gateway.supervisor.machine import Devices, available_memory
+from sluicegate.gateway.supervisor.spec import ProcessRole, ProcessSpec
 
 _PLACED = "# Written by `sluicegate up`; replaces `regions` of the configuration.\n"
 _ON_CPU = Devices()

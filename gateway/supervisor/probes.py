@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.supervisor.local_http import PLAIN, Preface, ask
-from gateway.supervisor.spec import NO_RESPONSE, Probe, ProcessSpec
-from wire.protocol import STATE_PATH, TOKEN_HEADER, UNREADABLE, ServingState
+from sluicegate.gateway.supervisor.local_http import PLAIN, Preface, ask
+from sluicegate.gateway.supervisor.spec import NO_RESPONSE, Probe, ProcessSpec
+from sluicegate.wire.protocol import STATE_PATH, TOKEN_HEADER, UNREADABLE, ServingState
 
 READY_PATH = "/health/ready"
 _STATE_TIMEOUT = 10.0

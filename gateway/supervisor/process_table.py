@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.supervisor.liveness import activity_of
-from gateway.supervisor.spec import ProcessRole
+from sluicegate.gateway.supervisor.liveness import activity_of
+from sluicegate.gateway.supervisor.spec import ProcessRole
 
 FILE = "processes.json"
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from gateway.settings import Settings
-from gateway.supervisor.local_http import ask
-from gateway.supervisor.topology import preface_of_admin, reachable
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.supervisor.local_http import ask
+from sluicegate.gateway.supervisor.topology import preface_of_admin, reachable
 
 RELOAD_PATH = "/admin/config/reload"
 

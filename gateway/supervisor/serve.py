@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from socket import socket
 
-from gateway.settings import Settings
-from gateway.supervisor import topology
-from gateway.supervisor.data_directory import open_directory
-from gateway.supervisor.listeners import check_rpc, open_listeners, reserve_port
-from gateway.supervisor.log_files import keep_small
-from gateway.supervisor.reload import refuse_reload, reload_configuration
-from gateway.supervisor.spawn import Spawner
-from gateway.supervisor.spec import ProcessRole
-from gateway.supervisor.supervisor import Supervisor, supervise
-from gateway.supervisor.up import check_configuration
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.supervisor import topology
+from sluicegate.gateway.supervisor.data_directory import open_directory
+from sluicegate.gateway.supervisor.listeners import check_rpc, open_listeners, reserve_port
+from sluicegate.gateway.supervisor.log_files import keep_small
+from sluicegate.gateway.supervisor.reload import refuse_reload, reload_configuration
+from sluicegate.gateway.supervisor.spawn import Spawner
+from sluicegate.gateway.supervisor.spec import ProcessRole
+from sluicegate.gateway.supervisor.supervisor import Supervisor, supervise
+from sluicegate.gateway.supervisor.up import check_configuration
 
 
 def run_gateway(

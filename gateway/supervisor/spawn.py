@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from gateway.settings import process_environment
-from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.spec import ProcessSpec
+from sluicegate.gateway.settings import process_environment
+from sluicegate.gateway.supervisor.errors import CannotStart
+from sluicegate.gateway.supervisor.spec import ProcessSpec
 
 _PR_SET_PDEATHSIG = 1
 

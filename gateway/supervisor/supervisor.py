@@ -9,14 +9,14 @@ from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM
 from typing import Any, Self
 
-from gateway.supervisor.child import Child
-from gateway.supervisor.process_table import ProcessEntry, start_of, write_table
-from gateway.supervisor.spawn import Spawner
-from gateway.supervisor.spec import ProcessRole, ProcessSpec, stop_groups
-from gateway.supervisor.watchdog import Watchdog
-from gateway.tasks import TaskScope
-from gateway.telemetry.restarts import RestartCounts
-from wire.listening import refuse_new_connections, wait_until_empty
+from sluicegate.gateway.supervisor.child import Child
+from sluicegate.gateway.supervisor.process_table import ProcessEntry, start_of, write_table
+from sluicegate.gateway.supervisor.spawn import Spawner
+from sluicegate.gateway.supervisor.spec import ProcessRole, ProcessSpec, stop_groups
+from sluicegate.gateway.supervisor.watchdog import Watchdog
+from sluicegate.gateway.tasks import TaskScope
+from sluicegate.gateway.telemetry.restarts import RestartCounts
+from sluicegate.wire.listening import refuse_new_connections, wait_until_empty
 
 
 class Supervisor:

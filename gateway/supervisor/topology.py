@@ -10,15 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.settings import Settings, environment
-from gateway.sockets.networks import Networks
-from gateway.sockets.proxy_protocol import UNKNOWN_CLIENT
-from gateway.supervisor.listeners import free_port
-from gateway.supervisor.local_http import Preface
-from gateway.supervisor.machine import PROVIDER, Devices
-from gateway.supervisor.probes import probe_http, probe_listener
-from gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
-from wire.gpus import Gpu
+from sluicegate.gateway.settings import Settings, environment
+from sluicegate.gateway.sockets.networks import Networks
+from sluicegate.gateway.sockets.proxy_protocol import UNKNOWN_CLIENT
+from sluicegate.gateway.supervisor.listeners import free_port
+from sluicegate.gateway.supervisor.local_http import Preface
+from sluicegate.gateway.supervisor.machine import PROVIDER, Devices
+from sluicegate.gateway.supervisor.probes import probe_http, probe_listener
+from sluicegate.gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
+from sluicegate.wire.gpus import Gpu
 
 # `-P` keeps Python from importing from the working directory, which may contain another folder
 # `gateway`.
@@ -230,7 +230,7 @@ def url_of(preface: Preface, host: str, port: int) -> str:
 
 
 def child_command(entry: str) -> tuple[str, ...]:
-    """Return the command line of the internal command `entry` of `python -m gateway`."""
+    """Return the command line of the internal command `entry` of `python -m sluicegate.gateway`."""
     return (*PYTHON, "gateway", entry)
 
 

@@ -9,26 +9,30 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.config.load import check_memory, explain, parse_sources
-from gateway.config.sources import read_folder
-from gateway.errors import ConfigurationError
-from gateway.http.edge import check_listeners
-from gateway.settings import Settings, environment, process_environment
-from gateway.supervisor import topology
-from gateway.supervisor.child import Child
-from gateway.supervisor.data_directory import Credentials, choose_credentials, open_directory
-from gateway.supervisor.errors import CannotStart, ExitCode
-from gateway.supervisor.listeners import open_listeners, open_rpc_port
-from gateway.supervisor.log_files import keep_small
-from gateway.supervisor.machine import choose_devices
-from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up, write_placement
-from gateway.supervisor.probes import broken_models
-from gateway.supervisor.reload import reload_configuration
-from gateway.supervisor.spawn import Spawner
-from gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
-from gateway.upstream.tls import client_tls
-from wire.cores import usable_cores
-from wire.installing import conflict_of_runtimes, install_command, installed_runtimes
+from sluicegate.gateway.config.load import check_memory, explain, parse_sources
+from sluicegate.gateway.config.sources import read_folder
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.http.edge import check_listeners
+from sluicegate.gateway.settings import Settings, environment, process_environment
+from sluicegate.gateway.supervisor import topology
+from sluicegate.gateway.supervisor.child import Child
+from sluicegate.gateway.supervisor.data_directory import (
+    Credentials,
+    choose_credentials,
+    open_directory,
+)
+from sluicegate.gateway.supervisor.errors import CannotStart, ExitCode
+from sluicegate.gateway.supervisor.listeners import open_listeners, open_rpc_port
+from sluicegate.gateway.supervisor.log_files import keep_small
+from sluicegate.gateway.supervisor.machine import choose_devices
+from sluicegate.gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up, write_placement
+from sluicegate.gateway.supervisor.probes import broken_models
+from sluicegate.gateway.supervisor.reload import reload_configuration
+from sluicegate.gateway.supervisor.spawn import Spawner
+from sluicegate.gateway.supervisor.supervisor import Supervisor, in_parallel, supervise
+from sluicegate.gateway.upstream.tls import client_tls
+from sluicegate.wire.cores import usable_cores
+from sluicegate.wire.installing import conflict_of_runtimes, install_command, installed_runtimes
 
 _MEBIBYTE = 1024 * 1024
 _EXAMPLE = '{"model": "sentiment", "input": "a gorgeous, witty, seductive movie"}'
@@ -186,7 +190,12 @@ class _Up:
     async def _start_backends(self) -> list[Child]:
         demo, own = self._plan.demo_models, self._plan.models
         if demo is not None:
-            command = (*topology.PYTHON, "backends.model_tools.demo", "--output", str(demo))
+            command = (
+                *topology.PYTHON,
+                "sluicegate.backends.model_tools.demo",
+                "--output",
+                str(demo),
+            )
             await self._spawner.run_step("demo-models", command, environment={}, tell=self._tell)
             if demo != own:
                 for name in sorted(_model_names(demo) & _model_names(own)):

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import quote
 
-from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.probes import probe_valkey
-from gateway.supervisor.spec import ProcessRole, ProcessSpec
-from wire.installing import install_command
+from sluicegate.gateway.supervisor.errors import CannotStart
+from sluicegate.gateway.supervisor.probes import probe_valkey
+from sluicegate.gateway.supervisor.spec import ProcessRole, ProcessSpec
+from sluicegate.wire.installing import install_command
 
 _MACHINES = {"amd64": "x86_64"}
 _COMMON = ("--port", "0", "--unixsocketperm", "700", "--daemonize", "no", "--save", "")

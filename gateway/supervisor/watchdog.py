@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from gateway.supervisor.child import Child
-from gateway.supervisor.liveness import Activity, activity_of
-from gateway.supervisor.spec import NO_RESPONSE
+from sluicegate.gateway.supervisor.child import Child
+from sluicegate.gateway.supervisor.liveness import Activity, activity_of
+from sluicegate.gateway.supervisor.spec import NO_RESPONSE
 
 LOOK_INTERVAL = 1.0
 SILENT, MEMORY = "silent", "memory"

@@ -4,8 +4,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from gateway.telemetry.instruments import Instruments
-from wire.metric_declaration import Aggregation, counter, gauge
+from sluicegate.gateway.telemetry.instruments import Instruments
+from sluicegate.wire.metric_declaration import Aggregation, counter, gauge
 
 _CONNECTIONS: Final = gauge(
     "sluicegate_open_connections",

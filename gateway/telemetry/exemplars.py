@@ -16,7 +16,7 @@ import msgspec
 from prometheus_client.core import Exemplar, Metric
 from prometheus_client.utils import floatToGoString
 
-from wire.durations import SECONDS
+from sluicegate.wire.durations import SECONDS
 
 METRIC: Final = "sluicegate_request_duration_seconds"
 _BOUNDS: Final[list[str]] = [

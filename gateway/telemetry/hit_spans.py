@@ -16,11 +16,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, SpanKind, Status, TraceFlags
 from typing_extensions import override
 
-from gateway.telemetry.recorded_spans import OK, RecordedSpan, SpanSink
-from gateway.telemetry.spans import MEMORY, Attributes
-from gateway.telemetry.trace_context import SAMPLED
-from gateway.telemetry.tracing import ReplayedHit
-from wire.otlp.encoding import encode_fields
+from sluicegate.gateway.telemetry.recorded_spans import OK, RecordedSpan, SpanSink
+from sluicegate.gateway.telemetry.spans import MEMORY, Attributes
+from sluicegate.gateway.telemetry.trace_context import SAMPLED
+from sluicegate.gateway.telemetry.tracing import ReplayedHit
+from sluicegate.wire.otlp.encoding import encode_fields
 
 _FOUR_TIMES: Final = Struct("<QQQQ").pack
 # These values stand for ids and times while a template is built. Their bytes occur nowhere else in

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from wire.metric_declaration import Labels, MetricDeclaration, MetricKind, read_samples
+from sluicegate.wire.metric_declaration import Labels, MetricDeclaration, MetricKind, read_samples
 
 NO_LABELS: Final[Labels] = ()
 COMPONENT: Final = "$component"

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any, Protocol
 
-from gateway.errors import ConfigurationError
-from wire.otlp.variables import TracingProblem, drop_unusable, is_push_wanted
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.wire.otlp.variables import TracingProblem, drop_unusable, is_push_wanted
 
 
 class MetricPush(Protocol):
@@ -42,7 +42,7 @@ def push_from(
     if not is_push_wanted(environ):
         return NoPush()
     # Imported here, because the SDK reads the environment when it is imported.
-    from wire.otlp.metrics import open_pusher  # noqa: PLC0415
+    from sluicegate.wire.otlp.metrics import open_pusher  # noqa: PLC0415
 
     attributes = {"service.name": "sluicegate-gateway", "service.instance.id": instance}
     try:

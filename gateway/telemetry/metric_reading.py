@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from prometheus_client.mmap_dict import MmapedDict
 
-from gateway.telemetry.metric_files import files_held
+from sluicegate.gateway.telemetry.metric_files import files_held
 
 Labels = tuple[tuple[str, str], ...]
 Series = tuple[str, Labels]

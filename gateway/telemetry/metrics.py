@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from gateway.errors import (
+from sluicegate.gateway.errors import (
     BudgetExhausted,
     DeadlineExceeded,
     NotCached,
@@ -20,13 +20,13 @@ from gateway.errors import (
     RateLimited,
     RequestTimeout,
 )
-from gateway.telemetry.exemplars import ExemplarFile
-from gateway.telemetry.instruments import Instruments
-from gateway.telemetry.phases import DURATIONS, PhaseDurations
-from gateway.telemetry.refused_tenants import RefusedTenants
-from gateway.types import RevisionUsage, Source
-from wire.durations import SECONDS, DurationCounts
-from wire.metric_declaration import Aggregation, counter, gauge, histogram
+from sluicegate.gateway.telemetry.exemplars import ExemplarFile
+from sluicegate.gateway.telemetry.instruments import Instruments
+from sluicegate.gateway.telemetry.phases import DURATIONS, PhaseDurations
+from sluicegate.gateway.telemetry.refused_tenants import RefusedTenants
+from sluicegate.gateway.types import RevisionUsage, Source
+from sluicegate.wire.durations import SECONDS, DurationCounts
+from sluicegate.wire.metric_declaration import Aggregation, counter, gauge, histogram
 
 _REQUESTS: Final = counter(
     "sluicegate_requests_total",

@@ -10,8 +10,8 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from gateway.telemetry.metric_files import files_held
-from gateway.telemetry.restarts_collector import RestartsCollector
+from sluicegate.gateway.telemetry.metric_files import files_held
+from sluicegate.gateway.telemetry.restarts_collector import RestartsCollector
 
 
 def read_metrics(folder: Path, *, data_dir: Path) -> list[Metric]:

@@ -2,10 +2,10 @@
 
 from collections.abc import MutableMapping
 
-from gateway.errors import ConfigurationError
-from gateway.telemetry.propagation import ContextReader
-from gateway.telemetry.tracing import Tracer
-from wire.otlp.variables import TracingProblem, drop_unusable, is_tracing_wanted
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.telemetry.propagation import ContextReader
+from sluicegate.gateway.telemetry.tracing import Tracer
+from sluicegate.wire.otlp.variables import TracingProblem, drop_unusable, is_tracing_wanted
 
 
 def tracer_from(environ: MutableMapping[str, str], *, service: str, instance: str = "") -> Tracer:
@@ -22,7 +22,7 @@ def tracer_from(environ: MutableMapping[str, str], *, service: str, instance: st
     if not is_tracing_wanted(environ):
         return Tracer(contexts)
     # Imported here, because the SDK reads the environment when it is imported.
-    from gateway.telemetry.otel_tracer import open_tracer  # noqa: PLC0415
+    from sluicegate.gateway.telemetry.otel_tracer import open_tracer  # noqa: PLC0415
 
     attributes = {"service.name": service}
     if instance:

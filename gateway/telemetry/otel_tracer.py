@@ -14,15 +14,21 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.trace import SpanContext, SpanKind, Status, TraceFlags, TraceState
 from typing_extensions import override
 
-from gateway.telemetry.hit_spans import HitTemplate, SpanList, record_hit
-from gateway.telemetry.propagation import ContextReader
-from gateway.telemetry.recorded_spans import OK, RecordedSpan, SpanSink, below
-from gateway.telemetry.sampling import HeadSampler
-from gateway.telemetry.spans import NO_ATTRIBUTES, NO_SPAN, Attributes, Span, UnsampledSpan
-from gateway.telemetry.trace_context import LENGTH, SAMPLED, is_sampled
-from gateway.telemetry.tracing import ReplayedHit, SpanStatistics, Tracer
-from wire.otlp.encoding import SCOPE
-from wire.otlp.spans import SpanQueue, open_provider, open_queue
+from sluicegate.gateway.telemetry.hit_spans import HitTemplate, SpanList, record_hit
+from sluicegate.gateway.telemetry.propagation import ContextReader
+from sluicegate.gateway.telemetry.recorded_spans import OK, RecordedSpan, SpanSink, below
+from sluicegate.gateway.telemetry.sampling import HeadSampler
+from sluicegate.gateway.telemetry.spans import (
+    NO_ATTRIBUTES,
+    NO_SPAN,
+    Attributes,
+    Span,
+    UnsampledSpan,
+)
+from sluicegate.gateway.telemetry.trace_context import LENGTH, SAMPLED, is_sampled
+from sluicegate.gateway.telemetry.tracing import ReplayedHit, SpanStatistics, Tracer
+from sluicegate.wire.otlp.encoding import SCOPE
+from sluicegate.wire.otlp.spans import SpanQueue, open_provider, open_queue
 
 _MAX_ATTRIBUTES: Final = 16
 _MAX_TEMPLATES: Final = 4096

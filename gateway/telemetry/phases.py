@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import Final
 
-from wire.durations import SECONDS, DurationCounts
-from wire.metric_declaration import histogram
+from sluicegate.wire.durations import SECONDS, DurationCounts
+from sluicegate.wire.metric_declaration import histogram
 
 DURATIONS: Final = histogram(
     "sluicegate_phase_duration_seconds",

@@ -9,10 +9,10 @@ from typing import Final
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-from gateway.telemetry.instruments import Instruments
-from wire.durations import SECONDS, DurationCounts
-from wire.loop_delays import measured_loop
-from wire.metric_declaration import counter, gauge, histogram
+from sluicegate.gateway.telemetry.instruments import Instruments
+from sluicegate.wire.durations import SECONDS, DurationCounts
+from sluicegate.wire.loop_delays import measured_loop
+from sluicegate.wire.metric_declaration import counter, gauge, histogram
 
 _LAG: Final = histogram(
     "sluicegate_event_loop_lag_seconds",

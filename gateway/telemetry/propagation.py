@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points
 from typing import Any, Final
 
-from gateway.telemetry.trace_context import context_of, split_context
+from sluicegate.gateway.telemetry.trace_context import context_of, split_context
 
 Headers = Sequence[tuple[bytes, bytes]]
 DEFAULT: Final = frozenset({"tracecontext", "baggage"})

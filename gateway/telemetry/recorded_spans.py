@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode
 from typing_extensions import override
 
-from gateway.telemetry.spans import NO_ATTRIBUTES, Attributes, Span
+from sluicegate.gateway.telemetry.spans import NO_ATTRIBUTES, Attributes, Span
 
 OK: Final = Status()
 

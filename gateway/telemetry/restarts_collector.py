@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
-from gateway.telemetry.restarts import read_restarts
-from wire.metric_declaration import counter
+from sluicegate.gateway.telemetry.restarts import read_restarts
+from sluicegate.wire.metric_declaration import counter
 
 _RESTARTS: Final = counter(
     "sluicegate_process_restarts_total",

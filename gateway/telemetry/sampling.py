@@ -11,7 +11,7 @@ from typing import Final
 
 from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, TraceIdRatioBased
 
-from gateway.telemetry.trace_context import ODD
+from sluicegate.gateway.telemetry.trace_context import ODD
 
 _ALL: Final = 1 << 64
 

@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from typing_extensions import override
 
-from gateway.telemetry.trace_context import unsampled
+from sluicegate.gateway.telemetry.trace_context import unsampled
 
 Attributes = Mapping[str, str | int | float | bool]
 NO_ATTRIBUTES: Final[Attributes] = {}

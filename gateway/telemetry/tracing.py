@@ -11,9 +11,9 @@ from typing import Annotated, Final
 
 import msgspec
 
-from gateway.telemetry.propagation import ContextReader
-from gateway.telemetry.spans import NO_ATTRIBUTES, NO_SPAN, Attributes, Span
-from wire.metric_declaration import counter
+from sluicegate.gateway.telemetry.propagation import ContextReader
+from sluicegate.gateway.telemetry.spans import NO_ATTRIBUTES, NO_SPAN, Attributes, Span
+from sluicegate.wire.metric_declaration import counter
 
 _ID = b"x-request-id: "
 

@@ -6,9 +6,9 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 from urllib.parse import quote, urlsplit
 
-from gateway.types import Endpoint
-from wire.plans import Assignment, PlanTrial, ServingPlans
-from wire.protocol import Call, Done, Failed, PlanVerdict, Report, ServingState
+from sluicegate.gateway.types import Endpoint
+from sluicegate.wire.plans import Assignment, PlanTrial, ServingPlans
+from sluicegate.wire.protocol import Call, Done, Failed, PlanVerdict, Report, ServingState
 
 Receive = Callable[[Sequence[Done | Failed]], None]
 """Takes outcomes that arrived together."""

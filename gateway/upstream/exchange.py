@@ -10,9 +10,9 @@ from http import HTTPStatus
 
 import msgspec
 
-from gateway.errors import Overloaded
-from gateway.tasks import log_failure
-from gateway.upstream.base import (
+from sluicegate.gateway.errors import Overloaded
+from sluicegate.gateway.tasks import log_failure
+from sluicegate.gateway.upstream.base import (
     CallFailed,
     Cause,
     OnEnd,
@@ -21,7 +21,16 @@ from gateway.upstream.base import (
     TransportError,
     wait_for_change,
 )
-from wire.protocol import UNREADABLE, Call, Done, Failed, Frame, FrameReader, Refusal, Report
+from sluicegate.wire.protocol import (
+    UNREADABLE,
+    Call,
+    Done,
+    Failed,
+    Frame,
+    FrameReader,
+    Refusal,
+    Report,
+)
 
 MAX_REFUSAL_BYTES = 64 * 1024
 # Comparing with a member of an enumeration takes longer.

@@ -9,12 +9,12 @@ from typing import Literal, Self, TypeVar
 
 import msgspec
 
-from gateway.config.document import RoutingConfig
-from gateway.sockets.certificate_files import LOOK_INTERVAL, follow_files
-from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
-from gateway.tasks import TaskScope
-from gateway.types import BackendId, Endpoint
-from gateway.upstream.base import (
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.sockets.certificate_files import LOOK_INTERVAL, follow_files
+from sluicegate.gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
+from sluicegate.gateway.tasks import TaskScope
+from sluicegate.gateway.types import BackendId, Endpoint
+from sluicegate.gateway.upstream.base import (
     CallFailed,
     Cause,
     OnEnd,
@@ -24,11 +24,11 @@ from gateway.upstream.base import (
     TransportError,
     locate,
 )
-from gateway.upstream.exchange import CallExchange, explain_failure, read_body, refused
-from gateway.upstream.tls import ClientTls
-from gateway.upstream.transport import BackendTransport
-from wire.plans import ASSIGNMENT_PATH, Assignment, PlanTrial, ServingPlans
-from wire.protocol import (
+from sluicegate.gateway.upstream.exchange import CallExchange, explain_failure, read_body, refused
+from sluicegate.gateway.upstream.tls import ClientTls
+from sluicegate.gateway.upstream.transport import BackendTransport
+from sluicegate.wire.plans import ASSIGNMENT_PATH, Assignment, PlanTrial, ServingPlans
+from sluicegate.wire.protocol import (
     CALL_PATH,
     CHECK_PATH,
     MEDIA_TYPE,
@@ -268,7 +268,7 @@ class HttpBackendClient:
                 self._transports[client] = BackendTransport(tls=tls, tcp_keepalive=tcp_keepalive)
             else:
                 # Importing httpx takes 100 ms and 9 MB, which few workers need.
-                from gateway.upstream.httpx_transport import HttpxTransport  # noqa: PLC0415
+                from sluicegate.gateway.upstream.httpx_transport import HttpxTransport  # noqa: PLC0415
 
                 self._transports[client] = HttpxTransport(tls=tls, tcp_keepalive=tcp_keepalive)
         return self._transports[client]

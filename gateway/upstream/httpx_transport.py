@@ -13,11 +13,11 @@ from typing import Any
 
 import httpx
 
-from gateway.errors import ConfigurationError
-from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
-from gateway.tasks import TaskScope, log_failure
-from gateway.upstream.base import Origin, TransportError, explain_early_loss
-from gateway.upstream.tls import ClientTls, explain
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
+from sluicegate.gateway.tasks import TaskScope, log_failure
+from sluicegate.gateway.upstream.base import Origin, TransportError, explain_early_loss
+from sluicegate.gateway.upstream.tls import ClientTls, explain
 
 # Requests over `http://` need no authorities, and reading the system's takes 20 ms.
 _NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -7,9 +7,14 @@ from collections.abc import Callable
 import httptools
 from typing_extensions import override
 
-from gateway.sockets.tcp_keepalive import discard_at_close
-from gateway.upstream.base import Origin, TransportError, explain_early_loss, wait_for_change
-from gateway.upstream.tls import ClientTls, explain
+from sluicegate.gateway.sockets.tcp_keepalive import discard_at_close
+from sluicegate.gateway.upstream.base import (
+    Origin,
+    TransportError,
+    explain_early_loss,
+    wait_for_change,
+)
+from sluicegate.gateway.upstream.tls import ClientTls, explain
 
 # Larger bodies are sent in pieces, so that none of them holds the loop for long.
 PIECE_BYTES = 256 * 1024

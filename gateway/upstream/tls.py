@@ -3,9 +3,9 @@
 import ssl
 from pathlib import Path
 
-from gateway.errors import ConfigurationError
-from gateway.settings import Settings
-from gateway.sockets.certificate_files import Signature, load_certificate, signature_of
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.sockets.certificate_files import Signature, load_certificate, signature_of
 
 # OpenSSL's reasons for an answer that is no handshake.
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE"})

@@ -7,12 +7,12 @@ and response objects, which cost more than the call.
 import asyncio
 import ssl
 
-from gateway.errors import ConfigurationError
-from gateway.sockets.connecting import Connector
-from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
-from gateway.upstream.base import Origin, TransportError
-from gateway.upstream.protocol import PIECE_BYTES, HttpClientProtocol
-from gateway.upstream.tls import ClientTls, explain
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.sockets.connecting import Connector
+from sluicegate.gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
+from sluicegate.gateway.upstream.base import Origin, TransportError
+from sluicegate.gateway.upstream.protocol import PIECE_BYTES, HttpClientProtocol
+from sluicegate.gateway.upstream.tls import ClientTls, explain
 
 # Idle connections are closed before a backend does it: a call sent into a closing one is lost. They
 # outlive the pause between two probes of a backend of thousands, which keep one connection each.

@@ -5,8 +5,8 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from gateway.telemetry.instruments import COMPONENT
-from wire.metric_declaration import Aggregation, gauge
+from sluicegate.gateway.telemetry.instruments import COMPONENT
+from sluicegate.wire.metric_declaration import Aggregation, gauge
 
 _FIRST: Final = 0.05
 _IN_A_ROW: Final = 20

@@ -16,20 +16,20 @@ from prometheus_client import CollectorRegistry
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from gateway.errors import DependencyUnavailable
-from gateway.events.block import STREAM
-from gateway.ledger.ledger import Ledger
-from gateway.redis.client import connect
-from gateway.settings import Settings
-from gateway.telemetry.instruments import NUMBER
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.workers.backoff import FAILURES, StoppableBackoff, pause
-from gateway.workers.budget_monitor import BudgetMonitor
-from gateway.workers.group import GroupReader, StreamEntry, consumer_name
-from gateway.workers.ledger_writer import LedgerWriter, WriteResult
-from gateway.workers.stream import BILLING
-from gateway.workers.usage_rollup import UsageRollup
-from wire.metric_declaration import Aggregation, counter, gauge
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.events.block import STREAM
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.telemetry.instruments import NUMBER
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.gateway.workers.backoff import FAILURES, StoppableBackoff, pause
+from sluicegate.gateway.workers.budget_monitor import BudgetMonitor
+from sluicegate.gateway.workers.group import GroupReader, StreamEntry, consumer_name
+from sluicegate.gateway.workers.ledger_writer import LedgerWriter, WriteResult
+from sluicegate.gateway.workers.stream import BILLING
+from sluicegate.gateway.workers.usage_rollup import UsageRollup
+from sluicegate.wire.metric_declaration import Aggregation, counter, gauge
 
 _REDIS_TIMEOUT: Final = 5.0
 _DRAIN: Final = 5.0

@@ -7,10 +7,10 @@ from typing import Annotated, Final, Protocol
 
 import msgspec
 
-from gateway.errors import GatewayError
-from gateway.ledger.budgets import BudgetEvent
-from gateway.workers.backoff import FAILURES, StoppableBackoff, pause
-from wire.metric_declaration import counter
+from sluicegate.gateway.errors import GatewayError
+from sluicegate.gateway.ledger.budgets import BudgetEvent
+from sluicegate.gateway.workers.backoff import FAILURES, StoppableBackoff, pause
+from sluicegate.wire.metric_declaration import counter
 
 _EVERY: Final = 5.0
 _log = logging.getLogger(__name__)

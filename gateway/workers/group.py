@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from redis.asyncio import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from gateway.events.block import STREAM
-from gateway.settings import Settings
-from gateway.workers.backoff import BatchSize
+from sluicegate.gateway.events.block import STREAM
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.workers.backoff import BatchSize
 
 
 class StreamEntry(NamedTuple):

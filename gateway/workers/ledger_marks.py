@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from gateway.errors import DependencyUnavailable
-from gateway.tasks import ignore_outcome
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.tasks import ignore_outcome
 
 
 class LedgerMarks:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gateway.events.block import Block, MalformedBlock, Unpacker, from_fields
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.recording import UnrecordableBlock
-from gateway.ledger.types import EventBlock, Recorded
-from gateway.workers.group import StreamEntry
+from sluicegate.gateway.events.block import Block, MalformedBlock, Unpacker, from_fields
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.recording import UnrecordableBlock
+from sluicegate.gateway.ledger.types import EventBlock, Recorded
+from sluicegate.gateway.workers.group import StreamEntry
 
 
 class WriteResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,17 +14,17 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
-from gateway.events.block import STREAM, MalformedBlock, Unpacker, from_fields
-from gateway.events.hit_run import ids_of
-from gateway.redis.client import connect
-from gateway.settings import Settings
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.types import RequestEvent
-from gateway.workers.backoff import FAILURES, StoppableBackoff, pause
-from gateway.workers.group import GroupReader, StreamEntry, consumer_name
-from gateway.workers.rotating_file import RotatingFile
-from gateway.workers.stream import EVENTS_DROPPED
-from wire.metric_declaration import counter
+from sluicegate.gateway.events.block import STREAM, MalformedBlock, Unpacker, from_fields
+from sluicegate.gateway.events.hit_run import ids_of
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.gateway.types import RequestEvent
+from sluicegate.gateway.workers.backoff import FAILURES, StoppableBackoff, pause
+from sluicegate.gateway.workers.group import GroupReader, StreamEntry, consumer_name
+from sluicegate.gateway.workers.rotating_file import RotatingFile
+from sluicegate.gateway.workers.stream import EVENTS_DROPPED
+from sluicegate.wire.metric_declaration import counter
 
 GROUP: Final = "request-log"
 _REDIS_TIMEOUT: Final = 5.0

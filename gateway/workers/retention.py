@@ -14,8 +14,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gateway.events.committed import CommittedMark
-from gateway.events.reader import LogReader
+from sluicegate.gateway.events.committed import CommittedMark
+from sluicegate.gateway.events.reader import LogReader
 
 _BLOCK: Final = 512
 _RESERVE_BYTES: Final = 1 << 30

@@ -16,19 +16,19 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from redis.exceptions import RedisError
 
-from gateway.events.block import STREAM, gap, pack
-from gateway.events.reader import UnreadableLog, list_logs
-from gateway.ledger.recording import EventRecorder
-from gateway.ledger.store import Store
-from gateway.redis.client import connect
-from gateway.settings import Settings
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.workers.backoff import FAILURES, StoppableBackoff, pause
-from gateway.workers.file_lock import FileLock
-from gateway.workers.ledger_marks import LedgerMarks
-from gateway.workers.retention import RetainedLog, SegmentRetention
-from gateway.workers.stream import EVENTS_DROPPED, AppendOutcome, EventStream
-from wire.metric_declaration import Aggregation, counter, gauge
+from sluicegate.gateway.events.block import STREAM, gap, pack
+from sluicegate.gateway.events.reader import UnreadableLog, list_logs
+from sluicegate.gateway.ledger.recording import EventRecorder
+from sluicegate.gateway.ledger.store import Store
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.gateway.workers.backoff import FAILURES, StoppableBackoff, pause
+from sluicegate.gateway.workers.file_lock import FileLock
+from sluicegate.gateway.workers.ledger_marks import LedgerMarks
+from sluicegate.gateway.workers.retention import RetainedLog, SegmentRetention
+from sluicegate.gateway.workers.stream import EVENTS_DROPPED, AppendOutcome, EventStream
+from sluicegate.wire.metric_declaration import Aggregation, counter, gauge
 
 LOCK_NAME: Final = "shipper.lock"
 _REDIS_TIMEOUT: Final = 5.0

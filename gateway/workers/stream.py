@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
-from gateway.events.block import SHIPPED, STREAM, Block
-from wire.metric_declaration import counter
+from sluicegate.gateway.events.block import SHIPPED, STREAM, Block
+from sluicegate.wire.metric_declaration import counter
 
 BILLING: Final = "billing"
 

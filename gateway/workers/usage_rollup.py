@@ -8,9 +8,9 @@ from typing import Annotated, Final, Protocol
 
 import msgspec
 
-from gateway.errors import GatewayError
-from gateway.workers.backoff import FAILURES, BatchSize, StoppableBackoff, pause
-from wire.metric_declaration import counter
+from sluicegate.gateway.errors import GatewayError
+from sluicegate.gateway.workers.backoff import FAILURES, BatchSize, StoppableBackoff, pause
+from sluicegate.wire.metric_declaration import counter
 
 _ROWS: Final = 1000
 _SECOND: Final = 1_000_000_000

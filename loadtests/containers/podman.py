@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.settings import process_environment
+from sluicegate.gateway.settings import process_environment
 
 HOME = Path("/var/tmp/sluicegate-containers")  # noqa: S108 - owned by root, made with mode 0700
 """The folder for secrets, volumes and build files."""

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-from backends.model_tools.demo.build import build_demo_models
-from bulk.output import ERRORS, JOB, MANIFEST
 from loadtests.faults.catalogue import Fault, Outcome
 from loadtests.ray_cluster import running_cluster
 from loadtests.workload import sentences
+from sluicegate.backends.model_tools.demo.build import build_demo_models
+from sluicegate.bulk.output import ERRORS, JOB, MANIFEST
 from testing.waiting import wait_until
 
 _ROWS, _PART_ROWS, _KILLS = 10_000, 1000, 10
@@ -86,7 +86,7 @@ def _kill_job() -> Outcome:
 def _start(root: Path, output: str, *options: str) -> "subprocess.Popen[bytes]":
     """Start a job that reads `root/in.jsonl` and writes to the folder `root/output`."""
     command = [
-        *(sys.executable, "-P", "-m", "bulk", "--model", "minilm", "--task", "embed"),
+        *(sys.executable, "-P", "-m", "sluicegate.bulk", "--model", "minilm", "--task", "embed"),
         *("--models", str(root / "models"), "--part-rows", str(_PART_ROWS), "--keep", "number"),
         *(*options, str(root / "in.jsonl"), str(root / output)),
     ]

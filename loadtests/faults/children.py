@@ -9,12 +9,12 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from gateway.settings import Settings, environment, process_environment
 from loadtests.faults.model import MODEL, write_algorithm, write_revision
 from loadtests.faults.proxy import FaultyProxy
+from sluicegate.gateway.settings import Settings, environment, process_environment
+from sluicegate.wire.protocol import RELOAD_PATH, STATE_PATH
 from testing.loopback import is_answered, no_authorities
 from testing.ports import free_port
-from wire.protocol import RELOAD_PATH, STATE_PATH
 
 _ROOT = Path(__file__).parents[2]
 _BASE, _TOKEN = 2e-3, 5.8e-4

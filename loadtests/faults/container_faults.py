@@ -20,7 +20,6 @@ from typing import Any, Final  # Any: answers of the admin listener
 import httpx
 import msgspec
 
-from gateway.settings import process_environment
 from loadtests.containers import images, services
 from loadtests.containers.images import FORMER, PRESENT, tagged
 from loadtests.containers.podman import HOME, inspect, run
@@ -31,6 +30,7 @@ from loadtests.faults.judge import Window
 from loadtests.faults.topology import TopologyError, repeating
 from loadtests.file_systems import fill
 from loadtests.process_resources import peak_mib
+from sluicegate.gateway.settings import process_environment
 from testing.compose_files import HA, ROOT, merged
 from testing.prometheus import Prometheus
 from testing.waiting import wait_until

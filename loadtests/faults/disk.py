@@ -8,9 +8,9 @@ from typing import Self
 
 import msgspec
 
-from gateway.events.syncing import MARK_NAME, SyncedMark, read_mark
 from loadtests.faults.topology import TopologyError
 from loadtests.file_systems import fill, make_file_system, mount
+from sluicegate.gateway.events.syncing import MARK_NAME, SyncedMark, read_mark
 from testing.waiting import wait_until
 
 _OTHER_BOOT = "the boot before the power cut"

@@ -10,11 +10,11 @@ import msgspec
 import numpy as np
 from tokenizers import Tokenizer
 
-from backends.executors.dummy import SimulatedExecutor
-from backends.executors.padded_batch import pad
-from backends.repository.catalogue import read_catalogue
-from backends.types import FloatArray, OutputKind
 from loadtests.faults.topology import Question
+from sluicegate.backends.executors.dummy import SimulatedExecutor
+from sluicegate.backends.executors.padded_batch import pad
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.backends.types import FloatArray, OutputKind
 from testing.model_repository import DIMENSIONS, WORDS, write_encoder, write_model
 
 MODEL = "tiny"

@@ -13,7 +13,6 @@ import httpx
 import msgspec
 from typing_extensions import override
 
-from gateway.settings import Settings
 from loadtests.faults.catalogue import Act, Case, Fault, LoadSpec
 from loadtests.faults.children import BackendSpec, Child, PacedBackend, gateway_process, runs
 from loadtests.faults.judge import Window
@@ -23,6 +22,7 @@ from loadtests.faults.topology import Topology, TopologyError, client_of, counte
 from loadtests.gateway import one_backend
 from loadtests.machine import busy_seconds
 from loadtests.process_resources import peak_mib
+from sluicegate.gateway.settings import Settings
 from testing.namespaces import NamespaceNetwork
 from testing.postgresql import USER, PostgreSQLNode, new_directory, programs
 from testing.valkey import Valkey

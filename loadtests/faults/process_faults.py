@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from gateway.settings import Settings
 from loadtests.faults.catalogue import Act, Case, Check, Fault, LoadSpec
 from loadtests.faults.children import CAPACITY, BackendSpec, Child, runs
 from loadtests.faults.judge import LIMITED, SETTLED, Window, p99s, percentile
@@ -26,6 +25,7 @@ from loadtests.faults.processes import (
 from loadtests.faults.proxy import SOUND, ProxyFault
 from loadtests.faults.topology import Topology, repeating
 from loadtests.windows import AdmittedRequest, bound, failover_bound, most_over_the_limit
+from sluicegate.gateway.settings import Settings
 from testing.redis_deployments import FAILOVER_TIMEOUT, SentinelDeployment
 from testing.valkey import Valkey
 from testing.waiting import wait_until

@@ -14,7 +14,6 @@ import psycopg
 from anyio.from_thread import start_blocking_portal
 from typing_extensions import override
 
-from gateway.types import Rule
 from loadtests.faults.children import BackendSpec, Child, PacedBackend, gateway_process, runs
 from loadtests.faults.disk import Disk
 from loadtests.faults.judge import LIMITED
@@ -22,6 +21,7 @@ from loadtests.faults.model import ModelOracle
 from loadtests.faults.proxy import ProxyFault
 from loadtests.faults.topology import Topology, TopologyError, client_of, counted
 from loadtests.gateway import Gateway, add_tenants
+from sluicegate.gateway.types import Rule
 from testing.delaying_proxy import DelayingProxy
 from testing.loopback import get
 from testing.namespaces import NamespaceNetwork, missing

@@ -7,7 +7,7 @@ from typing import Self
 
 import msgspec
 
-from wire.protocol import CALL_PATH, Call
+from sluicegate.wire.protocol import CALL_PATH, Call
 
 _ERROR = b"HTTP/1.1 500 Internal Server Error\r\ncontent-length: 0\r\n\r\n"
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)

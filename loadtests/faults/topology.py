@@ -11,8 +11,8 @@ from typing import Any, Protocol, Self  # Any: values of rows, and what acts not
 import httpx
 import msgspec
 
-from gateway.events.hit_run import ids_from
 from loadtests.faults.judge import LedgerRow
+from sluicegate.gateway.events.hit_run import ids_from
 from testing.loopback import no_authorities
 
 _QUERY = (

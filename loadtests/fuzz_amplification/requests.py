@@ -7,7 +7,7 @@ from typing import Any, NamedTuple  # Any: JSON
 import msgspec
 
 from loadtests.fuzz_dialects.routes import ROUTES, TENSOR_ROUTES, Asked, DialectRoute
-from wire.protocol import Task
+from sluicegate.wire.protocol import Task
 
 _MODELS = {
     Task.EMBED: "minilm",

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import grpc
 import httpx
 
-from gateway.supervisor.priority import give_way
 from loadtests.fuzz_amplification.requests import AmplifiedRequest, amplified, lines
 from loadtests.fuzz_dialects.routes import METHOD, tensor_message
+from sluicegate.gateway.supervisor.priority import give_way
 from testing.loopback import no_authorities
 
 _PATIENCE = 120.0

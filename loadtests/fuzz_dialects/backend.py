@@ -12,10 +12,9 @@ from typing import Any  # Any: the items of all tasks
 
 import msgspec
 
-from backends.algorithms.questions import check_choices, hypotheses
-from backends.errors import ItemRefused
-from testing.stub_backend import Reply, StubBackend, stub_model
-from wire.protocol import (
+from sluicegate.backends.algorithms.questions import check_choices, hypotheses
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.wire.protocol import (
     Call,
     Done,
     EmbedParameters,
@@ -25,6 +24,7 @@ from wire.protocol import (
     Task,
     ZeroShotParameters,
 )
+from testing.stub_backend import Reply, StubBackend, stub_model
 
 MODELS = {
     "vectors": [Task.EMBED, Task.RERANK],

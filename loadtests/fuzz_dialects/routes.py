@@ -11,11 +11,11 @@ from typing import Any, NamedTuple  # Any: JSON, and messages, whose classes are
 import grpc
 import msgspec
 
-from gateway.api.answers import SCORE_DECIMALS
-from gateway.rpc.messages import MessageTable
 from loadtests.fuzz_dialects import backend
 from loadtests.fuzz_http.expect import UnexpectedResponse
-from wire.protocol import Task
+from sluicegate.gateway.api.answers import SCORE_DECIMALS
+from sluicegate.gateway.rpc.messages import MessageTable
+from sluicegate.wire.protocol import Task
 
 _TEMPLATE = "This text is about {}."
 

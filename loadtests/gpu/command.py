@@ -15,11 +15,11 @@ from typing import Any, get_args
 
 import click
 
-from backends.errors import ExecutorDied
-from backends.executors.cuda import explain
-from backends.settings import Provider
 from loadtests.gpu.plan import SECTIONS, Options
 from loadtests.gpu.results import Measurement, Measuring, Report, Section, begin, show_report, write
+from sluicegate.backends.errors import ExecutorDied
+from sluicegate.backends.executors.cuda import explain
+from sluicegate.backends.settings import Provider
 
 Figures = Callable[[Options, str, Report], Iterator[Measuring]]
 """The function `figures` of a section's module."""

@@ -15,11 +15,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.errors import OutOfMemory
-from backends.executors.buckets import Shape
-from backends.executors.cuda import explain
-from backends.model_tools.graphs.weights import WeightsError
-from backends.types import FloatArray
 from loadtests.gpu.models import Batch, batch_of, graph, short
 from loadtests.gpu.plan import (
     CANDIDATES,
@@ -34,6 +29,11 @@ from loadtests.gpu.plan import (
 )
 from loadtests.gpu.results import Measurement, Measuring, Report
 from loadtests.gpu.sessions import BareSession, distance, judged, open_bare, run_on_cpu
+from sluicegate.backends.errors import OutOfMemory
+from sluicegate.backends.executors.buckets import Shape
+from sluicegate.backends.executors.cuda import explain
+from sluicegate.backends.model_tools.graphs.weights import WeightsError
+from sluicegate.backends.types import FloatArray
 
 # An arena that has room for the weights and a small batch, but not for the large batch.
 _SMALL_ARENA = 512 * 1024 * 1024

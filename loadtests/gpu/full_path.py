@@ -26,9 +26,9 @@ from loadtests.gpu.plan import (
 from loadtests.gpu.results import Measurement, Measuring, Report
 from loadtests.gpu.timing import busy_share
 from loadtests.measured import target_of
+from sluicegate.wire.protocol import ModelInfo, ServingState
 from testing.loopback import get
 from testing.system import System
-from wire.protocol import ModelInfo, ServingState
 
 _CLIENTS, _IN_FLIGHT_TEXTS = 4, 4096
 _QUEUED_BATCHES = 32

@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import normalizers
 
-from backends.executors.buckets import Shape
-from backends.model_tools.graphs.checkpoint import build_checkpoint
-from backends.model_tools.graphs.options import GraphOptions
-from backends.model_tools.graphs.shapes import BertShape, weight_shapes
-from backends.model_tools.graphs.weights import Weights
-from backends.model_tools.importing.import_model import import_model
-from backends.qualification.graph_choice import RECORD
-from backends.settings import BackendSettings
 from loadtests.gpu.plan import LARGE, SMALL, Options
+from sluicegate.backends.executors.buckets import Shape
+from sluicegate.backends.model_tools.graphs.checkpoint import build_checkpoint
+from sluicegate.backends.model_tools.graphs.options import GraphOptions
+from sluicegate.backends.model_tools.graphs.shapes import BertShape, weight_shapes
+from sluicegate.backends.model_tools.graphs.weights import Weights
+from sluicegate.backends.model_tools.importing.import_model import import_model
+from sluicegate.backends.qualification.graph_choice import RECORD
+from sluicegate.backends.settings import BackendSettings
 from testing.model_repository import word_pieces
 from testing.weight_files import write_safetensors
 

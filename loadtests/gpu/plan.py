@@ -6,11 +6,11 @@ from types import MappingProxyType
 
 import msgspec
 
-from backends.executors.buckets import Shape
-from backends.model_tools.graphs.options import Attention, GraphOptions, Precision
-from backends.model_tools.graphs.shapes import BertShape
-from backends.settings import Provider
-from wire.cores import usable_cores
+from sluicegate.backends.executors.buckets import Shape
+from sluicegate.backends.model_tools.graphs.options import Attention, GraphOptions, Precision
+from sluicegate.backends.model_tools.graphs.shapes import BertShape
+from sluicegate.backends.settings import Provider
+from sluicegate.wire.cores import usable_cores
 
 SECTIONS: Mapping[str, tuple[str, float]] = MappingProxyType(
     {

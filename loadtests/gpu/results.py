@@ -22,7 +22,7 @@ from loadtests.gpu.plan import (
 )
 from loadtests.machine import Machine, this_machine
 from loadtests.report import Line, milliseconds, show
-from wire.gpus import find_gpus
+from sluicegate.wire.gpus import find_gpus
 
 FILE = "gpu.json"
 _RUNTIMES = ("onnxruntime-gpu", "onnxruntime", "tensorrt-cu13", "torch", "transformers")

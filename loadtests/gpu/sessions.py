@@ -10,16 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backends.executors.binding import BoundTensors, Tensors
-from backends.executors.buckets import Shape
-from backends.executors.graph import read_inputs
-from backends.executors.host_memory import host_memory
-from backends.executors.padded_batch import PaddedBatch
-from backends.executors.provider import DeviceOptions, open_session
-from backends.model_tools.graphs.options import Precision
-from backends.model_tools.graphs.shapes import BertShape
-from backends.settings import quiet_libraries
-from backends.types import FloatArray, OutputKind
 from loadtests.gpu.models import Batch, graph, random_batch
 from loadtests.gpu.plan import (
     CANDIDATES,
@@ -37,6 +27,16 @@ from loadtests.gpu.plan import (
 )
 from loadtests.gpu.results import Measurement, Measuring, Report
 from loadtests.gpu.timing import timed
+from sluicegate.backends.executors.binding import BoundTensors, Tensors
+from sluicegate.backends.executors.buckets import Shape
+from sluicegate.backends.executors.graph import read_inputs
+from sluicegate.backends.executors.host_memory import host_memory
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.executors.provider import DeviceOptions, open_session
+from sluicegate.backends.model_tools.graphs.options import Precision
+from sluicegate.backends.model_tools.graphs.shapes import BertShape
+from sluicegate.backends.settings import quiet_libraries
+from sluicegate.backends.types import FloatArray, OutputKind
 
 # The largest allowed distance from the CPU's fp32 vector, divided by that vector's length.
 _BOUNDS: dict[Precision, float] = {"fp32": 1e-3, "fp16": 1e-2, "bf16": 1e-1}

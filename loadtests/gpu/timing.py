@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-from backends.telemetry.nvml import open_gpus
 from loadtests.gpu.plan import Options
 from loadtests.gpu.results import Measurement
+from sluicegate.backends.telemetry.nvml import open_gpus
 
 _INTERVAL = 0.1
 _WARM_UP, _LEAST_RUNS = 3, 3

@@ -8,16 +8,16 @@ from typing import Any  # values of a document's sections
 
 import msgspec
 
-from gateway.auth.keys import hash_key
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import KeySpec
-from gateway.types import Rule
 from loadtests.backend import backend
 from loadtests.gateway import WIDE_LIMITS, Gateway, add_tenants
 from loadtests.generator import Outcome, run_closed
 from loadtests.growth.load import send
 from loadtests.growth.points import Point
 from loadtests.machine import processor_seconds, resident_mib
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import KeySpec
+from sluicegate.gateway.types import Rule
 from testing.stub_process import stub_process
 from testing.valkey import Valkey
 

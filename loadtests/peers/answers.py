@@ -4,7 +4,7 @@ import re
 
 import msgspec
 
-from wire.protocol import Task
+from sluicegate.wire.protocol import Task
 
 _LABEL = re.compile(rb'"label":"(\w+)","score":([\d.e-]+)')
 _VECTOR = re.compile(rb'"embedding":(\[[^\]]*\])')

@@ -13,9 +13,6 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from backends.executors.openvino_graph import computes_bf16
-from backends.model_tools.demo.build import build_demo_models
-from backends.model_tools.demo.source import find_source
 from loadtests.backend import backend, call
 from loadtests.generator import Target, run_closed
 from loadtests.measured import metered, target_of
@@ -27,8 +24,11 @@ from loadtests.report import Row, Turn, show, table_of
 from loadtests.rivals import nginx
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
+from sluicegate.backends.executors.openvino_graph import computes_bf16
+from sluicegate.backends.model_tools.demo.build import build_demo_models
+from sluicegate.backends.model_tools.demo.source import find_source
+from sluicegate.wire.protocol import Task
 from testing.system import System
-from wire.protocol import Task
 
 CONNECTIONS = 32
 NGINX, LITELLM = "nginx", "litellm"

@@ -14,10 +14,10 @@ import msgspec
 
 from loadtests.generator import Target
 from loadtests.peers.configuration import MODELS, SCRATCH, TASK, PeerConfiguration
+from sluicegate.wire.protocol import Task
 from testing.loopback import is_answered
 from testing.ports import free_port
 from testing.waiting import wait_until
-from wire.protocol import Task
 
 _ROOT = Path(__file__).parents[2]
 _START = 180.0

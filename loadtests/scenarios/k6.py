@@ -9,10 +9,10 @@ from typing import Any  # Any: k6 reads JSON
 import click
 import msgspec
 
-from gateway.settings import process_environment
 from loadtests.scenarios.analysis import Sent, read_answers
 from loadtests.scenarios.catalogue import Plan
 from loadtests.scenarios.workload import NUMBERS, TEXTS, Template, ideal_hits, make_requests
+from sluicegate.gateway.settings import process_environment
 
 _SCRIPT = Path(__file__).with_name("script.js")
 _OWN = Path(__file__).parents[2] / ".venv-load" / "bin" / "k6"

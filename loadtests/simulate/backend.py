@@ -10,20 +10,20 @@ from random import Random
 
 import numpy as np
 
-from backends.batching.admission import Admission
-from backends.batching.device import Device
-from backends.batching.fair_queue import INTERACTIVE
-from backends.batching.lateness_margin import LatenessMargin
-from backends.batching.meter import Meter
-from backends.batching.policy import BatchLimits
-from backends.batching.queue import DequeuedBatch, RowQueue
-from backends.batching.row import Outcome, Row, RowWaiter
-from backends.batching.submission import QueueLimits, SubmissionQueue
-from backends.errors import BackendError, DeadlineExceeded
-from backends.executors.cost import CostModel
-from backends.telemetry.spans import NO_SPAN
-from backends.types import Encoding, FloatArray, OutputKind
-from wire.protocol import Report
+from sluicegate.backends.batching.admission import Admission
+from sluicegate.backends.batching.device import Device
+from sluicegate.backends.batching.fair_queue import INTERACTIVE
+from sluicegate.backends.batching.lateness_margin import LatenessMargin
+from sluicegate.backends.batching.meter import Meter
+from sluicegate.backends.batching.policy import BatchLimits
+from sluicegate.backends.batching.queue import DequeuedBatch, RowQueue
+from sluicegate.backends.batching.row import Outcome, Row, RowWaiter
+from sluicegate.backends.batching.submission import QueueLimits, SubmissionQueue
+from sluicegate.backends.errors import BackendError, DeadlineExceeded
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.telemetry.spans import NO_SPAN
+from sluicegate.backends.types import Encoding, FloatArray, OutputKind
+from sluicegate.wire.protocol import Report
 
 _ANSWER = np.zeros(1, dtype=np.float32)
 # The standard deviation of the logarithm of a batch's time, relative to the predicted time.

@@ -8,18 +8,18 @@ from random import Random
 import msgspec
 from typing_extensions import override
 
-from backends.batching.row import RowWaiter
-from backends.errors import BackendError, Overloaded
-from gateway.cache.key import CacheKey
-from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.prober import Prober
-from gateway.dispatch.work import OpenItem, Work
-from gateway.routing.fleet import Fleet
-from gateway.types import Endpoint
-from gateway.upstream.base import BackendClient, CallFailed, Cause, OnEnd, Receive
 from loadtests.simulate.world import World
-from wire.plans import Assignment, PlanTrial, ServingPlans
-from wire.protocol import (
+from sluicegate.backends.batching.row import RowWaiter
+from sluicegate.backends.errors import BackendError, Overloaded
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.dispatch.dispatcher import Dispatcher
+from sluicegate.gateway.dispatch.prober import Prober
+from sluicegate.gateway.dispatch.work import OpenItem, Work
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.types import Endpoint
+from sluicegate.gateway.upstream.base import BackendClient, CallFailed, Cause, OnEnd, Receive
+from sluicegate.wire.plans import Assignment, PlanTrial, ServingPlans
+from sluicegate.wire.protocol import (
     Call,
     Done,
     EmbedParameters,

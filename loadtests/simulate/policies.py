@@ -11,10 +11,10 @@ from random import Random
 
 from typing_extensions import override
 
-from gateway.routing.choice import ChoiceContext
-from gateway.routing.endpoint_state import EndpointState
-from gateway.routing.fleet import Fleet, ItemShare
-from gateway.types import BackendId, Endpoint, RegionName, ServedModel
+from sluicegate.gateway.routing.choice import ChoiceContext
+from sluicegate.gateway.routing.endpoint_state import EndpointState
+from sluicegate.gateway.routing.fleet import Fleet, ItemShare
+from sluicegate.gateway.types import BackendId, Endpoint, RegionName, ServedModel
 
 Pick = Callable[[Sequence[EndpointState], Sequence[bytes]], Endpoint]
 """Takes endpoints and the affinities of items, and returns an endpoint for the items."""

@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from random import Random
 
-from gateway.routing.endpoint_state import EndpointState
-from gateway.routing.fleet import Fleet
-from gateway.types import Endpoint
 from loadtests.simulate.gateway import Ended, SimulatedGateway, length_of
 from loadtests.simulate.policies import Oracle, PickingFleet, in_turn, of_two
 from loadtests.simulate.results import Bucket, DayResult, figures, phases
@@ -26,6 +23,9 @@ from loadtests.simulate.scenario import (
 )
 from loadtests.simulate.virtual_time import run_virtual
 from loadtests.simulate.world import BUSY_SHARE, INTERVAL, LEAST, START_UP, World
+from sluicegate.gateway.routing.endpoint_state import EndpointState
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.types import Endpoint
 
 POLICIES = ("production", "oracle", "round robin", "two choices")
 _NEAR, _FAR = 1e-3, 80e-3

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from backends.executors.cost import CostModel
+from sluicegate.backends.executors.cost import CostModel
 
 DAY = 86_400.0
 # Taxi rides that began in New York in each half hour of Tuesday, 2014-07-01: requests of

@@ -14,16 +14,16 @@ from random import Random
 import msgspec
 import numpy as np
 
-from backends.executors.cost import CostModel
-from gateway.routing.fleet import Fleet
-from gateway.types import BackendId, Endpoint, RegionName
-from gateway.upstream.http import HttpBackendClient
-from gateway.upstream.tls import ClientTls
 from loadtests.backend import RunningBackend, backend
 from loadtests.report import heading, print_table
 from loadtests.simulate.gateway import Caller, SimulatedGateway
 from loadtests.simulate.virtual_time import run_virtual
 from loadtests.simulate.world import World
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.types import BackendId, Endpoint, RegionName
+from sluicegate.gateway.upstream.http import HttpBackendClient
+from sluicegate.gateway.upstream.tls import ClientTls
 from testing.model_repository import WORDS, write_encoder
 
 _BACKENDS = 3

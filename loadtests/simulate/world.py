@@ -8,9 +8,9 @@ from typing import Any  # Any: entries of several kinds
 
 import msgspec
 
-from backends.executors.cost import CostModel
-from gateway.types import BackendId, Endpoint, RegionName
 from loadtests.simulate.backend import SimulatedBackend
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.gateway.types import BackendId, Endpoint, RegionName
 
 # The rule of `deploy/kubernetes/components/keda`. The two triggers are bounds for a backend's
 # values, averaged over all backends and over `_WINDOW`. Times are in seconds.

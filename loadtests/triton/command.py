@@ -25,8 +25,8 @@ from loadtests.report import heading, milliseconds, print_table, show, table_of
 from loadtests.triton.server import ENCODER, Triton
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
+from sluicegate.wire.protocol import Task
 from testing.waiting import wait_until
-from wire.protocol import Task
 
 _MODEL, _TEXTS = "sentiment", 200
 _KEY = "sk-triton-check-0123456789"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from backends.model_tools.demo.build import build_demo_models
+from sluicegate.backends.model_tools.demo.build import build_demo_models
 from testing.ports import free_port
 from testing.system import TWO_REGIONS, System
 from tests.clients.matrix import clients, run_client, target_of

@@ -9,10 +9,10 @@ import msgspec
 import yaml
 from anyio.from_thread import start_blocking_portal
 
+from sluicegate.wire.protocol import Call, Done, Task
 from testing.stub_backend import Reply, StubBackend, stub_model
 from testing.system import System
 from testing.waiting import wait_until
-from wire.protocol import Call, Done, Task
 
 SLOW_MODEL = "slow"
 _SERVICE_TIME = 2.0

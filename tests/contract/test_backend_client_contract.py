@@ -8,14 +8,14 @@ from typing import Literal
 import msgspec
 import pytest
 
-from gateway.config.document import RoutingConfig
-from gateway.types import Endpoint
-from gateway.upstream.base import BackendClient, CallFailed, Cause
-from gateway.upstream.http import HttpBackendClient
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.types import Endpoint
+from sluicegate.gateway.upstream.base import BackendClient, CallFailed, Cause
+from sluicegate.gateway.upstream.http import HttpBackendClient
+from sluicegate.wire.protocol import Call, CallItem, Done, Failed, Refusal, Report, Task
 from testing.stub_backend import Reply, StubBackend, echo
 from tests.support.dispatching import call_backend, endpoint, endpoint_of, state
 from tests.support.scripted_client import Hang, ScriptedClient, Step
-from wire.protocol import Call, CallItem, Done, Failed, Refusal, Report, Task
 
 # What a backend does with a call, in terms that both a script and a stub can play.
 Steps = Callable[[Call], list[Step]]

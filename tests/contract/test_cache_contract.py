@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 import msgspec
 import pytest
 
-from gateway.cache.build import build_cache
-from gateway.cache.entry import CacheHit
-from gateway.cache.key import CacheKey
-from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheConfig
+from sluicegate.gateway.cache.build import build_cache
+from sluicegate.gateway.cache.entry import CacheHit
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.cache.result_cache import ResultCache
+from sluicegate.gateway.config.document import CacheConfig
 from testing.waiting import until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock

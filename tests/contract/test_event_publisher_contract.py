@@ -8,11 +8,11 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from gateway.errors import EventLogUnavailable
-from gateway.events.base import EventPublisher
-from gateway.events.log import EventLog
-from gateway.events.reader import LogReader
-from gateway.types import RequestEvent
+from sluicegate.gateway.errors import EventLogUnavailable
+from sluicegate.gateway.events.base import EventPublisher
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.events.reader import LogReader
+from sluicegate.gateway.types import RequestEvent
 from tests.support.events import RecordedEvents, make_event
 
 

@@ -8,21 +8,21 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.device_defaults import BatchBounds
-from backends.errors import ModelFailed, ModelProblem
-from backends.executors.base import ModelExecutor
-from backends.executors.cuda import CudaExecutor, RunLimits
-from backends.executors.dummy import DummyExecutor, PacedExecutor, SimulatedExecutor
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.executors.openvino import OpenVinoExecutor
-from backends.executors.padded_batch import PaddedBatch, pad
-from backends.executors.provider import DeviceOptions
-from backends.executors.tensorrt import open_engines
-from backends.executors.upstream import UpstreamExecutor
-from backends.open_inference.address import RemoteModelServer
-from backends.settings import Provider
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.device_defaults import BatchBounds
+from sluicegate.backends.errors import ModelFailed, ModelProblem
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.cuda import CudaExecutor, RunLimits
+from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor, SimulatedExecutor
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.executors.openvino import OpenVinoExecutor
+from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
+from sluicegate.backends.executors.provider import DeviceOptions
+from sluicegate.backends.executors.tensorrt import open_engines
+from sluicegate.backends.executors.upstream import UpstreamExecutor
+from sluicegate.backends.open_inference.address import RemoteModelServer
+from sluicegate.backends.settings import Provider
+from sluicegate.backends.types import FloatArray, OutputKind
 from testing.model_repository import DIMENSIONS, toy_graph
 from tests.support.inference_server import inference_server
 from tests.support.openvino import need_openvino

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import pytest
 
-from gateway.errors import ConfigurationError, DependencyUnavailable, NotFound
-from gateway.settings import Settings
-from gateway.storage.base import FileStorage
-from gateway.storage.build import build_storage
-from gateway.storage.disk import DiskStorage
-from gateway.storage.s3 import S3Storage
+from sluicegate.gateway.errors import ConfigurationError, DependencyUnavailable, NotFound
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.storage.base import FileStorage
+from sluicegate.gateway.storage.build import build_storage
+from sluicegate.gateway.storage.disk import DiskStorage
+from sluicegate.gateway.storage.s3 import S3Storage
 
 
 class DiskUsage(NamedTuple):

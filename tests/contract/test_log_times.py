@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from backends.telemetry.logs import JsonFormatter as OfBackends
-from gateway.telemetry.logs import JsonFormatter as OfGateways, TextFormatter
+from sluicegate.backends.telemetry.logs import JsonFormatter as OfBackends
+from sluicegate.gateway.telemetry.logs import JsonFormatter as OfGateways, TextFormatter
 
 FORMATTERS = [OfGateways(), TextFormatter(), OfBackends()]
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from gateway.rate_limit.base import Charge, Decision, RateLimiter
-from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.redis.client import connect
-from gateway.types import Rule
+from sluicegate.gateway.rate_limit.base import Charge, Decision, RateLimiter
+from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.types import Rule
 from testing.waiting import eventually, until
 from tests.support.limits import LocalRateLimiter, charge, rule
 

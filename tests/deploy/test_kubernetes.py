@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 from click.testing import CliRunner
 
-from backends.cli import main as backend_main
-from backends.settings import PREFIX as BACKEND_PREFIX, read_settings
-from gateway.cli.root import main
-from gateway.config.load import load_sources
-from gateway.config.sources import DocumentSource
-from gateway.settings import PREFIX, load_settings
+from sluicegate.backends.cli import main as backend_main
+from sluicegate.backends.settings import PREFIX as BACKEND_PREFIX, read_settings
+from sluicegate.gateway.cli.root import main
+from sluicegate.gateway.config.load import load_sources
+from sluicegate.gateway.config.sources import DocumentSource
+from sluicegate.gateway.settings import PREFIX, load_settings
 from testing.manifests import (
     Manifest,
     containers,

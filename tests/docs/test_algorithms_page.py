@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from backends.algorithms.recipes import CUSTOM, RECIPES
+from sluicegate.backends.algorithms.recipes import CUSTOM, RECIPES
+from sluicegate.wire.protocol import InferParameters, Task
 from tests.docs.tables import first_cells, page
 from tests.support.backend_calls import running_backend
-from wire.protocol import InferParameters, Task
 
 PAGE = page("docs/algorithms.md")
 BLOCKS = dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', PAGE, re.MULTILINE | re.DOTALL))

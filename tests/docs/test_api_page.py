@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from gateway.api.schemas import BODIES, Body, InferBody
-from gateway.errors import GatewayError
-from gateway.types import Usage
+from sluicegate.gateway.api.schemas import BODIES, Body, InferBody
+from sluicegate.gateway.errors import GatewayError
+from sluicegate.gateway.types import Usage
 from tests.docs.tables import ROOT, first_cells, page, rows
 
 PAGE = page("docs/api.md")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from gateway.cli.root import main
+from sluicegate.gateway.cli.root import main
 from tests.docs.tables import ROOT, page
 
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)

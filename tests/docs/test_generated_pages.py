@@ -4,8 +4,8 @@ import functools
 import re
 from typing import Any
 
-from gateway.errors import GatewayError
-from gateway.operations.operators import Role
+from sluicegate.gateway.errors import GatewayError
+from sluicegate.gateway.operations.operators import Role
 from tests.docs.tables import ROOT, page
 from tests.docs.test_api_page import CODES
 from tests.support.documents import documents, operations

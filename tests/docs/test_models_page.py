@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import yaml
 
-from backends.pipelines.head import read_head
-from backends.repository.manifest import HeadManifest
+from sluicegate.backends.pipelines.head import read_head
+from sluicegate.backends.repository.manifest import HeadManifest
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 

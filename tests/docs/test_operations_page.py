@@ -4,10 +4,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from bulk.ray_stage import sluicegate_stage
-from gateway.cli.examples import all_commands
-from gateway.cli.root import main
-from gateway.supervisor.errors import ExitCode
+from sluicegate.bulk.ray_stage import sluicegate_stage
+from sluicegate.gateway.cli.examples import all_commands
+from sluicegate.gateway.cli.root import main
+from sluicegate.gateway.supervisor.errors import ExitCode
 from tests.docs.tables import ROOT, page, rows
 from tools.reference.metrics_page import declared_metrics
 

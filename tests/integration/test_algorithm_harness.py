@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.algorithms.harness import answer
-from backends.errors import AlgorithmFailed, ItemRefused
+from sluicegate.backends.algorithms.harness import answer
+from sluicegate.backends.errors import AlgorithmFailed, ItemRefused
 
 
 def write_code(folder: Path, body: str) -> Path:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from backends.algorithms.recipes import RECIPES
-from backends.algorithms.registry import describe
-from backends.executors.dummy import DummyExecutor
-from backends.repository.catalogue import read_catalogue
+from sluicegate.backends.algorithms.recipes import RECIPES
+from sluicegate.backends.algorithms.registry import describe
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.wire.protocol import EmbedParameters, RerankParameters, Task, ZeroShotParameters
 from testing.model_repository import (
     DIMENSIONS,
     write_encoder,
@@ -19,7 +20,6 @@ from testing.model_repository import (
     write_repository,
 )
 from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import EmbedParameters, RerankParameters, Task, ZeroShotParameters
 
 pytestmark = pytest.mark.anyio
 TREE = {"film": ["good", "bad"], "money": ["card", {"paris": ["text"]}]}

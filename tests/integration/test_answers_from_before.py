@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from gateway.runtime.control import Control
-from gateway.runtime.control_values import Topic
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Topic
 from testing.raw_http import Response, post
 from testing.stub_backend import StubBackend, refuse, stub_model
 from testing.valkey import Valkey

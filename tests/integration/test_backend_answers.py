@@ -8,11 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.executors.dummy import DummyExecutor
-from testing.model_repository import DIMENSIONS, id_of, write_repository
-from tests.support.backend_calls import Backend, running_backend
-from tests.support.quantized import make_dynamic
-from wire.protocol import (
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.wire.protocol import (
     ClassifyParameters,
     Done,
     EmbedParameters,
@@ -22,6 +19,9 @@ from wire.protocol import (
     Task,
     ZeroShotParameters,
 )
+from testing.model_repository import DIMENSIONS, id_of, write_repository
+from tests.support.backend_calls import Backend, running_backend
+from tests.support.quantized import make_dynamic
 
 pytestmark = pytest.mark.anyio
 

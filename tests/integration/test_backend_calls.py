@@ -11,13 +11,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.app import drain
-from backends.executors.dummy import DummyExecutor, PacedExecutor
-from testing.model_repository import DIMENSIONS, id_of, write_repository
-from testing.waiting import until
-from tests.support.backend_calls import AsgiExchange, Backend, running_backend
-from tests.support.gate import Gate
-from wire.protocol import (
+from sluicegate.backends.app import drain
+from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
+from sluicegate.wire.protocol import (
     CALL_PATH,
     STATE_PATH,
     TOKEN_HEADER,
@@ -28,6 +24,10 @@ from wire.protocol import (
     ServingState,
     Task,
 )
+from testing.model_repository import DIMENSIONS, id_of, write_repository
+from testing.waiting import until
+from tests.support.backend_calls import AsgiExchange, Backend, running_backend
+from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio
 NESTED = b"\x91" * 20_000 + b"\xc0"

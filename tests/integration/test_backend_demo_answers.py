@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import (
+from sluicegate.wire.protocol import (
     ClassifyParameters,
     Done,
     EmbedParameters,
@@ -18,6 +17,7 @@ from wire.protocol import (
     Task,
     ZeroShotParameters,
 )
+from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
 

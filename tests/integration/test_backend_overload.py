@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from backends.executors.cost import CostModel
-from backends.executors.dummy import PacedExecutor
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.executors.dummy import PacedExecutor
+from sluicegate.wire.protocol import Refusal, Task
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.waiting import eventually, until
 from tests.support.backend_calls import AsgiExchange, Backend, running_backend
 from tests.support.gate import Gate
-from wire.protocol import Refusal, Task
 
 pytestmark = pytest.mark.anyio
 WORDS = ["bad", "film", "money", "card", "is", "the", "about", "this"]

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from backends.cli import main
+from sluicegate.backends.cli import main
+from sluicegate.wire.protocol import (
+    ClassifyParameters,
+    Done,
+    Task,
+)
 from testing.model_repository import write_head, write_repository
 from testing.ports import free_port
 from testing.waiting import until, wait_until
 from tests.support.backend_process import SERVE, ask, infos, is_ready, request, serving
 from tests.support.steady_load import SteadyLoad
-from wire.protocol import (
-    ClassifyParameters,
-    Done,
-    Task,
-)
 
 pytestmark = pytest.mark.anyio
 
@@ -268,7 +268,7 @@ def test_models_over_those_of_a_second_repository_are_looked_into_with_it(
 
 def test_usage_of_commands_on_models_is_that_of_sluicegate() -> None:
     found = subprocess.run(
-        [sys.executable, "-m", "backends", "models", "check", "-h"],
+        [sys.executable, "-m", "sluicegate.backends", "models", "check", "-h"],
         capture_output=True,
         text=True,
         timeout=60.0,
@@ -286,7 +286,7 @@ def test_onnx_runtime_is_told_not_to_phone_home(models: Path, tmp_path: Path) ->
     home = tmp_path / "home"
     home.mkdir()
     subprocess.run(
-        [sys.executable, "-m", "backends", "models", "check", "--models", str(models)],
+        [sys.executable, "-m", "sluicegate.backends", "models", "check", "--models", str(models)],
         capture_output=True,
         timeout=120.0,
         check=True,

@@ -8,9 +8,7 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer as Library, models as library_models, pre_tokenizers
 
-from testing.model_repository import id_of, write_encoder, write_model, write_repository
-from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import (
+from sluicegate.wire.protocol import (
     DetokenizeParameters,
     Done,
     EmbedParameters,
@@ -18,6 +16,8 @@ from wire.protocol import (
     Task,
     TokenizeParameters,
 )
+from testing.model_repository import id_of, write_encoder, write_model, write_repository
+from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
 LIMIT = 12

@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from backends.executors.dummy import DummyExecutor
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.wire.protocol import (
+    Done,
+    Failed,
+    Parameters,
+    RerankParameters,
+    Task,
+    ZeroShotParameters,
+)
 from testing.model_repository import (
     DIMENSIONS,
     write_encoder,
@@ -15,14 +23,6 @@ from testing.model_repository import (
     write_repository,
 )
 from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import (
-    Done,
-    Failed,
-    Parameters,
-    RerankParameters,
-    Task,
-    ZeroShotParameters,
-)
 
 pytestmark = pytest.mark.anyio
 LIMIT = 12

@@ -7,9 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from testing.model_repository import write_head, write_model, write_repository
-from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import (
+from sluicegate.wire.protocol import (
     ClassifyParameters,
     Done,
     EmbedParameters,
@@ -20,6 +18,8 @@ from wire.protocol import (
     Task,
     ZeroShotParameters,
 )
+from testing.model_repository import write_head, write_model, write_repository
+from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
 PAIRWISE = ("zero-shot-entailment", "multiple-choice", "cross-encoder")

@@ -13,21 +13,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.app.batches import run_batches
-from gateway.batches.runner import FileRetention
-from gateway.errors import Conflict, NotFound
-from gateway.ledger.batch_types import BatchState
-from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings, environment, process_environment
-from gateway.storage.build import build_storage, file_object
-from gateway.types import KeyId, Principal, Rule, TenantId
-from gateway.workers.billing import run_billing
-from gateway.workers.shipper import run_shipper
+from sluicegate.gateway.app.batches import run_batches
+from sluicegate.gateway.batches.runner import FileRetention
+from sluicegate.gateway.errors import Conflict, NotFound
+from sluicegate.gateway.ledger.batch_types import BatchState
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import Settings, environment, process_environment
+from sluicegate.gateway.storage.build import build_storage, file_object
+from sluicegate.gateway.types import KeyId, Principal, Rule, TenantId
+from sluicegate.gateway.workers.billing import run_billing
+from sluicegate.gateway.workers.shipper import run_shipper
+from sluicegate.wire.protocol import Call, Failed
 from testing.stub_backend import Reply, StubBackend, answer, echo, hang, refuse
 from testing.valkey import Valkey
 from tests.support.batches import BatchScene, add_caller, batch_settings, request_line
 from tests.support.pipeline import running
-from wire.protocol import Call, Failed
 
 pytestmark = pytest.mark.anyio
 _LINES, _ITEMS = 200, 10
@@ -83,7 +83,7 @@ class Runner:
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "gateway", "run-batches"]
+        command = [sys.executable, "-m", "sluicegate.gateway", "run-batches"]
         self._child = subprocess.Popen(
             command, env=self._environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 from redis.typing import EncodableT, FieldT
 
-from gateway.errors import DependencyUnavailable
-from gateway.events import committed, segment
-from gateway.events.block import SHIPPED, STREAM
-from gateway.events.log import EventLog
-from gateway.ledger.ledger import Ledger
-from gateway.workers.ledger_marks import LedgerMarks
-from gateway.workers.retention import SegmentRetention
-from gateway.workers.shipper import Shipper
-from gateway.workers.stream import BILLING, EventStream
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.events import committed, segment
+from sluicegate.gateway.events.block import SHIPPED, STREAM
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.workers.ledger_marks import LedgerMarks
+from sluicegate.gateway.workers.retention import SegmentRetention
+from sluicegate.gateway.workers.shipper import Shipper
+from sluicegate.gateway.workers.stream import BILLING, EventStream
 from testing.valkey import Valkey
 from testing.waiting import until
 from tests.support.events import make_event
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.anyio
 WRITER = """
 import sys
 from pathlib import Path
-from gateway.events.log import EventLog
+from sluicegate.gateway.events.log import EventLog
 from tests.support.events import make_event
 
 log = EventLog(Path(sys.argv[1]), name="w0", segment_bytes=8192)
@@ -51,7 +51,7 @@ COMMITTER = """
 import asyncio, sys
 from pathlib import Path
 from tests.support.pipeline import open_pipeline
-from gateway.workers.group import GroupReader
+from sluicegate.gateway.workers.group import GroupReader
 
 class Stuck(GroupReader):
     async def acknowledge(self, entries):

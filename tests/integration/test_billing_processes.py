@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.document import PriceConfig
-from gateway.events.log import EventLog
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.pricing import NANO
-from gateway.ledger.types import Budget
-from gateway.settings import Settings
-from gateway.workers.billing import run_billing
-from gateway.workers.file_lock import FileLock
-from gateway.workers.request_log import run_request_log
-from gateway.workers.shipper import LOCK_NAME, run_shipper
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.pricing import NANO
+from sluicegate.gateway.ledger.types import Budget
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.workers.billing import run_billing
+from sluicegate.gateway.workers.file_lock import FileLock
+from sluicegate.gateway.workers.request_log import run_request_log
+from sluicegate.gateway.workers.shipper import LOCK_NAME, run_shipper
 from testing.waiting import until
 from tests.support.events import make_event
 from tests.support.ledgers import record, sums

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from backends.settings import process_environment
+from sluicegate.backends.settings import process_environment
 
 _MULTIPLY = """
 import contextlib, os, runpy, sys

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import yaml
 
-from backends.executors.dummy import DummyExecutor
-from backends.repository.last_good import FILE as LAST_SERVED
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.backends.repository.last_good import FILE as LAST_SERVED
+from sluicegate.wire.protocol import Done, ServingState, Task
 from testing.model_repository import (
     DIMENSIONS,
     write_encoder,
@@ -20,7 +21,6 @@ from testing.model_repository import (
 )
 from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import Done, ServingState, Task
 
 pytestmark = pytest.mark.anyio
 Break = Callable[[Path], None]

@@ -5,11 +5,11 @@ from math import inf
 import pytest
 from redis.asyncio import Redis
 
-from gateway.periods import PERIODS
-from gateway.rate_limit.base import Decision
-from gateway.rate_limit.bucket import RegionalRule
-from gateway.redis.client import connect
-from gateway.types import Rule
+from sluicegate.gateway.periods import PERIODS
+from sluicegate.gateway.rate_limit.base import Decision
+from sluicegate.gateway.rate_limit.bucket import RegionalRule
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.types import Rule
 from tests.support.clock import Clock
 from tests.support.limits import WorkerFleet, charge
 

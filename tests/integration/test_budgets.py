@@ -7,10 +7,10 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gateway.config.document import PriceConfig
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.pricing import NANO
-from gateway.ledger.types import Budget
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.pricing import NANO
+from sluicegate.gateway.ledger.types import Budget
 from testing.raw_http import KEY, Response, post
 from testing.stub_backend import StubBackend
 from testing.valkey import Valkey

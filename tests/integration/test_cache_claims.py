@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from gateway.cache.build import build_cache
-from gateway.cache.entry import CachedResult, CacheHit
-from gateway.cache.key import CacheKey
-from gateway.cache.redis_tier import RedisTier
-from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheConfig
-from gateway.redis.pipeline import Command, StandaloneClient
+from sluicegate.gateway.cache.build import build_cache
+from sluicegate.gateway.cache.entry import CachedResult, CacheHit
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.cache.redis_tier import RedisTier
+from sluicegate.gateway.cache.result_cache import ResultCache
+from sluicegate.gateway.config.document import CacheConfig
+from sluicegate.gateway.redis.pipeline import Command, StandaloneClient
 from testing.waiting import until
 from tests.support.caching import cache_key, entry
 from tests.support.clock import Clock

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from gateway.cache.build import build_cache
-from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheConfig
-from gateway.ledger.ledger import Ledger
-from gateway.operations.publishing import Publisher
-from gateway.redis.client import connect
-from gateway.runtime.control import Control
+from sluicegate.gateway.cache.build import build_cache
+from sluicegate.gateway.cache.result_cache import ResultCache
+from sluicegate.gateway.config.document import CacheConfig
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.publishing import Publisher
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.runtime.control import Control
 from testing.raw_http import post
 from testing.stub_backend import StubBackend
 from testing.waiting import eventually, until

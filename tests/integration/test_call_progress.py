@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from backends.api.calls import CallAuthenticator, CallHandler
-from backends.executors.dummy import DummyExecutor, PacedExecutor
-from backends.telemetry.spans import NO_TRACING
-from backends.tokenization import tokenizer
+from sluicegate.backends.api.calls import CallAuthenticator, CallHandler
+from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.tokenization import tokenizer
+from sluicegate.wire.protocol import CALL_PATH, Done, Report, Task
 from testing.model_repository import DIMENSIONS, write_model, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import AsgiExchange, Backend, running_backend
 from tests.support.gate import Gate
-from wire.protocol import CALL_PATH, Done, Report, Task
 
 pytestmark = pytest.mark.anyio
 

@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from gateway.config.document import RoutingConfig
-from gateway.dispatch.dispatcher import Dispatcher
-from gateway.routing.fleet import Fleet
-from gateway.upstream.http import HttpBackendClient
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.dispatch.dispatcher import Dispatcher
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.upstream.http import HttpBackendClient
 from testing.stub_backend import StubBackend, hang
 from tests.support.dispatching import Outcomes, dispatch, endpoint_of, work
 

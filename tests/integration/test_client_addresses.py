@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.http.edge import ListenerEdge, ListenerTls
-from gateway.sockets.networks import Networks
+from sluicegate.gateway.http.edge import ListenerEdge, ListenerTls
+from sluicegate.gateway.sockets.networks import Networks
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
 from testing.certificates import Authority
 from testing.waiting import until
 from tests.support.edge import served
-from wire.http.timeouts import ConnectionTimeouts
 
 pytestmark = pytest.mark.anyio
 LOOPBACK = Networks("127.0.0.0/8")

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backends.api.server import BackendServer, bind
-from backends.executors.dummy import PacedExecutor
+from sluicegate.backends.api.server import BackendServer, bind
+from sluicegate.backends.executors.dummy import PacedExecutor
+from sluicegate.wire.protocol import CALL_PATH, Task
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
 from tests.support.gate import Gate
-from wire.protocol import CALL_PATH, Task
 
 pytestmark = pytest.mark.anyio
 

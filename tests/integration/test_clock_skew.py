@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from gateway.app.clock_watch import ClockWatch
-from gateway.ledger.ledger import Ledger
-from gateway.redis.client import connect
-from gateway.runtime.control import CONTROL_KEYS, Control
+from sluicegate.gateway.app.clock_watch import ClockWatch
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.runtime.control import CONTROL_KEYS, Control
 
 pytestmark = pytest.mark.anyio
 HOUR = 3600.0

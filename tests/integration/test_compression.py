@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 import msgspec
 import pytest
 
-from gateway.api.content_coding import SMALLEST
+from sluicegate.gateway.api.content_coding import SMALLEST
 from testing.raw_http import Response, post
 from testing.stub_backend import StubBackend
 from testing.valkey import Valkey

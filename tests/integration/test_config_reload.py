@@ -9,24 +9,24 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from gateway.config.sources import DocumentSource
-from gateway.errors import (
+from sluicegate.gateway.config.sources import DocumentSource
+from sluicegate.gateway.errors import (
     ConfigurationError,
     Conflict,
     DependencyUnavailable,
     NotFound,
     PreconditionFailed,
 )
-from gateway.ledger.ledger import Ledger
-from gateway.operations.generations import etag
-from gateway.operations.publishing import Publisher
-from gateway.redis.client import connect
-from gateway.runtime.control import Control
-from gateway.runtime.control_values import Published, Topic
-from gateway.runtime.follower import RuntimeFollower, first_runtime, identity
-from gateway.runtime.runtime import Runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.generations import etag
+from sluicegate.gateway.operations.publishing import Publisher
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Published, Topic
+from sluicegate.gateway.runtime.follower import RuntimeFollower, first_runtime, identity
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.settings import Settings
 from testing.valkey import Valkey
 from testing.waiting import eventually, until
 

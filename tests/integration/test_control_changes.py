@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.errors import DependencyUnavailable
-from gateway.redis.client import connect
-from gateway.runtime.control import Control
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.runtime.control import Control
 from testing.valkey import Valkey
 
 pytestmark = pytest.mark.anyio

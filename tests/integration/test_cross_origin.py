@@ -5,9 +5,9 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from gateway.auth.keys import hash_key
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import KeyBounds
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import KeyBounds
 from testing.raw_http import KEY, Response, post
 from testing.stub_backend import StubBackend
 from testing.valkey import Valkey

@@ -10,16 +10,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.algorithms.harness import answer
-from backends.algorithms.registry import describe
-from backends.errors import ItemRefused
-from backends.executors.dummy import DummyExecutor
-from backends.repository.catalogue import read_catalogue
+from sluicegate.backends.algorithms.harness import answer
+from sluicegate.backends.algorithms.registry import describe
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.wire.protocol import Done, Failed, InferParameters, Task
 from testing.model_repository import DIMENSIONS, write_model, write_repository
 from testing.waiting import until
 from tests.support.algorithm_cores import give_a_core
 from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import Done, Failed, InferParameters, Task
 
 pytestmark = pytest.mark.anyio
 CODE = """
@@ -30,7 +30,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from backends.algorithms.authoring import Ask, Refused
+from sluicegate.backends.algorithms.authoring import Ask, Refused
 
 
 class Item(TypedDict):

@@ -9,11 +9,11 @@ import yaml
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from backends.model_tools.demo.source import find_source
-from backends.model_tools.graphs.shapes import BertShape
-from backends.model_tools.graphs.weights import read_safetensors
-from backends.pipelines.head import HeadWeights, read_head
-from backends.types import OutputKind
+from sluicegate.backends.model_tools.demo.source import find_source
+from sluicegate.backends.model_tools.graphs.shapes import BertShape
+from sluicegate.backends.model_tools.graphs.weights import read_safetensors
+from sluicegate.backends.pipelines.head import HeadWeights, read_head
+from sluicegate.backends.types import OutputKind
 from tests.support.bert_reference import reference_tokens
 from tests.support.graph_runs import Row, open_graph, run_rows
 

@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from backends.app import make_routes, open_backend
-from backends.device_defaults import BatchBounds
-from backends.errors import ModelFailed
-from backends.executors.base import ModelExecutor
-from backends.executors.cuda import CudaExecutor, RunLimits
-from backends.executors.graph import GraphSource
-from backends.executors.padded_batch import PaddedBatch
-from backends.executors.provider import DeviceOptions
-from backends.model_tools.graphs.grids import WIDTHS
-from backends.qualification.device_graphs import DEVICE_GRAPH_FILES
-from backends.settings import BackendSettings
-from backends.telemetry.spans import NO_TRACING
-from backends.types import FloatArray
+from sluicegate.backends.app import make_routes, open_backend
+from sluicegate.backends.device_defaults import BatchBounds
+from sluicegate.backends.errors import ModelFailed
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.cuda import CudaExecutor, RunLimits
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.executors.provider import DeviceOptions
+from sluicegate.backends.model_tools.graphs.grids import WIDTHS
+from sluicegate.backends.qualification.device_graphs import DEVICE_GRAPH_FILES
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.types import FloatArray
+from sluicegate.wire.protocol import Task
 from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 

@@ -14,24 +14,29 @@ import pytest
 import yaml
 from onnx import numpy_helper
 
-from backends.device_defaults import BatchBounds
-from backends.errors import ModelFailed, ModelProblem, OutOfMemory, StartProblem
-from backends.executors.base import ModelExecutor
-from backends.executors.cost import CostModel
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.executors.padded_batch import PaddedBatch, pad
-from backends.model_tools.importing.convert import convert
-from backends.model_tools.tuning.publish import publish
-from backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
-from backends.model_tools.tuning.variant_gate import VariantGate
-from backends.model_tools.tuning.variant_maker import VariantMaker
-from backends.qualification.gate import Bounds
-from backends.qualification.golden_texts import GoldenSet
-from backends.qualification.graph_choice import RECORD, QuickestGraph, find_quickest, record_name
-from backends.repository.catalogue import read_catalogue
-from backends.settings import BackendSettings
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.device_defaults import BatchBounds
+from sluicegate.backends.errors import ModelFailed, ModelProblem, OutOfMemory, StartProblem
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
+from sluicegate.backends.model_tools.importing.convert import convert
+from sluicegate.backends.model_tools.tuning.publish import publish
+from sluicegate.backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
+from sluicegate.backends.model_tools.tuning.variant_gate import VariantGate
+from sluicegate.backends.model_tools.tuning.variant_maker import VariantMaker
+from sluicegate.backends.qualification.gate import Bounds
+from sluicegate.backends.qualification.golden_texts import GoldenSet
+from sluicegate.backends.qualification.graph_choice import (
+    RECORD,
+    QuickestGraph,
+    find_quickest,
+    record_name,
+)
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.backends.types import FloatArray, OutputKind
 from tests.parity.checkpoints import Checkpoint, Family, Purpose, write_checkpoint
 from tests.parity.served import write_models
 from tests.parity.texts import read_texts

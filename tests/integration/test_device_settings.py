@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from backends.app import at_device
-from backends.errors import StartProblem
-from backends.executors.device_info import DeviceInfo
-from backends.executors.opening import device_options, run_limits
-from backends.settings import BackendSettings, read_settings
+from sluicegate.backends.app import at_device
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.executors.device_info import DeviceInfo
+from sluicegate.backends.executors.opening import device_options, run_limits
+from sluicegate.backends.settings import BackendSettings, read_settings
 from tests.parity.checkpoints import Checkpoint
 from tests.parity.served import write_models
 

@@ -8,11 +8,11 @@ import pytest
 
 from loadtests.fuzz_dialects.backend import DOCUMENT_MODELS, MODELS, answer, models
 from loadtests.fuzz_dialects.routes import ROUTES, Asked, DialectRoute
+from sluicegate.wire.protocol import Task
 from testing.raw_http import Connection, post
 from testing.stub_backend import StubBackend
 from testing.valkey import Valkey
 from tests.support.worker import RunningWorker, running_worker
-from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 _TASKS = {task: name for name, tasks in MODELS.items() for task in tasks}

@@ -13,19 +13,14 @@ import msgspec
 import pytest
 import uvloop
 
-from backends.api.calls import CallHandler
-from backends.api.direct_calls import DirectCall
-from backends.api.server import BackendServer, bind
-from backends.executors.dummy import PacedExecutor
-from backends.serving.call_work import CallWork
-from backends.serving.core import ModelSetEntry, ServingCore
-from testing.model_repository import DIMENSIONS, write_repository
-from testing.raw_http import Connection, Response
-from testing.waiting import WAIT_LIMIT, until
-from tests.support.backend_calls import Backend, running_backend
-from tests.support.gate import Gate
-from wire.http.timeouts import ConnectionTimeouts
-from wire.protocol import (
+from sluicegate.backends.api.calls import CallHandler
+from sluicegate.backends.api.direct_calls import DirectCall
+from sluicegate.backends.api.server import BackendServer, bind
+from sluicegate.backends.executors.dummy import PacedExecutor
+from sluicegate.backends.serving.call_work import CallWork
+from sluicegate.backends.serving.core import ModelSetEntry, ServingCore
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
+from sluicegate.wire.protocol import (
     CALL_PATH,
     TOKEN_HEADER,
     Call,
@@ -37,6 +32,11 @@ from wire.protocol import (
     Report,
     Task,
 )
+from testing.model_repository import DIMENSIONS, write_repository
+from testing.raw_http import Connection, Response
+from testing.waiting import WAIT_LIMIT, until
+from tests.support.backend_calls import Backend, running_backend
+from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio
 TOKEN = "sesame"
@@ -170,7 +170,7 @@ async def test_outcomes_of_one_request_are_sent_together(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A machine that halts would end the wait of 50 ms.
-    monkeypatch.setattr("backends.api.direct_calls._LONGEST_HOLD", 3600.0)
+    monkeypatch.setattr("sluicegate.backends.api.direct_calls._LONGEST_HOLD", 3600.0)
     async with Connection(server.port) as connection:
         await begun(server, connection)
         await connection.send(server.classify("the first", "good", atomic=True))
@@ -202,7 +202,7 @@ async def test_an_outcome_of_a_request_waits_for_the_others_for_a_moment_only(
 async def test_a_failure_ends_the_wait_for_the_rest_of_a_request(
     failing: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backends.api.direct_calls._LONGEST_HOLD", 3600.0)
+    monkeypatch.setattr("sluicegate.backends.api.direct_calls._LONGEST_HOLD", 3600.0)
     call = server.backend.call("mood", Task.CLASSIFY, ["the first", failing, "good"], atomic=True)
     call.items[1] = msgspec.structs.replace(call.items[1], remaining=0.2)
     async with Connection(server.port) as connection:
@@ -379,7 +379,7 @@ async def test_an_idle_connection_is_closed_and_one_in_use_is_not(
 ) -> None:
     timeouts = ConnectionTimeouts(idle=0.3)
     monkeypatch.setattr(server.server.state, "timeouts", timeouts)
-    monkeypatch.setattr("wire.http.server._CHECK_INTERVAL", 0.05)
+    monkeypatch.setattr("sluicegate.wire.http.server._CHECK_INTERVAL", 0.05)
     async with Connection(server.port) as connection:
         await begun(server, connection)
         await connection.send(server.classify("good"))

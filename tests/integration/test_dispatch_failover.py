@@ -9,13 +9,13 @@ from random import Random
 import msgspec
 import pytest
 
-from gateway.config.document import RoutingConfig
-from gateway.dispatch.dispatcher import Dispatcher
-from gateway.dispatch.prober import Prober
-from gateway.routing.endpoint_state import Health
-from gateway.routing.fleet import Fleet
-from gateway.types import Endpoint, ServedModel
-from gateway.upstream.http import HttpBackendClient
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.dispatch.dispatcher import Dispatcher
+from sluicegate.gateway.dispatch.prober import Prober
+from sluicegate.gateway.routing.endpoint_state import Health
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.types import Endpoint, ServedModel
+from sluicegate.gateway.upstream.http import HttpBackendClient
 from testing.stub_backend import (
     StubBackend,
     answer_when,

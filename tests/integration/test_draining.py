@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.http.draining import Draining
-from gateway.http.server import open_listener, serve
+from sluicegate.gateway.http.draining import Draining
+from sluicegate.gateway.http.server import open_listener, serve
 from testing.raw_http import Connection
 from testing.waiting import eventually, until
 

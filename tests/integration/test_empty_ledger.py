@@ -12,23 +12,23 @@ import pytest
 from click.testing import CliRunner
 from redis.asyncio import Redis
 
-from gateway.app.principals import PrincipalsFollower
-from gateway.auth.key_ring import KeyRing
-from gateway.auth.keys import hash_key
-from gateway.cli.root import main
-from gateway.errors import ConfigurationError, DependencyUnavailable
-from gateway.events.block import STREAM, pack
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.migrations import LedgerEmpty
-from gateway.redis.client import connect
-from gateway.runtime.control import CONTROL_KEYS, Control
-from gateway.runtime.control_values import Topic
-from gateway.runtime.first_start import create_ledger
-from gateway.settings import Settings, environment
-from gateway.workers.billing import Billing
-from gateway.workers.group import GroupReader
-from gateway.workers.ledger_writer import LedgerWriter
-from gateway.workers.stream import BILLING, EventStream
+from sluicegate.gateway.app.principals import PrincipalsFollower
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.cli.root import main
+from sluicegate.gateway.errors import ConfigurationError, DependencyUnavailable
+from sluicegate.gateway.events.block import STREAM, pack
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.migrations import LedgerEmpty
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.runtime.control import CONTROL_KEYS, Control
+from sluicegate.gateway.runtime.control_values import Topic
+from sluicegate.gateway.runtime.first_start import create_ledger
+from sluicegate.gateway.settings import Settings, environment
+from sluicegate.gateway.workers.billing import Billing
+from sluicegate.gateway.workers.group import GroupReader
+from sluicegate.gateway.workers.ledger_writer import LedgerWriter
+from sluicegate.gateway.workers.stream import BILLING, EventStream
 from testing.raw_http import KEY, Response, post
 from testing.stub_backend import StubBackend
 from testing.waiting import eventually, until

@@ -11,12 +11,12 @@ from typing import Annotated, Any, get_args, get_origin
 import msgspec
 import pytest
 
-from gateway.auth.keys import hash_key
-from gateway.config.document import Document
-from gateway.ledger.ledger import Ledger
-from gateway.operations.publishing import Publisher
-from gateway.redis.client import connect
-from gateway.runtime.control import Control
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.publishing import Publisher
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.runtime.control import Control
 from testing.valkey import Valkey
 from tests.support import reload_cases, reload_routing_cases, reload_store_cases
 from tests.support.ledgers import ledger_url

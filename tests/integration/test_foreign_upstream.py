@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.errors import ModelFailed, ModelProblem, UpstreamUnavailable
-from backends.executors.graph import GraphSource
-from backends.executors.padded_batch import pad
-from backends.executors.upstream import UpstreamExecutor
-from backends.open_inference.address import RemoteModelServer
-from backends.repository.catalogue import read_catalogue
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.errors import ModelFailed, ModelProblem, UpstreamUnavailable
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.padded_batch import pad
+from sluicegate.backends.executors.upstream import UpstreamExecutor
+from sluicegate.backends.open_inference.address import RemoteModelServer
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.backends.types import FloatArray, OutputKind
+from sluicegate.wire.protocol import Done, Failed, Task
 from testing.model_repository import (
     DIMENSIONS,
     make_tokenizer,
@@ -25,7 +26,6 @@ from testing.model_repository import (
 )
 from tests.support.backend_calls import running_backend
 from tests.support.inference_server import InferenceServer, Outputs, inference_server
-from wire.protocol import Done, Failed, Task
 
 pytestmark = pytest.mark.anyio
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}

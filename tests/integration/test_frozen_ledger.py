@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import exc, make_url
 
-from gateway.ledger import postgresql as connecting
+from sluicegate.gateway.ledger import postgresql as connecting
 from testing.postgresql import PostgreSQL
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.auth.keys import hash_key
-from gateway.events.log import EventLog
-from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings, environment
-from gateway.workers.retention import SegmentRetention
-from gateway.workers.rotating_file import RotatingFile
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import Settings, environment
+from sluicegate.gateway.workers.retention import SegmentRetention
+from sluicegate.gateway.workers.rotating_file import RotatingFile
 from testing.loopback import no_authorities
 from testing.ports import free_port
 from testing.raw_http import KEY, Response, post
@@ -180,7 +180,7 @@ async def test_a_gateway_starts_on_a_full_disk_says_so_and_recovers_by_itself(
     disk.fill()
 
     gateway = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "gateway", "--workers", "1", "--no-admin"),
+        *(sys.executable, "-m", "sluicegate.gateway", "gateway", "--workers", "1", "--no-admin"),
         env=environment(settings) | {"SLUICEGATE_BATCHES": "false"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -223,7 +223,7 @@ async def test_a_first_start_on_a_full_disk_ends_in_one_line(
     disk.fill()
 
     gateway = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "gateway", "--workers", "1", "--no-admin"),
+        *(sys.executable, "-m", "sluicegate.gateway", "gateway", "--workers", "1", "--no-admin"),
         env=environment(settings) | {"SLUICEGATE_BATCHES": "false"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

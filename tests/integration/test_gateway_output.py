@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings, environment, process_environment
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import Settings, environment, process_environment
 from testing.loopback import is_answered
 from testing.ports import free_port
 from testing.valkey import Valkey
@@ -40,7 +40,15 @@ def process(
             log_level="DEBUG",
         )
         Ledger.create(own.ledger).close()
-        command = [sys.executable, "-m", "gateway", "gateway", "--workers", "1", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "sluicegate.gateway",
+            "gateway",
+            "--workers",
+            "1",
+            *options,
+        ]
         with subprocess.Popen(
             command,
             env={
@@ -90,7 +98,7 @@ def test_every_process_prints_json_lines_to_standard_output(tmp_path: Path) -> N
 
 def test_another_place_for_logs_is_refused(tmp_path: Path) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "gateway", "gateway"],
+        [sys.executable, "-m", "sluicegate.gateway", "gateway"],
         env={**process_environment(), "SLUICEGATE_LOGS": "syslog"},
         capture_output=True,
         text=True,

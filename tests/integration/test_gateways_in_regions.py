@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from gateway.events.log import EventLog
-from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings
-from gateway.workers.billing import run_billing
-from gateway.workers.shipper import run_shipper
 from loadtests.limits import run_regions
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.workers.billing import run_billing
+from sluicegate.gateway.workers.shipper import run_shipper
 from testing.valkey import Valkey
 from testing.waiting import eventually
 from tests.support.events import make_event

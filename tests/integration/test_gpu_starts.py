@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import process_environment
+from sluicegate.gateway.settings import process_environment
 from tests.support.gpu_library import FakeDriver, FakeGpu
 
 BACKEND = ("backends", "serve", "--port", "0", "--models", "models")
@@ -89,8 +89,8 @@ def test_cuda_numbers_cards_as_the_driver_does(
     driver = FakeDriver(tmp_path)
     driver.show([FakeGpu("GPU-1"), FakeGpu("GPU-2")])
     program = (
-        "import os; from backends.cli import check_runtime; "
-        "from backends.settings import BackendSettings; "
+        "import os; from sluicegate.backends.cli import check_runtime; "
+        "from sluicegate.backends.settings import BackendSettings; "
         "check_runtime(BackendSettings(provider='cuda')); print(os.environ['CUDA_DEVICE_ORDER'])"
     )
 

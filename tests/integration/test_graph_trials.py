@@ -10,19 +10,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.errors import ExecutorDied, ModelFailed, ModelProblem, OutOfMemory
-from backends.executors.base import ModelExecutor
-from backends.executors.dummy import DummyExecutor
-from backends.executors.graph import GraphSource
-from backends.executors.opening import OpenExecutor
-from backends.executors.padded_batch import ones
-from backends.qualification.graph_trials import (
+from sluicegate.backends.errors import ExecutorDied, ModelFailed, ModelProblem, OutOfMemory
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.opening import OpenExecutor
+from sluicegate.backends.executors.padded_batch import ones
+from sluicegate.backends.qualification.graph_trials import (
     ChildTrials,
     graph_trials,
     local_trials,
 )
-from backends.settings import BackendSettings, Provider
-from backends.types import OutputKind
+from sluicegate.backends.settings import BackendSettings, Provider
+from sluicegate.backends.types import OutputKind
 
 SOURCE = GraphSource(path=Path("well.onnx"), outputs={OutputKind.POOLED: "pooled"}, dimensions=4)
 _ENOUGH = 300.0

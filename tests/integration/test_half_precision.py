@@ -17,23 +17,23 @@ import pytest
 from onnx import numpy_helper
 from typing_extensions import override
 
-from backends.app import make_routes, open_backend
-from backends.errors import ExecutorDied, OutOfMemory
-from backends.executors.base import ModelExecutor
-from backends.executors.graph import GraphSource
-from backends.executors.opening import OpenExecutor
-from backends.executors.padded_batch import PaddedBatch
-from backends.qualification.half_precision import RECORD, HalfVerdict
-from backends.serving.device_watch import DeviceWatch
-from backends.settings import BackendSettings
-from backends.telemetry.spans import NO_TRACING
-from backends.types import FloatArray
+from sluicegate.backends.app import make_routes, open_backend
+from sluicegate.backends.errors import ExecutorDied, OutOfMemory
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.opening import OpenExecutor
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.qualification.half_precision import RECORD, HalfVerdict
+from sluicegate.backends.serving.device_watch import DeviceWatch
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.types import FloatArray
+from sluicegate.wire.protocol import GpuState, Task
 from tests.integration.test_device_graphs import HEADS, HEADS_HALF, Opening
 from tests.parity.checkpoints import Checkpoint, Family, Purpose
 from tests.parity.fewer_families import HIDDEN
 from tests.parity.served import write_models
 from tests.support.backend_calls import Backend
-from wire.protocol import GpuState, Task
 
 pytestmark = pytest.mark.anyio
 HALF = {"heads-fp16": 0.1}

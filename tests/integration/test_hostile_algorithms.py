@@ -13,13 +13,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backends.algorithms.confinement import NICENESS
+from sluicegate.backends.algorithms.confinement import NICENESS
+from sluicegate.wire.protocol import ClassifyParameters, Done, Failed, InferParameters, Task
 from testing.hostile_algorithms import HARM, HEAD, IMPORTS, write_algorithm
 from testing.model_repository import write_repository
 from testing.ports import free_port
 from testing.waiting import wait_until
 from tests.support.backend_process import ask, infos, request, serving
-from wire.protocol import ClassifyParameters, Done, Failed, InferParameters, Task
 
 Outcomes = dict[str, list[Done | Failed]]
 KILLED = ["exit", "stop"]

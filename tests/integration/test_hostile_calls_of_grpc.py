@@ -13,8 +13,9 @@ import pytest
 import uvloop
 from grpc import StatusCode
 
-from gateway.http.edge import HTTP_2, ListenerEdge, ListenerTls
-from gateway.rpc.infer_route import SERVICE
+from sluicegate.gateway.http.edge import HTTP_2, ListenerEdge, ListenerTls
+from sluicegate.gateway.rpc.infer_route import SERVICE
+from sluicegate.wire.http.request_head import MAX_FIELDS
 from testing.certificates import Authority
 from testing.waiting import WAIT_LIMIT, until
 from tests.support.api import KEY
@@ -37,7 +38,6 @@ from tests.support.http2 import (
     literal,
 )
 from tests.support.rpc import RpcClient, floats, infer, running_rpc, serialized
-from wire.http.request_head import MAX_FIELDS
 
 pytestmark = pytest.mark.anyio
 _HEAD = call_head(f"{SERVICE}ModelInfer")

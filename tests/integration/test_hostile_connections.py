@@ -11,8 +11,9 @@ import pytest
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from gateway.admin.serve import serve_admin
-from gateway.settings import Settings
+from sluicegate.gateway.admin.serve import serve_admin
+from sluicegate.gateway.settings import Settings
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
 from testing.ports import free_port
 from testing.raw_http import KEY, Connection, post
 from testing.stub_backend import StubBackend, answer, hang
@@ -20,7 +21,6 @@ from testing.valkey import Valkey
 from testing.waiting import eventually, until
 from tests.support.admin import KEY as ADMIN_KEY
 from tests.support.worker import RunningWorker, classify, running_worker
-from wire.http.timeouts import ConnectionTimeouts
 
 pytestmark = pytest.mark.anyio
 _ENDLESS = b"POST /v1/classify HTTP/1.1\r\nhost: h\r\nx: "

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import uvloop
 
-from backends.api.calls import CallHandler
-from backends.api.server import BackendServer, bind
-from backends.executors.dummy import PacedExecutor
+from sluicegate.backends.api.calls import CallHandler
+from sluicegate.backends.api.server import BackendServer, bind
+from sluicegate.backends.executors.dummy import PacedExecutor
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
+from sluicegate.wire.protocol import STATE_PATH
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.raw_http import Connection
 from testing.waiting import until
 from tests.support.backend_calls import running_backend
 from tests.support.gate import Gate
-from wire.http.timeouts import ConnectionTimeouts
-from wire.protocol import STATE_PATH
 
 pytestmark = pytest.mark.anyio
 _STATE = f"GET {STATE_PATH} HTTP/1.1\r\nhost: b\r\n\r\n".encode()

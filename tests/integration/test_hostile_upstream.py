@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.errors import UpstreamUnavailable
-from backends.open_inference.address import RemoteModelServer
-from backends.open_inference.client import Reply, UpstreamClient
-from backends.open_inference.tensors import decode
+from sluicegate.backends.errors import UpstreamUnavailable
+from sluicegate.backends.open_inference.address import RemoteModelServer
+from sluicegate.backends.open_inference.client import Reply, UpstreamClient
+from sluicegate.backends.open_inference.tensors import decode
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
 

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from gateway.config.document import IdempotencyConfig
-from gateway.errors import DependencyUnavailable
-from gateway.idempotency.store import (
+from sluicegate.gateway.config.document import IdempotencyConfig
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.idempotency.store import (
     HEAD_BYTES,
     OVERHEAD_BYTES,
     ClaimOutcome,
     IdempotencyStore,
     StoredKey,
 )
-from gateway.redis.client import connect
-from gateway.types import TenantId
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.types import TenantId
 from testing.valkey import Valkey
 from testing.waiting import WAIT_LIMIT, eventually, until
 
@@ -214,7 +214,7 @@ async def test_a_key_is_forgotten_after_its_lifetime(
         await one.claim(A)
         await one.finish(b"x")
     await next_millisecond(redis)
-    monkeypatch.setattr("gateway.idempotency.store.LIFETIME", 0.001)
+    monkeypatch.setattr("sluicegate.gateway.idempotency.store.LIFETIME", 0.001)
 
     again = key(store, "a")
     claim = await again.claim(B)

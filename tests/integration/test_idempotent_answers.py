@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from gateway.api.cross_origin import CrossOrigin
-from gateway.api.customer_application import CustomerApplication
-from gateway.api.idempotent_requests import IdempotentRequests
-from gateway.api.incoming_request import IncomingBodies
-from gateway.api.inference_route import InferenceRoutes
-from gateway.api.request_steps import RequestSteps
-from gateway.auth.key_ring import KeyRing
-from gateway.auth.keys import hash_key
-from gateway.config.document import Document, IdempotencyConfig
-from gateway.http.byte_budget import LARGE
-from gateway.http.problem_details import PROBLEMS
-from gateway.idempotency.store import IdempotencyStore
-from gateway.redis.client import connect
-from gateway.runtime.runtime import compile_runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.types import KeyId, Principal, RequestId, Rule, TenantId
+from sluicegate.gateway.api.cross_origin import CrossOrigin
+from sluicegate.gateway.api.customer_application import CustomerApplication
+from sluicegate.gateway.api.idempotent_requests import IdempotentRequests
+from sluicegate.gateway.api.incoming_request import IncomingBodies
+from sluicegate.gateway.api.inference_route import InferenceRoutes
+from sluicegate.gateway.api.request_steps import RequestSteps
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.config.document import Document, IdempotencyConfig
+from sluicegate.gateway.http.byte_budget import LARGE
+from sluicegate.gateway.http.problem_details import PROBLEMS
+from sluicegate.gateway.idempotency.store import IdempotencyStore
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.runtime.runtime import compile_runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.types import KeyId, Principal, RequestId, Rule, TenantId
 from testing.raw_http import KEY
 from tests.support.limits import LocalRateLimiter
 

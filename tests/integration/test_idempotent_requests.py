@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from redis import Redis
 
-from gateway.api import idempotent_requests
-from gateway.api.idempotent_requests import name_of
-from gateway.config.document import PriceConfig
-from gateway.events.reader import LogReader, list_logs
-from gateway.idempotency.store import IdempotencyStore, StoredKey
-from gateway.ledger.types import GroupBy
-from gateway.types import RequestEvent, Rule
+from sluicegate.gateway.api import idempotent_requests
+from sluicegate.gateway.api.idempotent_requests import name_of
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.events.reader import LogReader, list_logs
+from sluicegate.gateway.idempotency.store import IdempotencyStore, StoredKey
+from sluicegate.gateway.ledger.types import GroupBy
+from sluicegate.gateway.types import RequestEvent, Rule
 from testing.raw_http import Response, post
 from testing.stub_backend import StubBackend, answer, answer_when, fail_items, refuse
 from testing.valkey import Valkey

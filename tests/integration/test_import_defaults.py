@@ -9,11 +9,11 @@ import pytest
 import tokenizers
 from click.testing import CliRunner
 
-from backends.cli import main
+from sluicegate.backends.cli import main
+from sluicegate.wire.protocol import Task, TokenizeParameters
 from tests.parity.checkpoints import Checkpoint, Family, write_checkpoint
 from tests.support.backend_calls import running_backend
 from tests.support.odd_checkpoints import edit
-from wire.protocol import Task, TokenizeParameters
 
 
 def imported(folder: Path, models: Path) -> Path:

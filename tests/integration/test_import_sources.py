@@ -9,8 +9,8 @@ from typing import Protocol
 import pytest
 from click.testing import CliRunner, Result
 
-from backends.cli import main
-from backends.model_tools.importing.convert import convert
+from sluicegate.backends.cli import main
+from sluicegate.backends.model_tools.importing.convert import convert
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.hub import running_hub
 
@@ -33,7 +33,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunImport:
         monkeypatch.setenv("HF_ENDPOINT", hub)
         given = ["models", "import", name, "--models", str(tmp_path / "m")]
         return subprocess.run(
-            [sys.executable, "-m", "backends", *given],
+            [sys.executable, "-m", "sluicegate.backends", *given],
             capture_output=True,
             text=True,
             timeout=60,

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from backends.cli import main
-from backends.model_tools.importing.convert import convert
-from backends.repository.catalogue import read_catalogue
-from backends.repository.manifest import ClassifierManifest
+from sluicegate.backends.cli import main
+from sluicegate.backends.model_tools.importing.convert import convert
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.backends.repository.manifest import ClassifierManifest
+from sluicegate.wire.protocol import RerankParameters, Task
 from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
 from tests.support.backend_calls import running_backend
 from tests.support.odd_checkpoints import all_of, edit, weights
-from wire.protocol import RerankParameters, Task
 
 _NAMES = ["input_ids", "token_type_ids", "attention_mask"]
 

@@ -11,13 +11,13 @@ from onnxruntime.transformers.float16 import (  # type: ignore[import-untyped]
     convert_float_to_float16,
 )
 
-from backends.cli import main
-from backends.repository.catalogue import read_catalogue
-from backends.repository.manifest import ClassifierManifest
+from sluicegate.backends.cli import main
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.backends.repository.manifest import ClassifierManifest
+from sluicegate.wire.protocol import Done, Task
 from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
 from tests.parity.texts import DATA, read_texts
 from tests.support.backend_calls import running_backend
-from wire.protocol import Done, Task
 
 # A graph of toy size is no faster in eight bits, and seeded weights are no trained ones.
 _LOOSE = ("--min-speedup", 0, "--max-flips", 25)

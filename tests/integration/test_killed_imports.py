@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.model_tools.importing.convert import convert
-from backends.repository.staging import MARK
+from sluicegate.backends.model_tools.importing.convert import convert
+from sluicegate.backends.repository.staging import MARK
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.backend_calls import running_backend
 
@@ -42,7 +42,7 @@ def test_a_killed_import_leaves_nothing(
     models = tmp_path / "m"
     given = ["models", "import", str(checkpoint), "--models", str(models), "--name", "odd"]
     with subprocess.Popen(
-        [sys.executable, "-m", "backends", *given], stdout=subprocess.PIPE
+        [sys.executable, "-m", "sluicegate.backends", *given], stdout=subprocess.PIPE
     ) as child:
         wait_until(lambda: any(models.glob(".importing-*/odd/1/*")))
 

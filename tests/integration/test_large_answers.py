@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.api.inference_route import Rendered
-from gateway.dialects.cohere import CohereClassifyRoute
+from sluicegate.gateway.api.inference_route import Rendered
+from sluicegate.gateway.dialects.cohere import CohereClassifyRoute
 from testing.raw_http import post
 from testing.stub_backend import StubBackend
 from testing.valkey import Valkey

@@ -7,12 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from backends.executors.dummy import DummyExecutor
-from backends.serving.item_memory import item_bytes
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.backends.serving.item_memory import item_bytes
+from sluicegate.wire.protocol import (
+    ChooseItem,
+    Done,
+    Failed,
+    Task,
+    TokenizeParameters,
+    ZeroShotParameters,
+)
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import ChooseItem, Done, Failed, Task, TokenizeParameters, ZeroShotParameters
 
 pytestmark = pytest.mark.anyio
 MB = 1_000_000

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import ConfigurationError, DependencyUnavailable
-from gateway.ledger.backup import back_up
-from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings, environment, process_environment
+from sluicegate.gateway.errors import ConfigurationError, DependencyUnavailable
+from sluicegate.gateway.ledger.backup import back_up
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import Settings, environment, process_environment
 from tests.support.events import make_event
 from tests.support.ledgers import record, sums
 
 
 def run(settings: Settings, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "gateway", "ledger", "backup", *arguments],
+        [sys.executable, "-m", "sluicegate.gateway", "ledger", "backup", *arguments],
         env={**process_environment(), **environment(settings)},
         check=False,
         capture_output=True,

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import exc, make_url
 
-from gateway.errors import DependencyUnavailable
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.postgresql import make_engine
-from gateway.ledger.types import EventBlock
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.postgresql import make_engine
+from sluicegate.gateway.ledger.types import EventBlock
 from testing.postgresql import PostgreSQL, PostgreSQLPair, programs
 from tests.support.events import make_event
 from tests.support.ledgers import sums

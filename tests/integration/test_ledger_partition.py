@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.ledger import Ledger
 from testing.postgresql import PostgreSQL
 
 pytestmark = pytest.mark.system
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.system
 SCRIPT = """
 import asyncio, subprocess, sys, time
 import msgspec
-from gateway.errors import DependencyUnavailable
-from gateway.ledger.ledger import Ledger
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger.ledger import Ledger
 from testing.delaying_proxy import DelayingProxy
 
 SHORT = "connect_timeout=2&keepalives_idle=1&keepalives_interval=1&keepalives_count=1"

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from sqlalchemy import exc, make_url
 
-from gateway.auth.keys import hash_key
-from gateway.errors import ConfigurationError, DependencyUnavailable
-from gateway.http.byte_budget import LARGE
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.postgresql import CONNECTIONS, lift_limits, make_engine
-from gateway.settings import Settings, environment
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.errors import ConfigurationError, DependencyUnavailable
+from sluicegate.gateway.http.byte_budget import LARGE
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.postgresql import CONNECTIONS, lift_limits, make_engine
+from sluicegate.gateway.settings import Settings, environment
 from testing.delaying_proxy import DelayingProxy
 from testing.ports import free_port
 from testing.postgresql import PostgreSQL
@@ -211,7 +211,7 @@ async def test_a_database_without_an_encoding_is_refused_in_one_line(
     )
     worker = await asyncio.to_thread(
         subprocess.run,
-        [sys.executable, "-m", "gateway", "run-worker"],
+        [sys.executable, "-m", "sluicegate.gateway", "run-worker"],
         env=environment(settings),
         capture_output=True,
         timeout=60,

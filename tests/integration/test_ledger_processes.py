@@ -4,13 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.ledger import Ledger
 from tests.support.ledgers import ledger_url, open_ledger, principals, sums
 
 # Waits for the others, then writes events, accounts and audit entries as fast as it can.
 WRITER = """
 import sys
-from gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.ledger import Ledger
 from tests.support.events import make_event
 from tests.support.ledgers import principals, record
 

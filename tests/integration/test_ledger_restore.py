@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from gateway.errors import DependencyUnavailable
-from gateway.events.log import EventLog
-from gateway.ledger.ledger import Ledger
-from gateway.redis.client import connect
-from gateway.workers.retention import SegmentRetention
-from gateway.workers.stream import BILLING
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.workers.retention import SegmentRetention
+from sluicegate.gateway.workers.stream import BILLING
 from testing.postgresql import PostgreSQL, programs
 from testing.waiting import until
 from tests.support.backups import back_up

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from backends.cli import main
+from sluicegate.backends.cli import main
 from testing.weight_files import write_safetensors
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.odd_checkpoints import Change, all_of, edit, remove, write

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.redis.client import connect
+from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
+from sluicegate.gateway.redis.client import connect
 from testing.delaying_proxy import DelayingProxy
 from testing.valkey import Valkey
 from tests.support.limits import charge, rule

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from gateway.ledger.ledger import Ledger
-from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.redis.client import connect
-from gateway.regional_limits.limits import DividedLimits
-from gateway.types import CONCURRENT, Rule
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.regional_limits.limits import DividedLimits
+from sluicegate.gateway.types import CONCURRENT, Rule
 from tests.support.clock import Clock
 from tests.support.ledgers import ledger_url
 from tests.support.limits import WorkerFleet, charge, most_over_the_limit

@@ -9,14 +9,7 @@ import onnxruntime  # type: ignore[import-untyped]
 import pytest
 from tokenizers import Tokenizer
 
-from testing.model_repository import (
-    write_encoder,
-    write_head,
-    write_model,
-    write_repository,
-)
-from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import (
+from sluicegate.wire.protocol import (
     ChooseParameters,
     ClassifyParameters,
     Done,
@@ -26,6 +19,13 @@ from wire.protocol import (
     Task,
     ZeroShotParameters,
 )
+from testing.model_repository import (
+    write_encoder,
+    write_head,
+    write_model,
+    write_repository,
+)
+from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
 LIMIT, OVERLAP = 32, 5

@@ -17,26 +17,26 @@ from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import RedisError
 from typing_extensions import override
 
-from gateway.config.load import load_folder
-from gateway.errors import DependencyUnavailable
-from gateway.events.block import STREAM
-from gateway.events.log import EventLog
-from gateway.redis.client import connect
-from gateway.redis.pipeline import StandaloneClient
-from gateway.runtime.control import Control
-from gateway.runtime.control_values import Topic
-from gateway.runtime.follower import RuntimeFollower
-from gateway.runtime.runtime import compile_runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
-from gateway.sockets.tcp_keepalive import TcpKeepalive
-from gateway.upstream.base import locate
-from gateway.upstream.transport import BackendTransport
-from gateway.workers.group import GroupReader
-from gateway.workers.ledger_marks import LedgerMarks
-from gateway.workers.retention import SegmentRetention
-from gateway.workers.shipper import Shipper
-from gateway.workers.stream import AppendOutcome, EventStream
+from sluicegate.gateway.config.load import load_folder
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.events.block import STREAM
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.redis.pipeline import StandaloneClient
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Topic
+from sluicegate.gateway.runtime.follower import RuntimeFollower
+from sluicegate.gateway.runtime.runtime import compile_runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.sockets.tcp_keepalive import TcpKeepalive
+from sluicegate.gateway.upstream.base import locate
+from sluicegate.gateway.upstream.transport import BackendTransport
+from sluicegate.gateway.workers.group import GroupReader
+from sluicegate.gateway.workers.ledger_marks import LedgerMarks
+from sluicegate.gateway.workers.retention import SegmentRetention
+from sluicegate.gateway.workers.shipper import Shipper
+from sluicegate.gateway.workers.stream import AppendOutcome, EventStream
 from testing.ports import free_port
 from testing.valkey import Valkey
 from testing.waiting import until

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.settings import process_environment
-from gateway.supervisor.probes import probe_http
-from gateway.supervisor.spawn import Spawner
-from gateway.supervisor.spec import ProcessRole, ProcessSpec
-from gateway.supervisor.supervisor import Supervisor
+from sluicegate.gateway.settings import process_environment
+from sluicegate.gateway.supervisor.probes import probe_http
+from sluicegate.gateway.supervisor.spawn import Spawner
+from sluicegate.gateway.supervisor.spec import ProcessRole, ProcessSpec
+from sluicegate.gateway.supervisor.supervisor import Supervisor
+from sluicegate.wire.protocol import STATE_PATH, GpuState, ServingState
 from testing.model_repository import write_repository
 from testing.ports import free_port
 from testing.raw_http import KEY
@@ -25,7 +26,6 @@ from tests.support.backend_process import is_ready, request, serving
 from tests.support.gpu_library import LOST, FakeDriver, FakeGpu
 from tests.support.steady_load import SteadyLoad
 from tests.support.worker import running_worker
-from wire.protocol import STATE_PATH, GpuState, ServingState
 
 pytestmark = pytest.mark.anyio
 PROGRAM = (sys.executable, "-m", "tests.support.gpu_backend")

@@ -8,20 +8,20 @@ import pytest
 from redis.asyncio import Redis
 from typing_extensions import override
 
-from gateway.errors import DependencyUnavailable
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.published import PublishedState, RecordedState
-from gateway.operations.publishing import Publisher
-from gateway.redis.client import connect
-from gateway.redis.connect import open_client
-from gateway.redis.health import RedisHealthMonitor
-from gateway.runtime.control import Control
-from gateway.runtime.control_values import Topic
-from gateway.runtime.follower import RuntimeFollower, first_runtime
-from gateway.runtime.recovery import LedgerRecovery
-from gateway.runtime.runtime import Runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.published import PublishedState, RecordedState
+from sluicegate.gateway.operations.publishing import Publisher
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.redis.connect import open_client
+from sluicegate.gateway.redis.health import RedisHealthMonitor
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Topic
+from sluicegate.gateway.runtime.follower import RuntimeFollower, first_runtime
+from sluicegate.gateway.runtime.recovery import LedgerRecovery
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.settings import Settings
 from testing.valkey import Valkey
 from testing.waiting import WAIT_LIMIT, eventually, until
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.executors.dummy import DummyExecutor
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.wire.protocol import Done, Task
 from testing.model_repository import (
     DIMENSIONS,
     write_encoder,
@@ -15,7 +16,6 @@ from testing.model_repository import (
 )
 from testing.waiting import until
 from tests.support.backend_calls import running_backend
-from wire.protocol import Done, Task
 
 pytestmark = pytest.mark.anyio
 

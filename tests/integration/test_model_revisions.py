@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from backends.algorithms.embedding import Rerank
-from backends.algorithms.split import Split, WeightedAlgorithm
-from backends.executors.dummy import DummyExecutor
-from backends.repository.catalogue import read_catalogue
+from sluicegate.backends.algorithms.embedding import Rerank
+from sluicegate.backends.algorithms.split import Split, WeightedAlgorithm
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.wire.protocol import Done, Task
 from testing.model_repository import DIMENSIONS, write_head, write_model, write_repository
 from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import Done, Task
 
 pytestmark = pytest.mark.anyio
 TEXTS = [f"good film {number}" for number in range(200)]
 ABOVE = """
 from typing import Any
 
-from backends.algorithms.authoring import Ask
+from sluicegate.backends.algorithms.authoring import Ask
 
 
 async def run(item: str, ask: Ask) -> dict[str, Any]:

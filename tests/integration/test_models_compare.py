@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from backends.cli import main
+from sluicegate.backends.cli import main
 from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
 from tests.parity.served import write_models
 from tests.parity.texts import read_texts
@@ -51,7 +51,7 @@ def with_libraries(given: list[list[str]]) -> list[tuple[int, str]]:
 _RUN = """
 import json, sys
 from click.testing import CliRunner
-from backends.cli import main
+from sluicegate.backends.cli import main
 ran = [CliRunner().invoke(main, given) for given in json.loads(sys.argv[1])]
 print(json.dumps([[one.exit_code, one.stdout] for one in ran]))
 """

@@ -9,9 +9,10 @@ from typing import NoReturn
 import pytest
 from click.testing import CliRunner, Result
 
-from backends.cli import main
-from backends.model_tools.importing import hub
-from backends.model_tools.importing.convert import convert
+from sluicegate.backends.cli import main
+from sluicegate.backends.model_tools.importing import hub
+from sluicegate.backends.model_tools.importing.convert import convert
+from sluicegate.wire.protocol import Task
 from tests.parity.checkpoints import (
     FAMILIES,
     FEWER_FAMILIES,
@@ -20,7 +21,6 @@ from tests.parity.checkpoints import (
     write_checkpoint,
 )
 from tests.support.backend_calls import running_backend
-from wire.protocol import Task
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from backends.cli import main
-from backends.model_tools.importing.convert import convert
-from backends.qualification.tuned import RECORD
-from backends.repository.catalogue import read_catalogue
+from sluicegate.backends.cli import main
+from sluicegate.backends.model_tools.importing.convert import convert
+from sluicegate.backends.qualification.tuned import RECORD
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.wire.protocol import ClassifyParameters, Parameters, Task
 from tests.parity.checkpoints import Checkpoint
 from tests.parity.sentence_checkpoints import (
     CHECKPOINTS,
@@ -27,7 +28,6 @@ from tests.parity.sentence_checkpoints import (
 from tests.parity.served import write_models
 from tests.parity.texts import pairs, read_texts
 from tests.support.backend_calls import running_backend
-from wire.protocol import ClassifyParameters, Parameters, Task
 
 KINDS = [
     Checkpoint(family="bert", purpose="many"),

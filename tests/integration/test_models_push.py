@@ -6,7 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backends.model_tools.syncing.manifest import INDEX, REF, Descriptor, Manifest, sha256
+from sluicegate.backends.model_tools.syncing.manifest import (
+    INDEX,
+    REF,
+    Descriptor,
+    Manifest,
+    sha256,
+)
 from tests.support.model_sync import CONTENT, files, push, run, write
 from tests.support.registry import Registry
 

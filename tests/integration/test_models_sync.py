@@ -11,13 +11,13 @@ from pathlib import Path
 import boto3
 import pytest
 
-from backends.model_tools.syncing.manifest import (
+from sluicegate.backends.model_tools.syncing.manifest import (
     sha256,
 )
-from backends.model_tools.syncing.stores import open_store, read_source
-from backends.model_tools.syncing.synchronise import Synchroniser
-from backends.repository.last_good import write_last_good
-from backends.repository.sync_record import SyncWatch, read_record
+from sluicegate.backends.model_tools.syncing.stores import open_store, read_source
+from sluicegate.backends.model_tools.syncing.synchronise import Synchroniser
+from sluicegate.backends.repository.last_good import write_last_good
+from sluicegate.backends.repository.sync_record import SyncWatch, read_record
 from tests.support.model_sync import CONTENT, files, push, run, write
 from tests.support.registry import Registry
 
@@ -138,7 +138,15 @@ def test_a_sync_that_was_killed_goes_on(tmp_path: Path) -> None:
     last.unlink()
     # Nobody writes it: the sync waits there.
     os.mkfifo(last)
-    command = [sys.executable, "-m", "backends", "models", "sync", target, str(tmp_path / "models")]
+    command = [
+        sys.executable,
+        "-m",
+        "sluicegate.backends",
+        "models",
+        "sync",
+        target,
+        str(tmp_path / "models"),
+    ]
     staged = tmp_path / "models/.synchronising/blobs"
     with subprocess.Popen(command) as syncing, last.open("wb"):
         # Opening it waited for the sync to read it.
@@ -160,7 +168,7 @@ def test_a_sync_that_was_killed_goes_on(tmp_path: Path) -> None:
 def test_a_sidecar_follows_its_source_until_it_is_stopped(tmp_path: Path) -> None:
     target, models = f"file://{tmp_path}/layout", tmp_path / "models"
     push(write(tmp_path / "made"), target)
-    command = [sys.executable, "-m", "backends", "models", "sync", target, str(models)]
+    command = [sys.executable, "-m", "sluicegate.backends", "models", "sync", target, str(models)]
     with subprocess.Popen([*command, "--watch", "0.1"], stdout=subprocess.PIPE) as syncing:
         assert syncing.stdout is not None
         while b"is in place" not in syncing.stdout.readline():

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from backends.model_tools.syncing import fetching
-from backends.model_tools.syncing.manifest import (
+from sluicegate.backends.model_tools.syncing import fetching
+from sluicegate.backends.model_tools.syncing.manifest import (
     MANIFEST,
     Descriptor,
     Manifest,
     SyncProblem,
     sha256,
 )
-from backends.model_tools.syncing.synchronise import Synchroniser
+from sluicegate.backends.model_tools.syncing.synchronise import Synchroniser
 from tests.support.model_sync import CONTENT, files, push, run, write
 from tests.support.registry import Registry
 

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 import pytest
 
-from backends.model_tools.syncing.manifest import (
+from sluicegate.backends.model_tools.syncing.manifest import (
     INDEX,
     MANIFEST,
     Descriptor,
@@ -23,8 +23,8 @@ from backends.model_tools.syncing.manifest import (
     read_manifest,
     sha256,
 )
-from backends.model_tools.syncing.registry import RegistryStore
-from backends.repository.last_good import write_last_good
+from sluicegate.backends.model_tools.syncing.registry import RegistryStore
+from sluicegate.backends.repository.last_good import write_last_good
 from tests.support.model_sync import CONTENT, files, push, run, write
 from tests.support.registry import PASSWORD, USER, Registry
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from backends.model_tools.syncing.layout import FolderObjects, LayoutStore
-from backends.model_tools.syncing.manifest import (
+from sluicegate.backends.model_tools.syncing.layout import FolderObjects, LayoutStore
+from sluicegate.backends.model_tools.syncing.manifest import (
     MANIFEST,
     Descriptor,
     Manifest,
     SyncProblem,
     sha256,
 )
-from backends.model_tools.syncing.synchronise import Synchroniser
+from sluicegate.backends.model_tools.syncing.synchronise import Synchroniser
 from tests.support.model_sync import files, push, run, write
 
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from backends.cli import main
-from backends.model_tools.tuning.reports import NO_PLOT
-from backends.qualification import tuned
-from backends.qualification.tuned import RECORD, TunedBatching, read_tuned, write_tuned
-from backends.repository.catalogue import read_catalogue
+from sluicegate.backends.cli import main
+from sluicegate.backends.model_tools.tuning.reports import NO_PLOT
+from sluicegate.backends.qualification import tuned
+from sluicegate.backends.qualification.tuned import RECORD, TunedBatching, read_tuned, write_tuned
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.wire.protocol import Done, Task
 from testing.model_repository import DIMENSIONS, WORDS, write_repository
 from tests.parity.checkpoints import Checkpoint, Purpose
 from tests.parity.served import write_models
 from tests.support.backend_calls import running_backend
-from wire.protocol import Done, Task
 
 LABELS = ("negative", "positive")
 

@@ -19,10 +19,10 @@ exec "$PYTHON" -c "$2"
 _CHECK = """
 import os
 from pathlib import Path
-from gateway.operations.publishing import _unchanged
-from gateway.config.load import explain
-from gateway.config.mounts import check_mounts
-from gateway.errors import ConfigurationError
+from sluicegate.gateway.operations.publishing import _unchanged
+from sluicegate.gateway.config.load import explain
+from sluicegate.gateway.config.mounts import check_mounts
+from sluicegate.gateway.errors import ConfigurationError
 folder = Path(os.environ["INSIDE"])
 try:
     check_mounts(folder)

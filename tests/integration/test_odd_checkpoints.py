@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from backends.cli import main
-from backends.model_tools.importing.convert import convert
+from sluicegate.backends.cli import main
+from sluicegate.backends.model_tools.importing.convert import convert
+from sluicegate.wire.protocol import Task
 from testing.weight_files import write_safetensors
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.backend_calls import Backend, running_backend
@@ -40,7 +41,6 @@ from tests.support.odd_checkpoints import (
     weights,
     write,
 )
-from wire.protocol import Task
 
 TEXT = ("A man sleeps.", "He rests.")
 LABELS = "contradiction,neutral,entailment"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import yaml
 
+from sluicegate.wire.protocol import Task
 from testing.model_repository import write_repository
 from tests.support.backend_calls import running_backend
 from tests.support.openvino import need_bf16_of_the_cpu, need_openvino
-from wire.protocol import Task
 
 TEXTS = ["good film", "the card is bad", "this text is about money. is it?", "paris"]
 

@@ -19,11 +19,11 @@ from onnxruntime.transformers.float16 import (  # type: ignore[import-untyped]
     convert_float_to_float16,
 )
 
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.executors.padded_batch import pad
-from backends.model_tools.importing.convert import convert
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.executors.padded_batch import pad
+from sluicegate.backends.model_tools.importing.convert import convert
+from sluicegate.backends.types import FloatArray, OutputKind
 from tests.parity.checkpoints import Checkpoint, Family, write_checkpoint
 from tests.parity.fewer_families import HIDDEN
 from tests.parity.texts import DATA
@@ -169,7 +169,7 @@ def test_graphs_are_written_silently_with_the_extras_alone(
     source = write_export("bert", tmp_path / "source")
     code = (
         "import pathlib, sys; sys.modules['sympy'] = None\n"
-        "from backends.model_tools.importing.convert import convert\n"
+        "from sluicegate.backends.model_tools.importing.convert import convert\n"
         "convert(*map(pathlib.Path, sys.argv[1:]))"
     )
 

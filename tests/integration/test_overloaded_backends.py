@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from sluicegate.wire.protocol import Call, Refusal
 from testing.raw_http import Response, post
 from testing.stub_backend import Reply, StubBackend
 from tests.support.worker import RunningWorker, classify, running_worker
-from wire.protocol import Call, Refusal
 
 pytestmark = pytest.mark.anyio
 _RETRY_AFTER = 7.0

@@ -13,9 +13,9 @@ from typing import Any, TypeVar  # Any: arguments that are passed on
 
 import pytest
 
-from gateway.inference.coalescing import ItemWaits
 from loadtests.generator import Answer, Target
 from loadtests.open_loop import open_loop
+from sluicegate.gateway.inference.coalescing import ItemWaits
 from testing.raw_http import KEY
 from testing.stub_backend import StubBackend
 from tests.support.worker import RunningWorker, classify, running_worker

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator, Mapping
 import msgspec
 import pytest
 
-from gateway.auth.keys import hash_key
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import EventBlock
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import EventBlock
 from testing.raw_http import KEY, Response, post
 from testing.valkey import Valkey
 from tests.support.events import START, make_event, make_usage

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from gateway.types import Rule
 from sluicegate import (
     AsyncSluicegate,
     AuthenticationFailed,
@@ -23,11 +22,12 @@ from sluicegate import (
     Sluicegate,
     Usage,
 )
+from sluicegate.gateway.types import Rule
+from sluicegate.wire.protocol import Call, Failed
 from testing.certificates import Authority
 from testing.raw_http import KEY
 from testing.stub_backend import Reply, StubBackend, answer, echo, hang
 from tests.support.worker import RunningWorker, running_worker
-from wire.protocol import Call, Failed
 
 pytestmark = pytest.mark.anyio
 T = TypeVar("T")

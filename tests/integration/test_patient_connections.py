@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.http.server import open_listener, serve
+from sluicegate.gateway.http.server import open_listener, serve
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
 from testing.raw_http import Connection
 from testing.waiting import eventually
-from wire.http.timeouts import ConnectionTimeouts
 
 pytestmark = pytest.mark.anyio
 _GET = b"GET / HTTP/1.1\r\nhost: h\r\n\r\n"

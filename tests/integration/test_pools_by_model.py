@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.ledger.ledger import Ledger
-from gateway.operations.publishing import Publisher
-from gateway.redis.client import connect
-from gateway.runtime.control import Control
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.publishing import Publisher
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.runtime.control import Control
 from testing.model_repository import write_repository
 from testing.ports import free_port
 from testing.raw_http import KEY

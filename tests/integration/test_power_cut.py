@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.events.log import EventLog
-from gateway.events.syncing import LogSync
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.events.syncing import LogSync
 from testing.waiting import until
 from tests.support.events import make_event
 from tests.support.ledgers import sums

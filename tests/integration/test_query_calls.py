@@ -14,18 +14,18 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from backends.algorithms.base import QueryAlgorithm
-from backends.executors.dummy import DummyExecutor, PacedExecutor
-from backends.serving.items import Decoders, ItemAnswerer
-from backends.serving.queries import ITEMS_AT_ONCE, QueryCall
-from backends.telemetry.otel_tracing import OtelTracing
-from backends.telemetry.spans import NO_TRACING
-from backends.tokenization.tokenizer import TextKind, Tokenizer
+from sluicegate.backends.algorithms.base import QueryAlgorithm
+from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
+from sluicegate.backends.serving.items import Decoders, ItemAnswerer
+from sluicegate.backends.serving.queries import ITEMS_AT_ONCE, QueryCall
+from sluicegate.backends.telemetry.otel_tracing import OtelTracing
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.tokenization.tokenizer import TextKind, Tokenizer
+from sluicegate.wire.protocol import Call, Done, Failed, Task
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.waiting import WAIT_LIMIT, until
 from tests.support.backend_calls import Backend, running_backend
 from tests.support.gate import Gate
-from wire.protocol import Call, Done, Failed, Task
 
 pytestmark = pytest.mark.anyio
 WORDS = ["".join(letters) for letters in itertools.product("abcdefghi", repeat=3)]

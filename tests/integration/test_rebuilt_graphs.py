@@ -14,10 +14,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from backends.executors.provider import DeviceOptions, open_session
-from backends.model_tools.graphs.exported import read_exported
-from backends.model_tools.graphs.weights import read_safetensors
-from backends.model_tools.importing.convert import convert
+from sluicegate.backends.executors.provider import DeviceOptions, open_session
+from sluicegate.backends.model_tools.graphs.exported import read_exported
+from sluicegate.backends.model_tools.graphs.weights import read_safetensors
+from sluicegate.backends.model_tools.importing.convert import convert
 from tests.parity.checkpoints import Checkpoint, Family, write_checkpoint
 from tests.parity.texts import DATA
 

@@ -5,13 +5,13 @@ import asyncio
 import msgspec
 import pytest
 
-from gateway.cache.entry import CachedResult, encode_entry
-from gateway.cache.key import CacheKey
-from gateway.cache.redis_tier import KEY_PREFIX
-from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheConfig
-from gateway.redis.circuit_breaker import CircuitBreaker
-from gateway.redis.client import connect
+from sluicegate.gateway.cache.entry import CachedResult, encode_entry
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.cache.redis_tier import KEY_PREFIX
+from sluicegate.gateway.cache.result_cache import ResultCache
+from sluicegate.gateway.config.document import CacheConfig
+from sluicegate.gateway.redis.circuit_breaker import CircuitBreaker
+from sluicegate.gateway.redis.client import connect
 from testing.valkey import Valkey
 from testing.waiting import eventually, until
 from tests.support.caching import cache_key, entry, fetch

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from gateway.cache.entry import CacheHit
-from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheConfig
-from gateway.redis.circuit_breaker import CircuitBreaker
+from sluicegate.gateway.cache.entry import CacheHit
+from sluicegate.gateway.cache.result_cache import ResultCache
+from sluicegate.gateway.config.document import CacheConfig
+from sluicegate.gateway.redis.circuit_breaker import CircuitBreaker
 from testing.delaying_proxy import DelayingProxy
 from testing.valkey import Valkey
 from testing.waiting import until

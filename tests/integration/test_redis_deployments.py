@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.cache.build import build_cache
-from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheConfig
-from gateway.errors import ConfigurationError
-from gateway.redis.url import read_servers
+from sluicegate.gateway.cache.build import build_cache
+from sluicegate.gateway.cache.result_cache import ResultCache
+from sluicegate.gateway.config.document import CacheConfig
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.redis.url import read_servers
 from testing.redis_deployments import SentinelDeployment, is_primary, sentinel_deployment
 from testing.valkey import Valkey
 from testing.waiting import eventually, until

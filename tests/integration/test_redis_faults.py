@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.types import Rule
+from sluicegate.gateway.types import Rule
 from testing.raw_http import Connection, post
 from testing.stub_backend import StubBackend
 from testing.waiting import eventually, until

@@ -8,12 +8,12 @@ from typing import Any
 import hiredis
 import pytest
 
-from gateway.cache.redis_tier import RedisTier
-from gateway.redis.cluster import ClusterClient
-from gateway.redis.connect import open_client
-from gateway.redis.pipeline import Command, Replies
-from gateway.redis.sentinel import SentinelClient
-from gateway.redis.url import read_servers
+from sluicegate.gateway.cache.redis_tier import RedisTier
+from sluicegate.gateway.redis.cluster import ClusterClient
+from sluicegate.gateway.redis.connect import open_client
+from sluicegate.gateway.redis.pipeline import Command, Replies
+from sluicegate.gateway.redis.sentinel import SentinelClient
+from sluicegate.gateway.redis.url import read_servers
 from testing.waiting import eventually
 from tests.support.caching import cache_key, fetch
 from tests.support.clock import Clock

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.redis.pipeline import Replies, StandaloneClient
+from sluicegate.gateway.redis.pipeline import Replies, StandaloneClient
 from testing.ports import free_port
 from testing.valkey import Valkey
 from testing.waiting import eventually, until

@@ -6,7 +6,7 @@ from random import Random
 import hiredis
 import pytest
 
-from gateway.redis.pipeline import StandaloneClient
+from sluicegate.gateway.redis.pipeline import StandaloneClient
 from testing.waiting import until
 
 pytestmark = pytest.mark.anyio

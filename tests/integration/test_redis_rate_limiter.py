@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from redis.asyncio import Redis
 
-from gateway.rate_limit.base import Charge
-from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.redis.circuit_breaker import CircuitBreaker
-from gateway.redis.client import connect
-from gateway.types import CONCURRENT, Rule
+from sluicegate.gateway.rate_limit.base import Charge
+from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
+from sluicegate.gateway.redis.circuit_breaker import CircuitBreaker
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.types import CONCURRENT, Rule
 from testing.delaying_proxy import DelayingProxy
 from testing.valkey import Valkey
 from testing.waiting import until

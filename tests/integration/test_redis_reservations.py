@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from redis.asyncio import Redis
 
-from gateway.rate_limit.base import Charge, UnitReservation
-from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.redis.client import connect
-from gateway.types import Rule
+from sluicegate.gateway.rate_limit.base import Charge, UnitReservation
+from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.types import Rule
 from testing.valkey import Valkey
 from testing.waiting import until
 from tests.support.limits import WorkerFleet, charge, most_over_the_limit, rule
@@ -85,8 +85,8 @@ async def test_the_places_of_a_worker_that_died_are_free_after_its_last_hold(red
 _HOLDER = """
 import asyncio, sys, time
 
-from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.redis.client import connect
+from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
+from sluicegate.gateway.redis.client import connect
 from tests.integration.test_redis_reservations import PLACES
 from tests.support.limits import charge
 

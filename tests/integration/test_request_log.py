@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.events.block import STREAM
-from gateway.events.log import EventLog
-from gateway.workers.request_log import GROUP
+from sluicegate.gateway.events.block import STREAM
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.workers.request_log import GROUP
 from testing.valkey import Valkey
 from testing.waiting import until
 from tests.support.events import make_event

@@ -8,10 +8,10 @@ import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 from typing_extensions import override
 
-from gateway.events.block import STREAM
-from gateway.events.log import EventLog
-from gateway.workers.group import GroupReader, StreamEntry
-from gateway.workers.request_log import GROUP
+from sluicegate.gateway.events.block import STREAM
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.workers.group import GroupReader, StreamEntry
+from sluicegate.gateway.workers.request_log import GROUP
 from testing.waiting import until
 from tests.support.events import make_event
 from tests.support.pipeline import open_pipeline, running

@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.executors.dummy import DummyExecutor
-from testing.model_repository import (
-    DIMENSIONS,
-    WORDS,
-    write_head,
-    write_model,
-    write_repository,
-)
-from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import (
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.wire.protocol import (
     ChooseItem,
     ClassifyParameters,
     Done,
@@ -24,6 +16,14 @@ from wire.protocol import (
     Task,
     ZeroShotParameters,
 )
+from testing.model_repository import (
+    DIMENSIONS,
+    WORDS,
+    write_head,
+    write_model,
+    write_repository,
+)
+from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
 TWENTY = [f"{one} {two}" for one in WORDS[:5] for two in WORDS[:4]]

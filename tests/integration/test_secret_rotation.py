@@ -10,10 +10,10 @@ import sqlalchemy
 from redis.exceptions import ConnectionError as RedisConnectionError
 from sqlalchemy import make_url
 
-from gateway.ledger.ledger import Ledger
-from gateway.redis.client import connect
-from gateway.upstream.base import CallFailed
-from gateway.upstream.http import HttpBackendClient
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.upstream.base import CallFailed
+from sluicegate.gateway.upstream.http import HttpBackendClient
 from testing.model_repository import write_repository
 from testing.postgresql import PostgreSQL
 from testing.valkey import Valkey

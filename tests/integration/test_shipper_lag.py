@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from gateway.events.log import EventLog
-from gateway.events.reader import LogReader
-from gateway.workers.shipper import Shipper
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.events.reader import LogReader
+from sluicegate.gateway.workers.shipper import Shipper
 from testing.ports import free_port
 from testing.valkey import Valkey
 from testing.waiting import until

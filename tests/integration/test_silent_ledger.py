@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.events.log import EventLog
-from gateway.workers.ledger_marks import LedgerMarks
-from gateway.workers.retention import SegmentRetention
-from gateway.workers.shipper import Shipper
-from gateway.workers.stream import EventStream
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.workers.ledger_marks import LedgerMarks
+from sluicegate.gateway.workers.retention import SegmentRetention
+from sluicegate.gateway.workers.shipper import Shipper
+from sluicegate.gateway.workers.stream import EventStream
 from testing.waiting import until
 from tests.support.events import make_event
 from tests.support.pipeline import open_pipeline, running

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from testing.namespaces import NamespaceNetwork, missing
-from testing.waiting import until
-from wire.listening import (
+from sluicegate.wire.listening import (
     refuse_new_connections,
     wait_until_empty,
 )
+from testing.namespaces import NamespaceNetwork, missing
+from testing.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]
 # The caller's SYN arrives, and nothing else of his: he is connected, and the listener not yet.

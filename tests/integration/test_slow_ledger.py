@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from gateway.errors import DependencyUnavailable
-from gateway.events.log import EventLog
-from gateway.workers.billing import Billing
-from gateway.workers.group import GroupReader, StreamEntry
-from gateway.workers.ledger_writer import LedgerWriter, WriteResult
-from gateway.workers.stream import BILLING
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.workers.billing import Billing
+from sluicegate.gateway.workers.group import GroupReader, StreamEntry
+from sluicegate.gateway.workers.ledger_writer import LedgerWriter, WriteResult
+from sluicegate.gateway.workers.stream import BILLING
 from testing.waiting import until
 from tests.support.events import make_event
 from tests.support.pipeline import open_pipeline, running

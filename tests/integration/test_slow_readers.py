@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.http.edge import ListenerEdge
-from gateway.http.server import open_listener, serve
-from gateway.http.unsent_answers import UnsentAnswers
-from gateway.telemetry.edge_metrics import EdgeMetrics
+from sluicegate.gateway.http.edge import ListenerEdge
+from sluicegate.gateway.http.server import open_listener, serve
+from sluicegate.gateway.http.unsent_answers import UnsentAnswers
+from sluicegate.gateway.telemetry.edge_metrics import EdgeMetrics
 from testing.raw_http import Connection, post
 from testing.stub_backend import StubBackend
 from testing.valkey import Valkey

@@ -10,20 +10,20 @@ from redis.asyncio import Redis
 from redis.crc import key_slot
 from redis.exceptions import ConnectionError as RedisConnectionError, RedisError
 
-from gateway.config.load import load_folder
-from gateway.errors import ConfigurationError, DependencyUnavailable
-from gateway.events.log import EventLog
-from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.redis.client import connect
-from gateway.redis.scripts import ScriptClient, open_scripts
-from gateway.runtime.control import CONTROL_KEYS, Control
-from gateway.runtime.control_values import Topic
-from gateway.runtime.follower import RuntimeFollower
-from gateway.runtime.runtime import compile_runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
-from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE
 from loadtests.windows import local_share
+from sluicegate.gateway.config.load import load_folder
+from sluicegate.gateway.errors import ConfigurationError, DependencyUnavailable
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.redis.scripts import ScriptClient, open_scripts
+from sluicegate.gateway.runtime.control import CONTROL_KEYS, Control
+from sluicegate.gateway.runtime.control_values import Topic
+from sluicegate.gateway.runtime.follower import RuntimeFollower
+from sluicegate.gateway.runtime.runtime import compile_runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE
 from testing.ports import free_port
 from testing.redis_deployments import sentinel_deployment
 from testing.valkey import Valkey

@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.http.draining import Draining
-from gateway.ledger.ledger import Ledger
-from gateway.settings import process_environment
+from sluicegate.gateway.http.draining import Draining
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import process_environment
 from testing.loopback import get
 from testing.ports import free_port
 from testing.raw_http import post
@@ -65,7 +65,9 @@ def admin_process(folder: Path, redis: str, port: int) -> "subprocess.Popen[byte
         "SLUICEGATE_ADMIN_KEY": "admin-test-key-0123456789",
         "SLUICEGATE_SHUTDOWN_DELAY": "100",
     }
-    return subprocess.Popen([sys.executable, "-m", "gateway", "run-admin"], env=environment)
+    return subprocess.Popen(
+        [sys.executable, "-m", "sluicegate.gateway", "run-admin"], env=environment
+    )
 
 
 def readiness(port: int) -> httpx.Response | None:

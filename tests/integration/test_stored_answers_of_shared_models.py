@@ -10,16 +10,16 @@ import pytest
 from redis.asyncio import Redis
 from typing_extensions import override
 
-from gateway.cache.entry import CacheHit, Validity
-from gateway.cache.key import CacheKey
-from gateway.dispatch.work import OpenItem, WorkRunner, settle
-from gateway.inference.claiming import ClaimingRunner
-from gateway.inference.outcomes import LOST
-from gateway.redis.client import connect
-from gateway.runtime.control import Control
-from gateway.runtime.control_values import Topic
-from gateway.telemetry.tracing import Tracer
-from gateway.types import ItemOutcome, RegionName, ServedModel
+from sluicegate.gateway.cache.entry import CacheHit, Validity
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.dispatch.work import OpenItem, WorkRunner, settle
+from sluicegate.gateway.inference.claiming import ClaimingRunner
+from sluicegate.gateway.inference.outcomes import LOST
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Topic
+from sluicegate.gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.types import ItemOutcome, RegionName, ServedModel
 from testing.raw_http import Response, post
 from testing.stub_backend import StubBackend, answer_when
 from testing.waiting import WAIT_LIMIT, eventually, until

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from redis.asyncio import Redis
 
-from gateway.events.block import STREAM, pack
-from gateway.redis.client import connect
-from gateway.workers.group import GroupReader, StreamEntry
-from gateway.workers.stream import BILLING, EventStream
+from sluicegate.gateway.events.block import STREAM, pack
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.workers.group import GroupReader, StreamEntry
+from sluicegate.gateway.workers.stream import BILLING, EventStream
 from testing.ports import free_port
 from testing.valkey import Valkey, server_program
 from testing.waiting import wait_until

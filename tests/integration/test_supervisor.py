@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.probes import probe_valkey
-from gateway.supervisor.process_table import read_table, start_of
-from gateway.supervisor.spawn import Spawner
-from gateway.supervisor.spec import Probe, ProcessRole, ProcessSpec, is_started
-from gateway.supervisor.supervisor import Supervisor
-from gateway.supervisor.valkey import STATE_OPTIONS, find_program, valkey_spec
+from sluicegate.gateway.supervisor.errors import CannotStart
+from sluicegate.gateway.supervisor.probes import probe_valkey
+from sluicegate.gateway.supervisor.process_table import read_table, start_of
+from sluicegate.gateway.supervisor.spawn import Spawner
+from sluicegate.gateway.supervisor.spec import Probe, ProcessRole, ProcessSpec, is_started
+from sluicegate.gateway.supervisor.supervisor import Supervisor
+from sluicegate.gateway.supervisor.valkey import STATE_OPTIONS, find_program, valkey_spec
 from testing.waiting import until, wait_until
 
 pytestmark = pytest.mark.anyio
@@ -303,10 +303,10 @@ async def connected(
 DRIVER = """
 import asyncio, sys
 from pathlib import Path
-from gateway.supervisor.data_directory import open_directory
-from gateway.supervisor.spawn import Spawner
-from gateway.supervisor.spec import ProcessSpec, ProcessRole
-from gateway.supervisor.supervisor import Supervisor, supervise
+from sluicegate.gateway.supervisor.data_directory import open_directory
+from sluicegate.gateway.supervisor.spawn import Spawner
+from sluicegate.gateway.supervisor.spec import ProcessSpec, ProcessRole
+from sluicegate.gateway.supervisor.supervisor import Supervisor, supervise
 
 def say(line):
     print(line, flush=True)

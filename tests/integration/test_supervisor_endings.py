@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.process_table import read_table
-from gateway.supervisor.spawn import Spawner
-from gateway.supervisor.spec import Probe, ProcessRole, ProcessSpec, is_started
-from gateway.supervisor.supervisor import Supervisor
+from sluicegate.gateway.supervisor.errors import CannotStart
+from sluicegate.gateway.supervisor.process_table import read_table
+from sluicegate.gateway.supervisor.spawn import Spawner
+from sluicegate.gateway.supervisor.spec import Probe, ProcessRole, ProcessSpec, is_started
+from sluicegate.gateway.supervisor.supervisor import Supervisor
 from testing.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +24,7 @@ WAITS = "import signal; signal.sigwait({signal.SIGTERM})"
 GIVES_WAY = """
 import signal
 from pathlib import Path
-from gateway.supervisor.priority import give_way
+from sluicegate.gateway.supervisor.priority import give_way
 from testing.waiting import wait_until
 group = Path("/proc/self/autogroup")
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import process_environment
+from sluicegate.gateway.settings import process_environment
+from sluicegate.wire.protocol import STATE_PATH
 from testing.certificates import Authority
 from testing.model_repository import write_repository
 from testing.ports import free_port
 from testing.waiting import wait_until
-from wire.protocol import STATE_PATH
 
-SERVE = (sys.executable, "-m", "backends", "serve", "--provider", "paced")
+SERVE = (sys.executable, "-m", "sluicegate.backends", "serve", "--provider", "paced")
 PREFIX = "SLUICEGATE_BACKEND_"
 
 

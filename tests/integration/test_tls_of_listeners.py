@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.errors import ConfigurationError
-from gateway.http.edge import ListenerEdge, ListenerTls, check_listeners
-from gateway.settings import Settings
-from gateway.sockets.certificate_files import expiry_of
-from gateway.telemetry.edge_metrics import EdgeMetrics
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.http.edge import ListenerEdge, ListenerTls, check_listeners
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.sockets.certificate_files import expiry_of
+from sluicegate.gateway.telemetry.edge_metrics import EdgeMetrics
+from sluicegate.wire.http import server
+from sluicegate.wire.http.connection import Connection
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
 from testing.certificates import Authority
 from testing.waiting import until
 from tests.support.edge import served
-from wire.http import server
-from wire.http.connection import Connection
-from wire.http.timeouts import ConnectionTimeouts
 
 pytestmark = pytest.mark.anyio
 MUCH = 12 * 1024 * 1024

@@ -9,15 +9,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backends.api.tls import ServerTls
-from gateway.config.document import RoutingConfig
-from gateway.types import Endpoint
-from gateway.upstream import http
-from gateway.upstream.base import CallFailed, Cause
-from gateway.upstream.http import HttpBackendClient
-from gateway.upstream.httpx_transport import HttpxTransport
-from gateway.upstream.tls import ClientTls
-from gateway.upstream.transport import BackendTransport
+from sluicegate.backends.api.tls import ServerTls
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.types import Endpoint
+from sluicegate.gateway.upstream import http
+from sluicegate.gateway.upstream.base import CallFailed, Cause
+from sluicegate.gateway.upstream.http import HttpBackendClient
+from sluicegate.gateway.upstream.httpx_transport import HttpxTransport
+from sluicegate.gateway.upstream.tls import ClientTls
+from sluicegate.gateway.upstream.transport import BackendTransport
+from sluicegate.wire.protocol import Call, CallItem, ClassifyParameters, Done, Failed, Task
 from testing.certificates import Authority
 from testing.model_repository import write_repository
 from testing.raw_http import post
@@ -26,7 +27,6 @@ from testing.waiting import eventually, until
 from tests.support.dispatching import call_backend
 from tests.support.listening_backend import listening_backend
 from tests.support.worker import RunningWorker, classify, running_worker
-from wire.protocol import Call, CallItem, ClassifyParameters, Done, Failed, Task
 
 pytestmark = pytest.mark.anyio
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status as StatusCode
 
-from gateway.redis.client import connect
-from gateway.types import Rule
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.types import Rule
+from sluicegate.wire.protocol import Call
 from testing.ports import free_port
 from testing.raw_http import Response, post
 from testing.stub_backend import Reply, StubBackend, answer, refuse
@@ -19,7 +20,6 @@ from testing.waiting import eventually, until
 from tests.support.otlp_sink import HttpSink
 from tests.support.tracing import GrpcSink, Sink
 from tests.support.worker import RunningWorker, classify, running_worker
-from wire.protocol import Call
 
 pytestmark = pytest.mark.anyio
 _SPAN = "00f067aa0ba902b7"

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from backends.model_tools.importing.convert import convert
-from backends.repository.catalogue import read_catalogue
-from backends.repository.manifest import ClassifierManifest
+from sluicegate.backends.model_tools.importing.convert import convert
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.backends.repository.manifest import ClassifierManifest
+from sluicegate.wire.protocol import Task
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.backend_calls import running_backend
-from wire.protocol import Task
 
 CONFIG = """
 name: "nli"

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from sluicegate.wire.protocol import Call, Done, Failed
 from testing.raw_http import Response, post
 from testing.stub_backend import Reply, StubBackend, echo
 from testing.waiting import until
 from tests.support.worker import RunningWorker, classify, running_worker
-from wire.protocol import Call, Done, Failed
 
 pytestmark = pytest.mark.anyio
 _PATH = "/v1/classify"

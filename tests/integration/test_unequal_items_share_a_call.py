@@ -5,13 +5,13 @@ from random import Random
 
 import pytest
 
-from gateway.config.document import RoutingConfig
-from gateway.dispatch.dispatcher import Dispatcher
-from gateway.routing.fleet import Fleet
-from gateway.upstream.http import HttpBackendClient
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.dispatch.dispatcher import Dispatcher
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.upstream.http import HttpBackendClient
+from sluicegate.wire.protocol import Call, Report
 from testing.stub_backend import Reply, StubBackend, echo
 from tests.support.dispatching import Outcomes, dispatch, endpoint_of, served, work
-from wire.protocol import Call, Report
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.errors import (
+from sluicegate.backends.errors import (
     BackendError,
     ModelFailed,
     ModelProblem,
@@ -18,18 +18,18 @@ from backends.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
-from backends.executors.graph import GraphSource
-from backends.executors.padded_batch import pad
-from backends.executors.upstream import UpstreamExecutor
-from backends.open_inference.address import RemoteModelServer
-from backends.open_inference.client import UpstreamClient
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.padded_batch import pad
+from sluicegate.backends.executors.upstream import UpstreamExecutor
+from sluicegate.backends.open_inference.address import RemoteModelServer
+from sluicegate.backends.open_inference.client import UpstreamClient
+from sluicegate.backends.types import FloatArray, OutputKind
+from sluicegate.wire.protocol import Done, Failed, Task
 from testing.model_repository import DIMENSIONS, toy_graph
 from testing.waiting import until
 from tests.integration.test_foreign_upstream import write_remote
 from tests.support.backend_calls import running_backend
 from tests.support.inference_server import InferenceServer, Outputs, inference_server
-from wire.protocol import Done, Failed, Task
 
 pytestmark = pytest.mark.anyio
 Spoil = Callable[[Outputs], Outputs]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.supervisor.process_table import read_table, start_of
-from gateway.supervisor.spawn import Spawner
-from gateway.supervisor.spec import ProcessRole, ProcessSpec
-from gateway.supervisor.supervisor import Supervisor
-from gateway.supervisor.valkey import STATE_OPTIONS, find_program, valkey_spec
-from gateway.telemetry.restarts import read_restarts
+from sluicegate.gateway.supervisor.process_table import read_table, start_of
+from sluicegate.gateway.supervisor.spawn import Spawner
+from sluicegate.gateway.supervisor.spec import ProcessRole, ProcessSpec
+from sluicegate.gateway.supervisor.supervisor import Supervisor
+from sluicegate.gateway.supervisor.valkey import STATE_OPTIONS, find_program, valkey_spec
+from sluicegate.gateway.telemetry.restarts import read_restarts
 from testing.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 # A process whose event loop gives signs of life until the file `spin` (or `grow`) is there.
 LIVES = """
 import asyncio, os, pathlib, signal, sys
-from wire.heartbeat import heartbeat
+from sluicegate.wire.heartbeat import heartbeat
 from testing.waiting import until
 folder = pathlib.Path(sys.argv[1])
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.cache.entry import CachedResult
-from gateway.redis.client import connect
+from sluicegate.gateway.cache.entry import CachedResult
+from sluicegate.gateway.redis.client import connect
+from sluicegate.wire.protocol import Call, Failed
 from testing.raw_http import Response, post
 from testing.stub_backend import Behaviour, Reply, StubBackend, answer, answer_when, hang
 from testing.valkey import Valkey
 from testing.waiting import eventually, until
 from tests.support.worker import RunningWorker, classify, running_worker
-from wire.protocol import Call, Failed
 
 pytestmark = pytest.mark.anyio
 _PATH = "/v1/classify"

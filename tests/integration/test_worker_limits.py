@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.ledger.ledger import Ledger
-from gateway.operations.publishing import Publisher
-from gateway.redis.client import connect
-from gateway.runtime.control import Control
-from gateway.types import Rule
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.publishing import Publisher
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.types import Rule
 from testing.raw_http import Response, post
 from testing.stub_backend import StubBackend, answer_when
 from testing.valkey import Valkey

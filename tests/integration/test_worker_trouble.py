@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.redis.client import connect
-from gateway.runtime.control import Control
-from gateway.runtime.control_values import Topic
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Topic
 from testing.raw_http import Response, post
 from testing.stub_backend import StubBackend, answer_when, hang
 from testing.valkey import Valkey

@@ -13,8 +13,8 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from backends.executors.provider import DeviceOptions, open_session
-from backends.model_tools.importing.convert import convert
+from sluicegate.backends.executors.provider import DeviceOptions, open_session
+from sluicegate.backends.model_tools.importing.convert import convert
 from tests.parity.checkpoints import HEADS_FILE, Checkpoint, all_checkpoints, write_checkpoint
 from tests.parity.texts import LABELS, TEMPLATE, pairs, questions, read_texts, searches
 

@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.model_tools.demo.source import find_source
-from backends.model_tools.graphs.shapes import BertShape, weight_shapes
-from backends.model_tools.graphs.weights import read_safetensors
+from sluicegate.backends.model_tools.demo.source import find_source
+from sluicegate.backends.model_tools.graphs.shapes import BertShape, weight_shapes
+from sluicegate.backends.model_tools.graphs.weights import read_safetensors
 from tests.parity import fewer_families
 from tests.parity.fewer_families import (
     HEADS,

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from backends.executors.base import ModelExecutor
-from backends.executors.padded_batch import PaddedBatch
-from backends.executors.pooling import PoolingExecutor
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.executors.pooling import PoolingExecutor
+from sluicegate.backends.types import FloatArray, OutputKind
 
 
 def wrong_token_types(entry: Path) -> None:

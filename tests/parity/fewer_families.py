@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from backends.model_tools.graphs.shapes import BertShape, weight_shapes
+from sluicegate.backends.model_tools.graphs.shapes import BertShape, weight_shapes
 
 LAYERS, HIDDEN, HEADS, INTERMEDIATE, VOCABULARY = 2, 32, 4, 64, 800
 _EMBEDDING, _BUCKETS, _NEAR = 24, 32, 16

@@ -15,9 +15,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backends.errors import StartProblem
-from backends.model_tools.importing.import_model import import_model
-from backends.settings import BackendSettings
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.importing.import_model import import_model
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.wire.protocol import (
+    Done,
+    EntitiesParameters,
+    Parameters,
+    RerankParameters,
+    Task,
+    ZeroShotParameters,
+)
 from tests.parity.comparison import TOLERANCE
 from tests.parity.library_answers import (
     CANDIDATES,
@@ -27,14 +35,6 @@ from tests.parity.library_answers import (
     read_answers,
 )
 from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import (
-    Done,
-    EntitiesParameters,
-    Parameters,
-    RerankParameters,
-    Task,
-    ZeroShotParameters,
-)
 
 _KINDS = ("equal", "refused", "only served", "differs")
 _PAGE = Path(__file__).parents[2] / "docs" / "parity.md"

@@ -19,7 +19,7 @@ from transformers import (
     pipeline,
 )
 
-from backends.model_tools.demo.source import find_source
+from sluicegate.backends.model_tools.demo.source import find_source
 from tests.parity.checkpoints import MAX_TOKENS, Checkpoint, all_checkpoints, write_checkpoint
 from tests.parity.references import AGGREGATIONS, Entity, References, reference_file
 from tests.parity.sentence_reference import record_sentences

@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from backends.model_tools.importing.convert import convert
+from sluicegate.backends.model_tools.importing.convert import convert
+from sluicegate.wire.protocol import Done, EmbedParameters, Failed, RerankParameters, Task
 from tests.parity.references import Numbers, References
 from tests.parity.sentence_checkpoints import (
     CHECKPOINTS,
@@ -19,7 +20,6 @@ from tests.parity.sentence_checkpoints import (
     write_sentence_checkpoint,
 )
 from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import Done, EmbedParameters, Failed, RerankParameters, Task
 
 
 def write_sentence_models(root: Path) -> Path:

@@ -9,13 +9,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.model_tools.demo.source import find_source
-from backends.model_tools.importing.convert import convert
-from tests.parity.checkpoints import Checkpoint, all_checkpoints, write_checkpoint
-from tests.parity.references import AGGREGATIONS, Aggregation, Entity, Numbers, References
-from tests.parity.texts import LABELS, TEMPLATE, pairs, questions, searches
-from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import (
+from sluicegate.backends.model_tools.demo.source import find_source
+from sluicegate.backends.model_tools.importing.convert import convert
+from sluicegate.wire.protocol import (
     Done,
     EntitiesParameters,
     Parameters,
@@ -23,6 +19,10 @@ from wire.protocol import (
     Task,
     ZeroShotParameters,
 )
+from tests.parity.checkpoints import Checkpoint, all_checkpoints, write_checkpoint
+from tests.parity.references import AGGREGATIONS, Aggregation, Entity, Numbers, References
+from tests.parity.texts import LABELS, TEMPLATE, pairs, questions, searches
+from tests.support.backend_calls import Backend, running_backend
 
 MINILM = "minilm"
 
@@ -43,7 +43,7 @@ def write_models(root: Path, checkpoints: Sequence[Checkpoint] | None = None) ->
 def without_device_graphs() -> Iterator[None]:
     """Let imports leave out the graphs for GPUs, which take a third of their time."""
     with pytest.MonkeyPatch.context() as patch:
-        written = "backends.model_tools.importing.convert.write_device_graphs"
+        written = "sluicegate.backends.model_tools.importing.convert.write_device_graphs"
         patch.setattr(written, lambda *_, **__: None)
         yield
 

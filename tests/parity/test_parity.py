@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import tokenizers
 
-from backends.app import make_routes, open_backend
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.model_tools.demo.source import find_source
-from backends.model_tools.importing.convert import convert
-from backends.qualification.qualify import qualify_unmeasured
-from backends.settings import BackendSettings
-from backends.telemetry.spans import NO_TRACING
-from backends.tokenization.tokenizer import Tokenizer
+from sluicegate.backends.app import make_routes, open_backend
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.model_tools.demo.source import find_source
+from sluicegate.backends.model_tools.importing.convert import convert
+from sluicegate.backends.qualification.qualify import qualify_unmeasured
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.tokenization.tokenizer import Tokenizer
 from tests.parity import faults
 from tests.parity.checkpoints import Checkpoint, Family, Purpose, all_checkpoints
 from tests.parity.comparison import Difference, compare

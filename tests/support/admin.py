@@ -7,21 +7,21 @@ from typing import Any
 import httpx
 from redis.asyncio import Redis
 
-from gateway.admin.app import build_admin
-from gateway.admin.extension import Extend, no_extension
-from gateway.admin.operator_directory import OperatorAuthenticator, OperatorDirectory
-from gateway.api.application import Application
-from gateway.ledger.ledger import Ledger
-from gateway.operations.active_document import ActiveDocumentReader
-from gateway.operations.backend_calls import BackendCalls
-from gateway.operations.operator_keys import OperatorKeys
-from gateway.operations.publishing import Publisher
-from gateway.redis.connect import open_client
-from gateway.runtime.control import Control
-from gateway.runtime.recovery import LedgerRecovery
-from gateway.settings import Settings
-from gateway.upstream.base import BackendClient
-from gateway.upstream.http import HttpBackendClient
+from sluicegate.gateway.admin.app import build_admin
+from sluicegate.gateway.admin.extension import Extend, no_extension
+from sluicegate.gateway.admin.operator_directory import OperatorAuthenticator, OperatorDirectory
+from sluicegate.gateway.api.application import Application
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.active_document import ActiveDocumentReader
+from sluicegate.gateway.operations.backend_calls import BackendCalls
+from sluicegate.gateway.operations.operator_keys import OperatorKeys
+from sluicegate.gateway.operations.publishing import Publisher
+from sluicegate.gateway.redis.connect import open_client
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.recovery import LedgerRecovery
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.upstream.base import BackendClient
+from sluicegate.gateway.upstream.http import HttpBackendClient
 
 KEY = "the-admin-key-0123456789"
 AUTHORIZATION = {"authorization": f"Bearer {KEY}"}

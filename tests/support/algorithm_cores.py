@@ -4,8 +4,8 @@ from time import monotonic
 
 import pytest
 
-from backends.algorithms.host_process import HostProcess
-from backends.algorithms.starvation import CoreDelays
+from sluicegate.backends.algorithms.host_process import HostProcess
+from sluicegate.backends.algorithms.starvation import CoreDelays
 
 
 def give_a_core(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,46 +12,46 @@ from litestar import Litestar
 from litestar.types import Receive, Scope, Send
 from prometheus_client import CollectorRegistry
 
-from gateway.api.admission import AdmissionMiddleware
-from gateway.api.core import Core
-from gateway.api.cross_origin import CrossOrigin
-from gateway.api.customer_application import CustomerApplication
-from gateway.api.dialect import Dialect, error_format
-from gateway.api.fast_path.front import FastPath
-from gateway.api.fast_path.head_cache import RequestHeadCache
-from gateway.api.health import Readiness
-from gateway.api.idempotent_requests import IdempotentRequests
-from gateway.api.incoming_request import IncomingBodies
-from gateway.api.key_rotation import RotatedKey
-from gateway.api.load_shedding import LoadShedder, LoopIterations
-from gateway.api.metadata import UsageLine
-from gateway.api.request_events import RequestEvents, RequestLines
-from gateway.api.request_processor import RequestProcessor
-from gateway.api.request_state import RequestIds
-from gateway.api.request_steps import RequestSteps
-from gateway.api.routes import build_api, inference_routes
-from gateway.auth.key_ring import KeyRing
-from gateway.auth.keys import hash_key
-from gateway.batches.batch_access import open_batch_parts
-from gateway.config.document import Document, IdempotencyConfig, LimitsConfig
-from gateway.dialects.registry import DIALECTS
-from gateway.errors import DependencyUnavailable
-from gateway.http.unsent_answers import UnsentAnswers
-from gateway.idempotency.store import IdempotencyStore
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import BudgetReport, PastRequest
-from gateway.redis.scripts import Script
-from gateway.runtime.runtime import compile_runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.tracing import Tracer
-from gateway.types import KeyId, Principal, RegionName, Rule, ServedModel, TenantId
+from sluicegate.gateway.api.admission import AdmissionMiddleware
+from sluicegate.gateway.api.core import Core
+from sluicegate.gateway.api.cross_origin import CrossOrigin
+from sluicegate.gateway.api.customer_application import CustomerApplication
+from sluicegate.gateway.api.dialect import Dialect, error_format
+from sluicegate.gateway.api.fast_path.front import FastPath
+from sluicegate.gateway.api.fast_path.head_cache import RequestHeadCache
+from sluicegate.gateway.api.health import Readiness
+from sluicegate.gateway.api.idempotent_requests import IdempotentRequests
+from sluicegate.gateway.api.incoming_request import IncomingBodies
+from sluicegate.gateway.api.key_rotation import RotatedKey
+from sluicegate.gateway.api.load_shedding import LoadShedder, LoopIterations
+from sluicegate.gateway.api.metadata import UsageLine
+from sluicegate.gateway.api.request_events import RequestEvents, RequestLines
+from sluicegate.gateway.api.request_processor import RequestProcessor
+from sluicegate.gateway.api.request_state import RequestIds
+from sluicegate.gateway.api.request_steps import RequestSteps
+from sluicegate.gateway.api.routes import build_api, inference_routes
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.batches.batch_access import open_batch_parts
+from sluicegate.gateway.config.document import Document, IdempotencyConfig, LimitsConfig
+from sluicegate.gateway.dialects.registry import DIALECTS
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.http.unsent_answers import UnsentAnswers
+from sluicegate.gateway.idempotency.store import IdempotencyStore
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import BudgetReport, PastRequest
+from sluicegate.gateway.redis.scripts import Script
+from sluicegate.gateway.runtime.runtime import compile_runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.types import KeyId, Principal, RegionName, Rule, ServedModel, TenantId
+from sluicegate.wire.protocol import ModelInfo
 from tests.support.clock import Clock
 from tests.support.events import RecordedEvents
 from tests.support.inference_scene import INFO, Scene
 from tests.support.limits import LocalRateLimiter
-from wire.protocol import ModelInfo
 
 KEY = "sk-the-key-of-a-caller"
 NARROW_KEY = "sk-a-key-for-one-model-only"

@@ -8,18 +8,18 @@ from typing import Any
 
 import msgspec
 
-from backends.api.routes import Routes
-from backends.app import make_routes, open_backend
-from backends.batching.batcher import Batcher
-from backends.executors.base import ModelExecutor
-from backends.executors.opening import executor_opener
-from backends.qualification.qualify import qualify, qualify_unmeasured
-from backends.serving.reloading import Repository
-from backends.settings import BackendSettings
-from backends.telemetry.spans import NO_TRACING, Tracing
-from wire.http.exchange import BUFFERED_HTTP
-from wire.http.messages import Headers, Message
-from wire.protocol import (
+from sluicegate.backends.api.routes import Routes
+from sluicegate.backends.app import make_routes, open_backend
+from sluicegate.backends.batching.batcher import Batcher
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.opening import executor_opener
+from sluicegate.backends.qualification.qualify import qualify, qualify_unmeasured
+from sluicegate.backends.serving.reloading import Repository
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.backends.telemetry.spans import NO_TRACING, Tracing
+from sluicegate.wire.http.exchange import BUFFERED_HTTP
+from sluicegate.wire.http.messages import Headers, Message
+from sluicegate.wire.protocol import (
     CALL_PATH,
     RELOAD_PATH,
     Call,

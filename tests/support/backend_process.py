@@ -9,9 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.settings import process_environment
-from testing.waiting import wait_until
-from wire.protocol import (
+from sluicegate.gateway.settings import process_environment
+from sluicegate.wire.protocol import (
     CALL_PATH,
     STATE_PATH,
     Call,
@@ -24,8 +23,9 @@ from wire.protocol import (
     ServingState,
     Task,
 )
+from testing.waiting import wait_until
 
-SERVE = (sys.executable, "-m", "backends", "serve")
+SERVE = (sys.executable, "-m", "sluicegate.backends", "serve")
 
 
 @contextmanager

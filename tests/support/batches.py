@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from gateway.auth.keys import hash_key
-from gateway.batches.batch_access import open_batch_parts
-from gateway.ledger.batch_types import RequestBatch
-from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings
-from gateway.types import KeyId, Principal, Rule, TenantId
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.batches.batch_access import open_batch_parts
+from sluicegate.gateway.ledger.batch_types import RequestBatch
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.types import KeyId, Principal, Rule, TenantId
 from testing.raw_http import KEY
 from testing.stub_backend import StubBackend
 from testing.waiting import eventually

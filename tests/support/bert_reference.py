@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.model_tools.graphs.shapes import BertShape
+from sluicegate.backends.model_tools.graphs.shapes import BertShape
 
 Array = NDArray[np.float64]
 

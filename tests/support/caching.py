@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_128_digest
 
-from gateway.cache.base import RemoteTier
-from gateway.cache.entry import CachedResult
-from gateway.cache.key import CacheKey
+from sluicegate.gateway.cache.base import RemoteTier
+from sluicegate.gateway.cache.entry import CachedResult
+from sluicegate.gateway.cache.key import CacheKey
 
 
 def cache_key(name: str | int) -> CacheKey:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from click.testing import CliRunner, Result
 
-from gateway.cli.root import main
+from sluicegate.gateway.cli.root import main
 
 FOREIGN = "ein-schlüssel-ключ"
 OK = b"200 OK\r\nConnection: close\r\n\r\n"

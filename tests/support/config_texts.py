@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from gateway.config.document import Document
-from gateway.config.load import load_sources
-from gateway.config.sources import DocumentSource
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.config.load import load_sources
+from sluicegate.gateway.config.sources import DocumentSource
 
 
 def load_text(text: str, *, name: str = "document", placement: Path | None = None) -> Document:

@@ -6,13 +6,13 @@ import httpx
 import msgspec
 from typing_extensions import override
 
-from gateway.operations.operators import Operator, Role
-from gateway.types import Endpoint
+from sluicegate.gateway.operations.operators import Operator, Role
+from sluicegate.gateway.types import Endpoint
+from sluicegate.wire.plans import PlanTrial, Serving
+from sluicegate.wire.protocol import ModelInfo, PlanVerdict
 from testing.stub_backend import stub_model
 from tests.support.dispatching import state
 from tests.support.scripted_client import ScriptedClient
-from wire.plans import PlanTrial, Serving
-from wire.protocol import ModelInfo, PlanVerdict
 
 VIEWER_KEY = "the-key-of-a-viewer"
 _TOKEN = re.compile(r'name="csrf" value="([^"]+)"')

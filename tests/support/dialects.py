@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from sluicegate.wire.protocol import Task
 from tests.support.api import Api
 from tests.support.entry_points import EntryPoint
 from tests.support.inference_scene import INFO
-from wire.protocol import Task
 
 _RESULTS = {
     Task.CLASSIFY: b'{"labels":[{"label":"good","score":0.75},{"label":"bad","score":0.25}]}',

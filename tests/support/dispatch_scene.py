@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from random import Random
 
-from gateway.config.document import RoutingConfig
-from gateway.dispatch.dispatcher import Dispatcher
-from gateway.routing.fleet import Fleet
-from gateway.telemetry.tracing import Tracer
-from gateway.types import Endpoint, ServedModel
-from gateway.upstream.base import CallFailed, Cause
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.dispatch.dispatcher import Dispatcher
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.types import Endpoint, ServedModel
+from sluicegate.gateway.upstream.base import CallFailed, Cause
+from sluicegate.wire.protocol import Call, Failed
 from tests.support.dispatching import Outcomes, dispatch, endpoint, state, work
 from tests.support.scripted_client import Script, ScriptedClient, Step, echo_all
-from wire.protocol import Call, Failed
 
 EU, US = endpoint("eu-0"), endpoint("us-0", region="us")
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from gateway.cache.key import CacheKey
-from gateway.dispatch.work import OpenItem, Work, WorkRunner
-from gateway.types import (
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.dispatch.work import OpenItem, Work, WorkRunner
+from sluicegate.gateway.types import (
     BackendId,
     Criticality,
     Endpoint,
@@ -17,9 +17,9 @@ from gateway.types import (
     RegionName,
     ServedModel,
 )
-from gateway.upstream.base import BackendClient, Receive
+from sluicegate.gateway.upstream.base import BackendClient, Receive
+from sluicegate.wire.protocol import Call, ModelInfo, Report, ServingState, Task
 from testing.stub_backend import StubBackend, stub_model
-from wire.protocol import Call, ModelInfo, Report, ServingState, Task
 
 
 def endpoint(

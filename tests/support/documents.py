@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 from jsonschema_rs import Draft202012Validator
 
-from gateway.admin.app import HANDLERS
-from gateway.admin.openapi import operators_document
-from gateway.api.routes import customers_document
-from gateway.dialects.registry import DIALECTS
+from sluicegate.gateway.admin.app import HANDLERS
+from sluicegate.gateway.admin.openapi import operators_document
+from sluicegate.gateway.api.routes import customers_document
+from sluicegate.gateway.dialects.registry import DIALECTS
 
 Document = dict[str, Any]
 METHODS = {"get", "put", "post", "delete"}

@@ -6,9 +6,9 @@ import ssl
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
-from gateway.http.edge import ListenerEdge
-from gateway.http.server import open_listener, serve
-from wire.http.timeouts import ConnectionTimeouts
+from sluicegate.gateway.http.edge import ListenerEdge
+from sluicegate.gateway.http.server import open_listener, serve
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
 
 GET = b"GET / HTTP/1.1\r\nhost: h\r\n%b\r\n"
 

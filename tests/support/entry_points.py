@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from gateway.api.fast_path.front import FastPathFront
-from gateway.config.document import LimitsConfig, RequestConfig
-from gateway.http.side import GatewaySide
-from gateway.telemetry.tracing import Tracer
-from gateway.types import Rule
+from sluicegate.gateway.api.fast_path.front import FastPathFront
+from sluicegate.gateway.config.document import LimitsConfig, RequestConfig
+from sluicegate.gateway.http.side import GatewaySide
+from sluicegate.gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.types import Rule
+from sluicegate.wire.http.connection import Connection, ServerState
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
 from tests.support.api import KEY, NARROW_KEY, Api
-from wire.http.connection import Connection, ServerState
-from wire.http.timeouts import ConnectionTimeouts
 
 HALF_CLOSE = b"<the caller closes its half>"
 """Stands for a part that is no bytes: the caller says that it sends no more."""

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.errors import EventLogUnavailable
-from gateway.events.reader import LogReader, list_logs
-from gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
+from sluicegate.gateway.errors import EventLogUnavailable
+from sluicegate.gateway.events.reader import LogReader, list_logs
+from sluicegate.gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
 
 START = 1_788_220_800_000_000_000
 """2026-09-01, in nanoseconds."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from backends.batching.coalescing import RowCaller
-from backends.pipelines.ask import AlgorithmContext
-from backends.pipelines.windows import Windows
-from backends.types import FloatArray, Text, TokenOffsets
+from sluicegate.backends.batching.coalescing import RowCaller
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.types import FloatArray, Text, TokenOffsets
 
 
 class FakeModel:

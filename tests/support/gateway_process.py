@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gateway.auth.keys import hash_key
-from gateway.ledger.ledger import Ledger
-from gateway.settings import process_environment
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import process_environment
 from testing.ports import free_port
 from testing.raw_http import KEY
 from testing.stub_process import StubProcess
@@ -59,7 +59,15 @@ class GatewayProcess:
     async def __aenter__(self) -> Self:
         with self._output.open("wb") as output:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gateway", "gateway", "--workers", "1", "--no-admin"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "sluicegate.gateway",
+                    "gateway",
+                    "--workers",
+                    "1",
+                    "--no-admin",
+                ),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=self._environment,

@@ -10,18 +10,18 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from backends.api.server import BackendServer, bind
-from backends.app import end_with_device, make_routes, open_backend, run_until_stopped
-from backends.cli import check_runtime
-from backends.errors import StartProblem
-from backends.executors.base import ModelExecutor
-from backends.executors.graph import GraphSource
-from backends.executors.opening import executor_opener
-from backends.serving.device_watch import watch_device, watch_while_loading
-from backends.settings import BackendSettings
-from backends.telemetry.logs import configure_logging
-from backends.telemetry.nvml import open_gpus
-from backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.api.server import BackendServer, bind
+from sluicegate.backends.app import end_with_device, make_routes, open_backend, run_until_stopped
+from sluicegate.backends.cli import check_runtime
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.opening import executor_opener
+from sluicegate.backends.serving.device_watch import watch_device, watch_while_loading
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.backends.telemetry.logs import configure_logging
+from sluicegate.backends.telemetry.nvml import open_gpus
+from sluicegate.backends.telemetry.spans import NO_TRACING
 
 
 def hang(_: GraphSource) -> ModelExecutor:

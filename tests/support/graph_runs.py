@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.executors.padded_batch import PaddedBatch
-from backends.types import OutputKind
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.types import OutputKind
 
 Row = tuple[list[int], list[int]]
 

@@ -2,8 +2,8 @@
 
 from typing_extensions import override
 
-from gateway.api.idempotent_requests import IdempotentRequests
-from gateway.idempotency.store import StoredKey
+from sluicegate.gateway.api.idempotent_requests import IdempotentRequests
+from sluicegate.gateway.idempotency.store import StoredKey
 
 
 class NotedKey(StoredKey):

@@ -8,21 +8,21 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from typing_extensions import override
 
-from gateway.cache.base import NullTier
-from gateway.cache.entry import CachedResult, CacheHit, Validity
-from gateway.cache.key import CacheKey, KeyMaker
-from gateway.cache.result_cache import ResultCache
-from gateway.config.document import CacheConfig, Document, ModelConfig
-from gateway.dispatch import failures
-from gateway.dispatch.work import OpenItem, Work, run, settle, settle_failed
-from gateway.inference.coalescing import Flights
-from gateway.inference.inference import Inference
-from gateway.inference.last_answers import LastAnswers, Refresher
-from gateway.inference.prepared_request import PreparedRequest
-from gateway.inference.storing import AnswerStore
-from gateway.runtime.runtime import Runtime
-from gateway.telemetry.tracing import Tracer
-from gateway.types import (
+from sluicegate.gateway.cache.base import NullTier
+from sluicegate.gateway.cache.entry import CachedResult, CacheHit, Validity
+from sluicegate.gateway.cache.key import CacheKey, KeyMaker
+from sluicegate.gateway.cache.result_cache import ResultCache
+from sluicegate.gateway.config.document import CacheConfig, Document, ModelConfig
+from sluicegate.gateway.dispatch import failures
+from sluicegate.gateway.dispatch.work import OpenItem, Work, run, settle, settle_failed
+from sluicegate.gateway.inference.coalescing import Flights
+from sluicegate.gateway.inference.inference import Inference
+from sluicegate.gateway.inference.last_answers import LastAnswers, Refresher
+from sluicegate.gateway.inference.prepared_request import PreparedRequest
+from sluicegate.gateway.inference.storing import AnswerStore
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.types import (
     Answer,
     CacheDirectives,
     Caller,
@@ -38,8 +38,8 @@ from gateway.types import (
     Source,
     TenantId,
 )
+from sluicegate.wire.protocol import ClassifyParameters, ModelInfo, Task
 from tests.support.clock import Clock
-from wire.protocol import ClassifyParameters, ModelInfo, Task
 
 T = TypeVar("T")
 _LATE = ItemFailure(status=504, code="deadline_exceeded", detail="Late.")

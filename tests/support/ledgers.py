@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 from sqlalchemy import create_engine, func, inspect, make_url, select
 
-from gateway.ledger import schema
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import EventBlock, Recorded
-from gateway.types import Principal, RequestEvent
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import EventBlock, Recorded
+from sluicegate.gateway.types import Principal, RequestEvent
 from tests.support.events import START
 
 

@@ -6,19 +6,19 @@ from itertools import accumulate
 from redis.asyncio import Redis
 from typing_extensions import override
 
-from gateway.rate_limit.base import (
+from sluicegate.gateway.rate_limit.base import (
     Charge,
     Decision,
     LimiterStatistics,
     RegionalLimits,
     RepeatedCharge,
 )
-from gateway.rate_limit.memory import MemoryRateLimiter
-from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.rate_limit.repeated_charges import DelegatedCharge
-from gateway.rate_limit.script import TAKE
-from gateway.redis.circuit_breaker import CircuitBreaker
-from gateway.types import Rule
+from sluicegate.gateway.rate_limit.memory import MemoryRateLimiter
+from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
+from sluicegate.gateway.rate_limit.repeated_charges import DelegatedCharge
+from sluicegate.gateway.rate_limit.script import TAKE
+from sluicegate.gateway.redis.circuit_breaker import CircuitBreaker
+from sluicegate.gateway.types import Rule
 from tests.support.clock import Clock
 
 _CLOCK_KEY = "test:now"

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from backends.api.server import BackendServer, bind
-from backends.api.tls import ServerTls
-from backends.executors.dummy import DummyExecutor
-from gateway.types import BackendId, Endpoint, RegionName
+from sluicegate.backends.api.server import BackendServer, bind
+from sluicegate.backends.api.tls import ServerTls
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.gateway.types import BackendId, Endpoint, RegionName
 from testing.model_repository import DIMENSIONS
 from tests.support.backend_calls import Backend, running_backend
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from backends.cli import main
+from sluicegate.backends.cli import main
 
 CONTENT = {
     "minilm/1/model.onnx": b"graph" * 40_000,

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import external_data_helper, numpy_helper
 
-from backends.model_tools.graphs.weights import read_safetensors
+from sluicegate.backends.model_tools.graphs.weights import read_safetensors
 from testing.weight_files import Tensors, write_safetensors
 
 Change = Callable[[Path], None]

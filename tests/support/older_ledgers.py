@@ -8,12 +8,12 @@ from typing import Final
 import sqlalchemy
 from sqlalchemy import Connection, select
 
-from gateway.ledger import schema
-from gateway.ledger.event_rows import row_of
-from gateway.ledger.migrations import MIGRATIONS
-from gateway.ledger.usage_fields import SUMMED
-from gateway.ledger.usage_marks import HOUR
-from gateway.types import RequestEvent
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.event_rows import row_of
+from sluicegate.gateway.ledger.migrations import MIGRATIONS
+from sluicegate.gateway.ledger.usage_fields import SUMMED
+from sluicegate.gateway.ledger.usage_marks import HOUR
+from sluicegate.gateway.types import RequestEvent
 
 _KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code", "batch")
 _COLUMNS: Final = ("id", "time", *_KIND, *SUMMED)

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from backends.errors import ModelProblem
-from backends.executors.graph import GraphSource
-from backends.executors.openvino_graph import check_precision
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.openvino_graph import check_precision
 
 
 def need_openvino() -> None:

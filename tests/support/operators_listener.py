@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from redis.asyncio import Redis
 
-from gateway.ledger.ledger import Ledger
-from gateway.redis.client import connect
-from gateway.settings import Settings
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.settings import Settings
 from testing.valkey import Valkey
 
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 from redis.asyncio import Redis
 
-from gateway.events.block import STREAM
-from gateway.ledger.ledger import Ledger
-from gateway.redis.client import connect
-from gateway.workers.billing import Billing
-from gateway.workers.group import GroupReader
-from gateway.workers.ledger_marks import LedgerMarks
-from gateway.workers.ledger_writer import LedgerWriter
-from gateway.workers.request_log import GROUP, RequestLog
-from gateway.workers.retention import SegmentRetention
-from gateway.workers.rotating_file import RotatingFile
-from gateway.workers.shipper import Shipper
-from gateway.workers.stream import BILLING, EventStream
+from sluicegate.gateway.events.block import STREAM
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.workers.billing import Billing
+from sluicegate.gateway.workers.group import GroupReader
+from sluicegate.gateway.workers.ledger_marks import LedgerMarks
+from sluicegate.gateway.workers.ledger_writer import LedgerWriter
+from sluicegate.gateway.workers.request_log import GROUP, RequestLog
+from sluicegate.gateway.workers.retention import SegmentRetention
+from sluicegate.gateway.workers.rotating_file import RotatingFile
+from sluicegate.gateway.workers.shipper import Shipper
+from sluicegate.gateway.workers.stream import BILLING, EventStream
 from tests.support.ledgers import ledger_url, sums
 
 Work = Callable[[asyncio.Event], Coroutine[object, object, None]]

@@ -3,9 +3,9 @@
 import re
 from functools import cache
 
+from sluicegate.wire.metric_declaration import MetricKind
 from tools.monitoring.rules import groups
 from tools.reference.metrics_page import declared_metrics
-from wire.metric_declaration import MetricKind
 
 TARGET = frozenset({"instance", "job"})
 """Labels that Prometheus gives to what it scrapes."""

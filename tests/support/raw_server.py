@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from gateway.upstream.base import Transport, locate
-from gateway.upstream.exchange import read_body
+from sluicegate.gateway.upstream.base import Transport, locate
+from sluicegate.gateway.upstream.exchange import read_body
 
 Streams = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -1,8 +1,8 @@
 """Builds the Redis tier of the result cache for tests."""
 
-from gateway.cache.redis_tier import RedisTier
-from gateway.redis.circuit_breaker import CircuitBreaker
-from gateway.redis.pipeline import StandaloneClient
+from sluicegate.gateway.cache.redis_tier import RedisTier
+from sluicegate.gateway.redis.circuit_breaker import CircuitBreaker
+from sluicegate.gateway.redis.pipeline import StandaloneClient
 from testing.waiting import until
 from tests.support.clock import Clock
 

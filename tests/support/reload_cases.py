@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
-from gateway.config.document import PriceConfig
-from gateway.errors import ConfigurationError
-from gateway.operations.active_document import ActiveDocumentReader
-from gateway.runtime.control import Control
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.operations.active_document import ActiveDocumentReader
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.wire.protocol import Call, Done
 from testing.raw_http import KEY, post
 from testing.stub_backend import Behaviour, Reply, StubBackend, answer, refuse
 from testing.waiting import eventually
 from tests.support.reload_scene import OTHER_KEY, ReloadCase, ReloadScene, Section, case_of
-from wire.protocol import Call, Done
 
 CASES: dict[str, ReloadCase] = {}
 HOUR = 3_600.0

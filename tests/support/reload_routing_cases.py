@@ -6,12 +6,12 @@ import socket
 from collections.abc import Iterator
 from functools import partial
 
-from gateway.dispatch.prober import MIN_INTERVAL
-from gateway.routing.endpoint_state import CallVerdict, Health
+from sluicegate.gateway.dispatch.prober import MIN_INTERVAL
+from sluicegate.gateway.routing.endpoint_state import CallVerdict, Health
+from sluicegate.wire.protocol import Report
 from testing.stub_backend import StubBackend, cut_after, hang
 from testing.waiting import until
 from tests.support.reload_scene import LONG, ReloadCase, ReloadScene, Section, case_of
-from wire.protocol import Report
 
 CASES: dict[str, ReloadCase] = {}
 

@@ -7,12 +7,12 @@ import msgspec
 import yaml
 from redis.asyncio import Redis
 
-from gateway.app.backends import BackendAccess
-from gateway.ledger.ledger import Ledger
-from gateway.operations.publishing import Publisher
-from gateway.routing.fleet import Fleet
-from gateway.routing.statistics import EndpointStatistics
-from gateway.types import ServedModel
+from sluicegate.gateway.app.backends import BackendAccess
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.publishing import Publisher
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.routing.statistics import EndpointStatistics
+from sluicegate.gateway.types import ServedModel
 from testing.raw_http import KEY, Connection, Response, post
 from testing.stub_backend import StubBackend, stub_model
 from tests.support.table_resolver import TableResolver

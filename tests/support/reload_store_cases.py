@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.errors import ConfigurationError
-from gateway.regional_limits.follower import limits_of_region
-from gateway.regional_limits.values import BucketShare, BucketShares, ShareReport
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.regional_limits.follower import limits_of_region
+from sluicegate.gateway.regional_limits.values import BucketShare, BucketShares, ShareReport
+from sluicegate.wire.protocol import Call, Done
 from testing.raw_http import KEY, post
 from testing.stub_backend import Reply, StubBackend, answer_when, fail_items
 from testing.waiting import eventually, until
 from tests.support.reload_scene import LONG, ReloadCase, ReloadScene, Section, case_of
-from wire.protocol import Call, Done
 
 CASES: dict[str, ReloadCase] = {}
 HOUR = 3_600.0

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple, Self
 import grpc
 import grpc.aio
 
-from gateway.http.draining import Draining
-from gateway.http.edge import ListenerEdge
-from gateway.rpc.infer_route import SERVICE, rpc_dialect
-from gateway.rpc.listener import rpc_listener
-from gateway.rpc.messages import MessageTable
-from gateway.settings import Settings
+from sluicegate.gateway.http.draining import Draining
+from sluicegate.gateway.http.edge import ListenerEdge
+from sluicegate.gateway.rpc.infer_route import SERVICE, rpc_dialect
+from sluicegate.gateway.rpc.listener import rpc_listener
+from sluicegate.gateway.rpc.messages import MessageTable
+from sluicegate.gateway.settings import Settings
 from testing.ports import free_port
 from tests.support.api import KEY, Api
 from tests.support.dialects import serve_models

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable
 
 import msgspec
 
-from gateway.types import Endpoint
-from gateway.upstream.base import CallFailed, Cause, OnEnd, Receive
+from sluicegate.gateway.types import Endpoint
+from sluicegate.gateway.upstream.base import CallFailed, Cause, OnEnd, Receive
+from sluicegate.wire.plans import Assignment, PlanTrial, ServingPlans
+from sluicegate.wire.protocol import Call, Done, Failed, PlanVerdict, Report, ServingState
 from testing.stub_backend import echo
-from wire.plans import Assignment, PlanTrial, ServingPlans
-from wire.protocol import Call, Done, Failed, PlanVerdict, Report, ServingState
 
 
 class Hang(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from gateway.upstream.resolving import Addresses, ResolutionFailed
+from sluicegate.gateway.upstream.resolving import Addresses, ResolutionFailed
 
 
 class TableResolver:

@@ -14,9 +14,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Sampler
 from typing_extensions import override
 
-from gateway.telemetry.otel_tracer import OtelTracer
+from sluicegate.gateway.telemetry.otel_tracer import OtelTracer
+from sluicegate.wire.otlp.spans import SpanQueue
 from tests.support.otlp_sink import spans_of
-from wire.otlp.spans import SpanQueue
 
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 

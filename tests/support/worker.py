@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.app.worker import Worker, open_worker
-from gateway.auth.keys import hash_key
-from gateway.http.draining import Draining
-from gateway.http.server import open_listener, serve
-from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings
-from gateway.types import Rule
-from gateway.upstream.resolving import Resolver
+from sluicegate.gateway.app.worker import Worker, open_worker
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.http.draining import Draining
+from sluicegate.gateway.http.server import open_listener, serve
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.types import Rule
+from sluicegate.gateway.upstream.resolving import Resolver
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
 from testing.raw_http import KEY, Connection
 from testing.stub_backend import StubBackend
-from wire.http.timeouts import ConnectionTimeouts
 
 
 class RunningWorker:

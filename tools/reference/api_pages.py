@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.admin.app import HANDLERS
-from gateway.admin.openapi import operators_document
-from gateway.api.routes import customers_document
-from gateway.dialects.registry import DIALECTS
+from sluicegate.gateway.admin.app import HANDLERS
+from sluicegate.gateway.admin.openapi import operators_document
+from sluicegate.gateway.api.routes import customers_document
+from sluicegate.gateway.dialects.registry import DIALECTS
 from tools.reference.errors_page import errors
 from tools.reference.markdown import NOTE, cell, fence, table
 from tools.reference.schema_text import Json, fields_table, objects, type_text

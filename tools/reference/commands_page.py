@@ -5,8 +5,8 @@ import re
 
 import click
 
-from gateway.cli.examples import all_commands
-from gateway.cli.root import main
+from sluicegate.gateway.cli.examples import all_commands
+from sluicegate.gateway.cli.root import main
 from tools.reference.markdown import NOTE, cell, fence, table
 
 _TEXT = """\

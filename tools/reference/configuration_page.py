@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import msgspec.inspect
 
-from backends.settings import BackendSettings
-from gateway.api.field_docs import field_descriptions
-from gateway.config.document import Document
-from gateway.settings import Settings
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.gateway.api.field_docs import field_descriptions
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.settings import Settings
+from sluicegate.wire.settings import default_of
 from tools.reference.markdown import NOTE, cell, table
-from wire.settings import default_of
 
 _HEAD = ("field", "type", "default", "unit", "meaning", "takes effect")
 _SCALARS = {

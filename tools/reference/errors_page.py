@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gateway.errors import GatewayError
+from sluicegate.gateway.errors import GatewayError
 from tools.reference.markdown import NOTE, cell, table
 
 _HEAD = ("code", "status", "retryable", "when", "what to do")

@@ -7,8 +7,8 @@ from typing import Final
 
 import msgspec
 
+from sluicegate.wire.metric_declaration import MetricDeclaration, Series, declared_by
 from tools.reference.markdown import NOTE
-from wire.metric_declaration import MetricDeclaration, Series, declared_by
 
 _HEAD = f"""\
 # Metrics
@@ -25,34 +25,53 @@ Every metric of a gateway machine and of a backend.
 """
 GATEWAY: Final = {
     "Requests, items and limits": (
-        *("gateway.telemetry.metrics", "gateway.telemetry.phases", "gateway.rate_limit.base"),
-        *("gateway.idempotency.store", "gateway.regional_limits.limits"),
+        *(
+            "sluicegate.gateway.telemetry.metrics",
+            "sluicegate.gateway.telemetry.phases",
+            "sluicegate.gateway.rate_limit.base",
+        ),
+        *("sluicegate.gateway.idempotency.store", "sluicegate.gateway.regional_limits.limits"),
     ),
     "Cache and coalescing": (
-        *("gateway.redis.circuit_breaker", "gateway.cache.statistics"),
-        *("gateway.inference.coalescing", "gateway.inference.last_answers"),
+        *("sluicegate.gateway.redis.circuit_breaker", "sluicegate.gateway.cache.statistics"),
+        *("sluicegate.gateway.inference.coalescing", "sluicegate.gateway.inference.last_answers"),
     ),
     "Regions and backends": (
-        *("gateway.app.endpoint_metrics", "gateway.dispatch.statistics"),
-        "gateway.dispatch.discovery",
+        *("sluicegate.gateway.app.endpoint_metrics", "sluicegate.gateway.dispatch.statistics"),
+        "sluicegate.gateway.dispatch.discovery",
     ),
     "Usage events, stream and billing": (
-        *("gateway.events.log", "gateway.workers.stream", "gateway.workers.backoff"),
-        *("gateway.workers.shipper", "gateway.workers.billing", "gateway.workers.usage_rollup"),
-        *("gateway.workers.budget_monitor", "gateway.workers.request_log"),
-        "gateway.batches.runner",
+        *(
+            "sluicegate.gateway.events.log",
+            "sluicegate.gateway.workers.stream",
+            "sluicegate.gateway.workers.backoff",
+        ),
+        *(
+            "sluicegate.gateway.workers.shipper",
+            "sluicegate.gateway.workers.billing",
+            "sluicegate.gateway.workers.usage_rollup",
+        ),
+        *("sluicegate.gateway.workers.budget_monitor", "sluicegate.gateway.workers.request_log"),
+        "sluicegate.gateway.batches.runner",
     ),
     "Processes and listeners": (
-        *("gateway.telemetry.process_metrics", "gateway.telemetry.restarts_collector"),
-        *("gateway.app.stats_reporter", "gateway.app.clock_watch", "gateway.telemetry.tracing"),
-        *("gateway.admin.machine_metrics", "gateway.telemetry.edge_metrics"),
-        "gateway.http.unsent_answers",
+        *(
+            "sluicegate.gateway.telemetry.process_metrics",
+            "sluicegate.gateway.telemetry.restarts_collector",
+        ),
+        *(
+            "sluicegate.gateway.app.stats_reporter",
+            "sluicegate.gateway.app.clock_watch",
+            "sluicegate.gateway.telemetry.tracing",
+        ),
+        *("sluicegate.gateway.admin.machine_metrics", "sluicegate.gateway.telemetry.edge_metrics"),
+        "sluicegate.gateway.http.unsent_answers",
     ),
 }
 """The modules that declare the metrics of a gateway machine, by the section of the page."""
 BACKEND: Final = {
-    "Items, encoders and queues": ("backends.types",),
-    "Revisions, device and process": ("backends.telemetry.metrics",),
+    "Items, encoders and queues": ("sluicegate.backends.types",),
+    "Revisions, device and process": ("sluicegate.backends.telemetry.metrics",),
 }
 
 

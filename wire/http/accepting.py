@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Final
 
-from wire.http.peers import Peer, too_many_connections
-from wire.http.refusals import Refusal
-from wire.http.timeouts import ConnectionTimeouts
+from sluicegate.wire.http.peers import Peer, too_many_connections
+from sluicegate.wire.http.refusals import Refusal
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
 
 _log = logging.getLogger(__name__)
 BACKLOG: Final = 2048

@@ -11,14 +11,19 @@ from typing import Any, Final, Protocol
 
 from typing_extensions import override
 
-from wire.http.exchange import Exchange
-from wire.http.messages import App, Headers, Scope
-from wire.http.peers import Peer, too_many_connections
-from wire.http.refusals import Refusal
-from wire.http.request_parser import CHUNK_BYTES, RequestHead, RequestParser
-from wire.http.slow_readers import ReadingPeer, ReadProgress
-from wire.http.timeouts import ConnectionTimeouts, StallWatch, confirmed_by_peer, has_unread
-from wire.http.writing import AnswerWriter, WriteCoalescer
+from sluicegate.wire.http.exchange import Exchange
+from sluicegate.wire.http.messages import App, Headers, Scope
+from sluicegate.wire.http.peers import Peer, too_many_connections
+from sluicegate.wire.http.refusals import Refusal
+from sluicegate.wire.http.request_parser import CHUNK_BYTES, RequestHead, RequestParser
+from sluicegate.wire.http.slow_readers import ReadingPeer, ReadProgress
+from sluicegate.wire.http.timeouts import (
+    ConnectionTimeouts,
+    StallWatch,
+    confirmed_by_peer,
+    has_unread,
+)
+from sluicegate.wire.http.writing import AnswerWriter, WriteCoalescer
 
 HAS_CERTIFICATE: Final = "has_certificate"
 """The key in a request's state that says that the client has shown an accepted certificate."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Hashable
 from typing import Any, Final, Protocol
 
-from wire.http.messages import (
+from sluicegate.wire.http.messages import (
     CLOSE,
     STATUS_LINE,
     App,
@@ -16,7 +16,7 @@ from wire.http.messages import (
     answer_head,
     header_lines,
 )
-from wire.http.writing import LARGE_BYTES, AnswerWriter
+from sluicegate.wire.http.writing import LARGE_BYTES, AnswerWriter
 
 BUFFERED_HTTP: Final = "sluicegate.buffered_http"
 """The ASGI extension that has the `Exchange` of a request."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from wire.http.messages import Headers
-from wire.http.refusals import Refusal
+from sluicegate.wire.http.messages import Headers
+from sluicegate.wire.http.refusals import Refusal
 
 
 def too_many_connections() -> Refusal:

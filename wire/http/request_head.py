@@ -6,8 +6,8 @@ from urllib.parse import unquote
 
 import httptools
 
-from wire.http.messages import Headers
-from wire.http.refusals import Refusal
+from sluicegate.wire.http.messages import Headers
+from sluicegate.wire.http.refusals import Refusal
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_FIELDS: Final = 100

@@ -8,8 +8,8 @@ from typing import Final
 import httptools
 import msgspec
 
-from wire.http.refusals import FramingTooLarge, Refusal
-from wire.http.request_head import (
+from sluicegate.wire.http.refusals import FramingTooLarge, Refusal
+from sluicegate.wire.http.request_head import (
     MAX_FIELDS,
     MAX_HEAD_BYTES,
     check_head,

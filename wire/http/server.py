@@ -8,9 +8,9 @@ from email.utils import formatdate
 from functools import partial
 from typing import Final
 
-from wire.http.accepting import BACKLOG, Acceptor, Edge
-from wire.http.connection import Connection, ServerState
-from wire.http.messages import Headers, header_lines
+from sluicegate.wire.http.accepting import BACKLOG, Acceptor, Edge
+from sluicegate.wire.http.connection import Connection, ServerState
+from sluicegate.wire.http.messages import Headers, header_lines
 
 _log = logging.getLogger(__name__)
 _CHECK_INTERVAL: Final = 1.0

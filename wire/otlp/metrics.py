@@ -28,9 +28,9 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from prometheus_client.core import Metric as Family, Sample
 
-from wire.metric_declaration import unit_of
-from wire.otlp.spans import CLOSE_WITHIN, open_exporter
-from wire.otlp.variables import number
+from sluicegate.wire.metric_declaration import unit_of
+from sluicegate.wire.otlp.spans import CLOSE_WITHIN, open_exporter
+from sluicegate.wire.otlp.variables import number
 
 _CUMULATIVE: Final = AggregationTemporality.CUMULATIVE
 _SCOPE: Final = InstrumentationScope("sluicegate")

@@ -16,9 +16,9 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, Sp
 from requests.utils import get_netrc_auth
 from typing_extensions import override
 
-from wire.installing import install_command
-from wire.otlp.encoding import SpanBatch, encode_message, encode_spans
-from wire.otlp.variables import (
+from sluicegate.wire.installing import install_command
+from sluicegate.wire.otlp.encoding import SpanBatch, encode_message, encode_spans
+from sluicegate.wire.otlp.variables import (
     COMPRESSIONS,
     OTLP,
     TracingProblem,
@@ -229,7 +229,7 @@ def _transport(endpoint: str, exporter: Callable[..., object]) -> dict[str, Any]
     if "_transport" not in signature(exporter).parameters:  # a later SDK may rename it
         return {}
     try:
-        module = import_module("wire.otlp.transport")
+        module = import_module("sluicegate.wire.otlp.transport")
     except ImportError:  # the SDK has the base class since version 1.45
         return {}
     return {"_transport": module.ExportTransport()}

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from backends.algorithms.base import all_of
-from backends.errors import BackendError, StartProblem
-from backends.model_tools.comparing.results import Entity, Results
-from backends.model_tools.running import answer, open_model
-from backends.pipelines.ask import encode_result
-from backends.settings import BackendSettings
-from backends.types import Text
-from wire.protocol import (
+from sluicegate.backends.algorithms.base import all_of
+from sluicegate.backends.errors import BackendError, StartProblem
+from sluicegate.backends.model_tools.comparing.results import Entity, Results
+from sluicegate.backends.model_tools.running import answer, open_model
+from sluicegate.backends.pipelines.ask import encode_result
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.backends.types import Text
+from sluicegate.wire.protocol import (
     ClassifyParameters,
     EmbedParameters,
     EntitiesParameters,

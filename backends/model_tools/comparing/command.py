@@ -5,16 +5,16 @@ from pathlib import Path
 
 import click
 
-from backends.algorithms.registry import describe
-from backends.commands import MODELS_OPTION
-from backends.errors import StartProblem
-from backends.model_tools.comparing.answers import reference_results, served_results
-from backends.model_tools.comparing.results import compare_results, describe_difference
-from backends.qualification.gate import Measure
-from backends.qualification.golden_texts import read_golden
-from backends.repository.catalogue import read_catalogue
-from backends.settings import BackendSettings, quiet_libraries, read_settings
-from wire.protocol import Task
+from sluicegate.backends.algorithms.registry import describe
+from sluicegate.backends.commands import MODELS_OPTION
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.comparing.answers import reference_results, served_results
+from sluicegate.backends.model_tools.comparing.results import compare_results, describe_difference
+from sluicegate.backends.qualification.gate import Measure
+from sluicegate.backends.qualification.golden_texts import read_golden
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.backends.settings import BackendSettings, quiet_libraries, read_settings
+from sluicegate.wire.protocol import Task
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 # The first of these tasks that a model has is used to compare it.

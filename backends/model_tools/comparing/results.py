@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from backends.types import FloatArray
+from sluicegate.backends.types import FloatArray
 
 # If the scores of two labels differ by at most this much, the order of these labels is ignored.
 _TIE = 1e-4

@@ -1,11 +1,11 @@
-"""Builds the repository of demo models: `python -m backends.model_tools.demo --output DIR`."""
+"""Builds the repository of demo models: `python -m sluicegate.backends.model_tools.demo --output DIR`."""
 
 from pathlib import Path
 
 import click
 
-from backends.model_tools.demo.build import build_demo_models
-from backends.model_tools.demo.source import DemoModelsError
+from sluicegate.backends.model_tools.demo.build import build_demo_models
+from sluicegate.backends.model_tools.demo.source import DemoModelsError
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 

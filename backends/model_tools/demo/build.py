@@ -16,8 +16,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from backends.model_tools.demo.source import FILES, DemoModelsError, check_source, find_source
-from backends.repository.staging import open_staging
+from sluicegate.backends.model_tools.demo.source import (
+    FILES,
+    DemoModelsError,
+    check_source,
+    find_source,
+)
+from sluicegate.backends.repository.staging import open_staging
 
 MANIFEST = ".complete.json"
 VERSION = "1"
@@ -100,7 +105,7 @@ def _stage(staging: Path, source: Path) -> None:
             shutil.copyfile(head, version / "head.npz")
     try:
         # Imported late, because a start with complete models does not need `onnx`.
-        from backends.model_tools.demo.encoder import write_encoder  # noqa: PLC0415
+        from sluicegate.backends.model_tools.demo.encoder import write_encoder  # noqa: PLC0415
     except ImportError as error:
         raise DemoModelsError(
             f"building the demo models needs the package `{error.name}`: install it with "

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from backends.model_tools.demo.source import DemoModelsError
-from backends.model_tools.graphs.checkpoint import build_checkpoint
-from backends.model_tools.graphs.weights import WeightsError, read_safetensors
-from backends.model_tools.importing.device_graphs import write_device_graphs
+from sluicegate.backends.model_tools.demo.source import DemoModelsError
+from sluicegate.backends.model_tools.graphs.checkpoint import build_checkpoint
+from sluicegate.backends.model_tools.graphs.weights import WeightsError, read_safetensors
+from sluicegate.backends.model_tools.importing.device_graphs import write_device_graphs
 
 
 def write_encoder(source: Path, folder: Path, *, layers: int | None = None) -> None:

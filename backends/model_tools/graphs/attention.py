@@ -14,8 +14,8 @@ from types import MappingProxyType
 import numpy as np
 from onnx import TensorProto
 
-from backends.model_tools.graphs.graph_builder import GraphBuilder
-from backends.model_tools.graphs.options import Attention, GraphOptions, Output
+from sluicegate.backends.model_tools.graphs.graph_builder import GraphBuilder
+from sluicegate.backends.model_tools.graphs.options import Attention, GraphOptions, Output
 
 _NAMES = ("query", "key", "value")
 

@@ -20,24 +20,24 @@ Runtime itself puts it in their place, unless the rows of the graph are packed w
 import numpy as np
 from onnx import ModelProto, TensorProto
 
-from backends.model_tools.graphs.attention import add_ranges, attend_rows
-from backends.model_tools.graphs.graph_builder import (
+from sluicegate.backends.model_tools.graphs.attention import add_ranges, attend_rows
+from sluicegate.backends.model_tools.graphs.graph_builder import (
     NOTHING_STORED,
     TYPES,
     GraphBuilder,
     StoredWeights,
 )
-from backends.model_tools.graphs.grids import (
+from sluicegate.backends.model_tools.graphs.grids import (
     attend_first,
     attend_gathered,
     count_positions,
     embed_tokens,
     open_grid,
 )
-from backends.model_tools.graphs.options import GraphOptions, Precision
-from backends.model_tools.graphs.relative import add_relative_bias
-from backends.model_tools.graphs.shapes import ACTIVATIONS, PROJECTION, BertShape
-from backends.model_tools.graphs.weights import Weights, WeightsError, check_weights
+from sluicegate.backends.model_tools.graphs.options import GraphOptions, Precision
+from sluicegate.backends.model_tools.graphs.relative import add_relative_bias
+from sluicegate.backends.model_tools.graphs.shapes import ACTIVATIONS, PROJECTION, BertShape
+from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError, check_weights
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 TOKENS, FIRST = "tokens", "first"

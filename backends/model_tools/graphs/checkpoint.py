@@ -7,15 +7,19 @@ from typing import Any
 import msgspec
 from onnx import ModelProto
 
-from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.deberta import write_deberta
-from backends.model_tools.graphs.families import PREFIXES, as_bert, strip_prefix
-from backends.model_tools.graphs.graph_builder import NOTHING_STORED, GraphBuilder, StoredWeights
-from backends.model_tools.graphs.heads import add_head, add_pooling, find_head
-from backends.model_tools.graphs.modernbert import write_modernbert
-from backends.model_tools.graphs.options import GraphOptions, Output
-from backends.model_tools.graphs.weights import Weights, WeightsError
-from backends.types import Pooling
+from sluicegate.backends.model_tools.graphs.bert import build_bert
+from sluicegate.backends.model_tools.graphs.deberta import write_deberta
+from sluicegate.backends.model_tools.graphs.families import PREFIXES, as_bert, strip_prefix
+from sluicegate.backends.model_tools.graphs.graph_builder import (
+    NOTHING_STORED,
+    GraphBuilder,
+    StoredWeights,
+)
+from sluicegate.backends.model_tools.graphs.heads import add_head, add_pooling, find_head
+from sluicegate.backends.model_tools.graphs.modernbert import write_modernbert
+from sluicegate.backends.model_tools.graphs.options import GraphOptions, Output
+from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
+from sluicegate.backends.types import Pooling
 
 # Appends an encoder to a graph, and returns its inputs and the width of its output.
 _Write = Callable[[GraphBuilder, Mapping[str, Any], GraphOptions], tuple[list[str], int]]

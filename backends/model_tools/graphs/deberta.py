@@ -24,13 +24,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.model_tools.graphs.attention import FusedRows
-from backends.model_tools.graphs.bert import FIRST, TOKENS
-from backends.model_tools.graphs.graph_builder import GraphBuilder
-from backends.model_tools.graphs.grids import add_padding_scores, open_grid
-from backends.model_tools.graphs.options import GraphOptions, Output
-from backends.model_tools.graphs.relative import add_distances, count_places, subtract_places
-from backends.model_tools.graphs.weights import WeightsError
+from sluicegate.backends.model_tools.graphs.attention import FusedRows
+from sluicegate.backends.model_tools.graphs.bert import FIRST, TOKENS
+from sluicegate.backends.model_tools.graphs.graph_builder import GraphBuilder
+from sluicegate.backends.model_tools.graphs.grids import add_padding_scores, open_grid
+from sluicegate.backends.model_tools.graphs.options import GraphOptions, Output
+from sluicegate.backends.model_tools.graphs.relative import (
+    add_distances,
+    count_places,
+    subtract_places,
+)
+from sluicegate.backends.model_tools.graphs.weights import WeightsError
 
 _PROJECTIONS = ("query_proj", "key_proj", "value_proj")
 

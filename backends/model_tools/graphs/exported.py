@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from backends.model_tools.graphs.weights import Weights, WeightsError
+from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 
 # Every family has a weight with one of these names. The part before it is the model's prefix.
 _EMBEDDINGS = ("embeddings.word_embeddings.weight", "embeddings.tok_embeddings.weight")

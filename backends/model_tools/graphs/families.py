@@ -16,9 +16,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.model_tools.graphs.shapes import PROJECTION, BertShape
-from backends.model_tools.graphs.weights import Weights, WeightsError
-from backends.repository.config_defaults import padding_position
+from sluicegate.backends.model_tools.graphs.shapes import PROJECTION, BertShape
+from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
+from sluicegate.backends.repository.config_defaults import padding_position
 
 # Model types that `build_bert` computes, and the prefix of their weights' names.
 PREFIXES: Mapping[str, str] = MappingProxyType(

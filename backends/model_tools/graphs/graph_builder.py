@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from backends.model_tools.graphs.options import Output, Precision
-from backends.model_tools.graphs.weights import Weights, WeightsError
+from sluicegate.backends.model_tools.graphs.options import Output, Precision
+from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 
 FUSED = "com.microsoft"
 _OPSETS = {"": 20, FUSED: 1}

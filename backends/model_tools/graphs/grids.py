@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from onnx import TensorProto
 
-from backends.model_tools.graphs.graph_builder import GraphBuilder
+from sluicegate.backends.model_tools.graphs.graph_builder import GraphBuilder
 
 # This is added to the score of a free place. A free place repeats a real token of its row, so its
 # weight is at most e^-40 of the row's largest weight, which rounding removes. ONNX Runtime's

@@ -12,17 +12,17 @@ import msgspec
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from backends.model_tools.graphs.bert import TOKENS
-from backends.model_tools.graphs.graph_builder import (
+from sluicegate.backends.model_tools.graphs.bert import TOKENS
+from sluicegate.backends.model_tools.graphs.graph_builder import (
     NOTHING_STORED,
     GraphBuilder,
     StoredWeights,
     copy_model,
 )
-from backends.model_tools.graphs.grids import pad_for_sum
-from backends.model_tools.graphs.options import Output
-from backends.model_tools.graphs.weights import Weights, WeightsError
-from backends.types import Pooling
+from sluicegate.backends.model_tools.graphs.grids import pad_for_sum
+from sluicegate.backends.model_tools.graphs.options import Output
+from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
+from sluicegate.backends.types import Pooling
 
 LOGITS, POOLED = "logits", "pooled"
 Purpose = Literal["text", "tokens", "choice"]

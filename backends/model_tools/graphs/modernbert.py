@@ -16,13 +16,17 @@ import msgspec
 import numpy as np
 from onnx import TensorProto
 
-from backends.model_tools.graphs.attention import FusedRows
-from backends.model_tools.graphs.bert import FIRST, TOKENS
-from backends.model_tools.graphs.graph_builder import GraphBuilder
-from backends.model_tools.graphs.grids import attend_first, attend_gathered, open_grid
-from backends.model_tools.graphs.options import GraphOptions, Output
-from backends.model_tools.graphs.relative import add_distances, count_places, subtract_places
-from backends.model_tools.graphs.weights import WeightsError
+from sluicegate.backends.model_tools.graphs.attention import FusedRows
+from sluicegate.backends.model_tools.graphs.bert import FIRST, TOKENS
+from sluicegate.backends.model_tools.graphs.graph_builder import GraphBuilder
+from sluicegate.backends.model_tools.graphs.grids import attend_first, attend_gathered, open_grid
+from sluicegate.backends.model_tools.graphs.options import GraphOptions, Output
+from sluicegate.backends.model_tools.graphs.relative import (
+    add_distances,
+    count_places,
+    subtract_places,
+)
+from sluicegate.backends.model_tools.graphs.weights import WeightsError
 
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _THETAS = {_GLOBAL: ("global_rope_theta", 160_000.0), _LOCAL: ("local_rope_theta", 10_000.0)}

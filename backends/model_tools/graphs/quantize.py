@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from backends.model_tools.graphs.graph_builder import FUSED, copy_model
-from backends.model_tools.graphs.ranges import ProductPlan
-from backends.types import FloatArray
+from sluicegate.backends.model_tools.graphs.graph_builder import FUSED, copy_model
+from sluicegate.backends.model_tools.graphs.ranges import ProductPlan
+from sluicegate.backends.types import FloatArray
 
 _MATRIX = 2
 # Attributes that the quantized attention supports. A node with other attributes stays in float.

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.types import FloatArray
+from sluicegate.backends.types import FloatArray
 
 _SHARES = (0.5, 0.65, 0.8, 0.9, 1.0)
 _CUTS = (0.0, 1e-5, 1e-4)

@@ -8,8 +8,8 @@ arXiv:1910.10683). All layers share the bias.
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.model_tools.graphs.graph_builder import GraphBuilder
-from backends.model_tools.graphs.shapes import RELATIVE_BIAS, BertShape
+from sluicegate.backends.model_tools.graphs.graph_builder import GraphBuilder
+from sluicegate.backends.model_tools.graphs.shapes import RELATIVE_BIAS, BertShape
 
 # All distances longer than this one are in its bucket.
 _FARTHEST = 128

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.model_tools.graphs.shapes import BertShape, weight_shapes
+from sluicegate.backends.model_tools.graphs.shapes import BertShape, weight_shapes
 
 Weights = Mapping[str, NDArray[np.float32]]
 

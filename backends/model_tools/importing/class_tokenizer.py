@@ -25,10 +25,10 @@ from tokenizers import (
     processors,
 )
 
-from backends.errors import StartProblem
-from backends.repository.sentence_modules import read_object
-from backends.repository.tokenizer_class import CLASSES, GENERIC, find_class, sends_types
-from backends.repository.tokenizer_files import CONFIG
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.repository.sentence_modules import read_object
+from sluicegate.backends.repository.tokenizer_class import CLASSES, GENERIC, find_class, sends_types
+from sluicegate.backends.repository.tokenizer_files import CONFIG
 
 _ROLES = (
     *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),

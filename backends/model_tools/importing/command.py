@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
-from backends.commands import MODELS_OPTION
-from backends.errors import StartProblem
-from backends.executors.padded_batch import INPUTS
-from backends.model_tools.tuning.options import (
+from sluicegate.backends.commands import MODELS_OPTION
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.executors.padded_batch import INPUTS
+from sluicegate.backends.model_tools.tuning.options import (
     choose_variant,
     needs_onnx,
     variant_options,
 )
-from backends.settings import quiet_libraries, read_settings
+from sluicegate.backends.settings import quiet_libraries, read_settings
 
 _OUTPUTS = ("logits", "pooled", "tokens")
 
@@ -101,8 +101,8 @@ def import_command(
         raise StartProblem("`--data-dir` is used only with `--reload`; add `--reload`")
     quiet_libraries()
     with needs_onnx("models import"):
-        from backends.model_tools.importing.hub import find_folder  # noqa: PLC0415
-        from backends.model_tools.importing.import_model import import_model  # noqa: PLC0415
+        from sluicegate.backends.model_tools.importing.hub import find_folder  # noqa: PLC0415
+        from sluicegate.backends.model_tools.importing.import_model import import_model  # noqa: PLC0415
     settings = read_settings(models=models)
     found = find_folder(source, revision=revision)
     chosen = name or Path(source).resolve().name.lower()

@@ -11,16 +11,23 @@ from typing import Any
 
 import yaml
 
-from backends.errors import StartProblem
-from backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
-from backends.model_tools.graphs.weights import Weights, WeightsError
-from backends.model_tools.importing.device_graphs import write_device_graphs, write_optimized_graphs
-from backends.model_tools.importing.finishing import copy_graph, finish_graph, finish_model
-from backends.model_tools.importing.rebuild import rebuild
-from backends.model_tools.importing.source import CheckpointFolder, open_source
-from backends.repository.graph_file import read_graph_file
-from backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
-from backends.repository.tokenizer_files import CONFIG as TOKENIZER_CONFIG
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
+from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
+from sluicegate.backends.model_tools.importing.device_graphs import (
+    write_device_graphs,
+    write_optimized_graphs,
+)
+from sluicegate.backends.model_tools.importing.finishing import (
+    copy_graph,
+    finish_graph,
+    finish_model,
+)
+from sluicegate.backends.model_tools.importing.rebuild import rebuild
+from sluicegate.backends.model_tools.importing.source import CheckpointFolder, open_source
+from sluicegate.backends.repository.graph_file import read_graph_file
+from sluicegate.backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
+from sluicegate.backends.repository.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 
 # Files that a backend reads to infer the task, labels, lengths and pooling.
 _KEPT = (

@@ -21,13 +21,13 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
-from backends.model_tools.graphs.checkpoint import build_checkpoint
-from backends.model_tools.graphs.graph_builder import FUSED, copy_model
-from backends.model_tools.graphs.half import halve, infer_types, is_half
-from backends.model_tools.graphs.options import Attention, GraphOptions, Precision
-from backends.model_tools.graphs.weights import Weights, WeightsError
-from backends.qualification.device_graphs import Device, device_graph_name
-from backends.types import Pooling
+from sluicegate.backends.model_tools.graphs.checkpoint import build_checkpoint
+from sluicegate.backends.model_tools.graphs.graph_builder import FUSED, copy_model
+from sluicegate.backends.model_tools.graphs.half import halve, infer_types, is_half
+from sluicegate.backends.model_tools.graphs.options import Attention, GraphOptions, Precision
+from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
+from sluicegate.backends.qualification.device_graphs import Device, device_graph_name
+from sluicegate.backends.types import Pooling
 
 # Kinds of attention for CUDA. The backend measures which kind is quickest on its device.
 _KERNELS: tuple[Attention, ...] = ("heads", "ranges", "packed")

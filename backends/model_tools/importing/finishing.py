@@ -13,16 +13,16 @@ import tokenizers
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, external_data_helper, numpy_helper
 
-from backends.errors import ModelProblem, StartProblem
-from backends.executors.padded_batch import INPUTS
-from backends.model_tools.graphs.half import is_half
-from backends.model_tools.importing.model_inputs import complete_inputs
-from backends.model_tools.importing.sentence_graph import POOLED, complete_graph
-from backends.model_tools.importing.source import CheckpointFolder, check_content
-from backends.repository.sentence_modules import DenseModule
-from backends.repository.sentence_settings import read_limits, read_prompts
-from backends.tokenization.tokenizer import lower_cased
-from backends.types import Pooling
+from sluicegate.backends.errors import ModelProblem, StartProblem
+from sluicegate.backends.executors.padded_batch import INPUTS
+from sluicegate.backends.model_tools.graphs.half import is_half
+from sluicegate.backends.model_tools.importing.model_inputs import complete_inputs
+from sluicegate.backends.model_tools.importing.sentence_graph import POOLED, complete_graph
+from sluicegate.backends.model_tools.importing.source import CheckpointFolder, check_content
+from sluicegate.backends.repository.sentence_modules import DenseModule
+from sluicegate.backends.repository.sentence_settings import read_limits, read_prompts
+from sluicegate.backends.tokenization.tokenizer import lower_cased
+from sluicegate.backends.types import Pooling
 
 _TOKENS = ("tokens", "last_hidden_state", "token_embeddings")
 _VECTORS = ("sentence_embedding", POOLED)

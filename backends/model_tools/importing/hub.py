@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from backends.errors import StartProblem
-from backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # The files that an import reads. Weights of other frameworks are not fetched.

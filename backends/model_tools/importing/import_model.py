@@ -8,22 +8,22 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from backends.errors import BackendError, ItemRefused, StartProblem
-from backends.model_tools.description import describe_model
-from backends.model_tools.importing.convert import TOKENIZER, convert
-from backends.model_tools.importing.finishing import is_half_file
-from backends.model_tools.importing.leftovers import check_leftovers, files_of
-from backends.model_tools.importing.source import CheckpointFolder, open_source
-from backends.model_tools.running import answer, open_model
-from backends.model_tools.tuning.optimize import make_variant
-from backends.model_tools.tuning.options import Echo, VariantOptions
-from backends.repository.catalogue import read_catalogue
-from backends.repository.names import NAME
-from backends.repository.publishing import publish_revision
-from backends.repository.staging import open_staging
-from backends.serving.core import ModelSetEntry
-from backends.settings import BackendSettings
-from wire.protocol import PARAMETERS, ChooseItem, ModelInfo, Task
+from sluicegate.backends.errors import BackendError, ItemRefused, StartProblem
+from sluicegate.backends.model_tools.description import describe_model
+from sluicegate.backends.model_tools.importing.convert import TOKENIZER, convert
+from sluicegate.backends.model_tools.importing.finishing import is_half_file
+from sluicegate.backends.model_tools.importing.leftovers import check_leftovers, files_of
+from sluicegate.backends.model_tools.importing.source import CheckpointFolder, open_source
+from sluicegate.backends.model_tools.running import answer, open_model
+from sluicegate.backends.model_tools.tuning.optimize import make_variant
+from sluicegate.backends.model_tools.tuning.options import Echo, VariantOptions
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.backends.repository.names import NAME
+from sluicegate.backends.repository.publishing import publish_revision
+from sluicegate.backends.repository.staging import open_staging
+from sluicegate.backends.serving.core import ModelSetEntry
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.wire.protocol import PARAMETERS, ChooseItem, ModelInfo, Task
 
 _STAGING = ".importing-"
 # The largest number of special tokens to try. A tokenizer may have thousands.

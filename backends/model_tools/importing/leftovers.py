@@ -14,9 +14,14 @@ import onnx
 from google.protobuf.message import DecodeError
 from onnx import external_data_helper
 
-from backends.errors import StartProblem
-from backends.model_tools.importing.source import SHARDS, WEIGHTS, CheckpointFolder, read_json
-from backends.repository.sentence_modules import module_folders
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.importing.source import (
+    SHARDS,
+    WEIGHTS,
+    CheckpointFolder,
+    read_json,
+)
+from sluicegate.backends.repository.sentence_modules import module_folders
 
 _HOLDS_WEIGHTS = {
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npz", ".npy"),

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from backends.repository.config_defaults import padding_id, padding_position
+from sluicegate.backends.repository.config_defaults import padding_id, padding_position
 
 _IDS, _MASK, _POSITIONS = "input_ids", "attention_mask", "position_ids"
 _PREFIX = "sluicegate_"

@@ -11,15 +11,15 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from backends.errors import ModelProblem
-from backends.executors.padded_batch import PaddedBatch, pad
-from backends.executors.provider import DeviceOptions, open_session
-from backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
-from backends.model_tools.graphs.exported import read_exported
-from backends.model_tools.graphs.weights import Weights, WeightsError
-from backends.model_tools.importing.source import CheckpointFolder
-from backends.repository.config_defaults import padding_id
-from backends.types import OutputKind
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
+from sluicegate.backends.executors.provider import DeviceOptions, open_session
+from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
+from sluicegate.backends.model_tools.graphs.exported import read_exported
+from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
+from sluicegate.backends.model_tools.importing.source import CheckpointFolder
+from sluicegate.backends.repository.config_defaults import padding_id
+from sluicegate.backends.types import OutputKind
 
 # The outputs of exported graphs, and the matching outputs of a rebuilt graph.
 _OUTPUTS = {

@@ -12,10 +12,10 @@ from types import MappingProxyType
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
-from backends.errors import ModelProblem
-from backends.model_tools.graphs.graph_builder import GraphBuilder
-from backends.model_tools.graphs.weights import Weights
-from backends.repository.sentence_modules import (
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.model_tools.graphs.graph_builder import GraphBuilder
+from sluicegate.backends.model_tools.graphs.weights import Weights
+from sluicegate.backends.repository.sentence_modules import (
     DenseModule,
     LayerNormModule,
     PoolingMode,

@@ -11,13 +11,20 @@ import msgspec
 import numpy as np
 import yaml
 
-from backends.errors import StartProblem
-from backends.model_tools.graphs.checkpoint import FAMILIES
-from backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
-from backends.model_tools.importing.class_tokenizer import ClassTokenizer, build_tokenizer
-from backends.repository.config_defaults import complete_config
-from backends.repository.sentence_modules import FILE as MODULES, SentenceModules, read_modules
-from backends.types import Pooling
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES
+from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
+from sluicegate.backends.model_tools.importing.class_tokenizer import (
+    ClassTokenizer,
+    build_tokenizer,
+)
+from sluicegate.backends.repository.config_defaults import complete_config
+from sluicegate.backends.repository.sentence_modules import (
+    FILE as MODULES,
+    SentenceModules,
+    read_modules,
+)
+from sluicegate.backends.types import Pooling
 
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"

@@ -5,7 +5,11 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from backends.model_tools.syncing.manifest import SyncProblem, check_path, check_repository
+from sluicegate.backends.model_tools.syncing.manifest import (
+    SyncProblem,
+    check_path,
+    check_repository,
+)
 
 FOLDER = "models/"
 _WHITEOUT = ".wh."

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from backends.errors import StartProblem
-from backends.model_tools.syncing.manifest import SyncProblem
-from backends.model_tools.syncing.push import push
-from backends.model_tools.syncing.stores import open_store, read_source
-from backends.model_tools.syncing.synchronise import Synchroniser, SyncResult
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.syncing.manifest import SyncProblem
+from sluicegate.backends.model_tools.syncing.push import push
+from sluicegate.backends.model_tools.syncing.stores import open_store, read_source
+from sluicegate.backends.model_tools.syncing.synchronise import Synchroniser, SyncResult
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _PLAIN_HTTP = click.option(

@@ -6,7 +6,7 @@ import shutil
 import time
 from pathlib import Path
 
-from backends.model_tools.syncing.manifest import (
+from sluicegate.backends.model_tools.syncing.manifest import (
     Descriptor,
     Manifest,
     SyncProblem,
@@ -14,8 +14,8 @@ from backends.model_tools.syncing.manifest import (
     read_manifest,
     sha256,
 )
-from backends.model_tools.syncing.stores import ArtifactStore
-from backends.repository.sync_record import FileDigest
+from sluicegate.backends.model_tools.syncing.stores import ArtifactStore
+from sluicegate.backends.repository.sync_record import FileDigest
 
 _MOST_NESTED = 3
 _PATIENCE = 60.0

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from backends.model_tools.syncing.manifest import (
+from sluicegate.backends.model_tools.syncing.manifest import (
     INDEX,
     MANIFEST,
     REF,
@@ -21,7 +21,7 @@ from backends.model_tools.syncing.manifest import (
     read_document,
     read_manifest,
 )
-from wire.installing import install_command
+from sluicegate.wire.installing import install_command
 
 _INDEX = "index.json"
 _CHUNK = 1 << 20

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from backends.errors import StartProblem
-from backends.repository.names import NAME
-from backends.repository.sync_record import Digest, FileDigest
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.repository.names import NAME
+from sluicegate.backends.repository.sync_record import Digest, FileDigest
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 INDEX = "application/vnd.oci.image.index.v1+json"

@@ -4,8 +4,8 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
-from backends.model_tools.syncing.fetching import digest_file
-from backends.model_tools.syncing.manifest import (
+from sluicegate.backends.model_tools.syncing.fetching import digest_file
+from sluicegate.backends.model_tools.syncing.manifest import (
     EMPTY,
     SyncProblem,
     check_path,
@@ -13,8 +13,8 @@ from backends.model_tools.syncing.manifest import (
     sha256,
     write_manifest,
 )
-from backends.model_tools.syncing.stores import ArtifactStore
-from backends.repository.names import is_hidden
+from sluicegate.backends.model_tools.syncing.stores import ArtifactStore
+from sluicegate.backends.repository.names import is_hidden
 
 
 def push(

@@ -10,15 +10,15 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from backends.model_tools.syncing.manifest import (
+from sluicegate.backends.model_tools.syncing.manifest import (
     INDEX,
     MANIFEST,
     SyncProblem,
     read_document,
     sha256,
 )
-from backends.settings import process_environment
-from wire.installing import install_command
+from sluicegate.backends.settings import process_environment
+from sluicegate.wire.installing import install_command
 
 try:
     import httpx

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from backends.model_tools.syncing.layout import FolderObjects, LayoutStore, S3Objects
-from backends.model_tools.syncing.manifest import SyncProblem
+from sluicegate.backends.model_tools.syncing.layout import FolderObjects, LayoutStore, S3Objects
+from sluicegate.backends.model_tools.syncing.manifest import SyncProblem
 
 _TAG = "latest"
 _FORMS = (
@@ -96,7 +96,7 @@ def open_store(source: Source, *, plain_http: bool = False) -> ArtifactStore:
     """
     if source.scheme == "oci":
         # Imported late, because it needs a library.
-        from backends.model_tools.syncing.registry import RegistryStore  # noqa: PLC0415
+        from sluicegate.backends.model_tools.syncing.registry import RegistryStore  # noqa: PLC0415
 
         return RegistryStore(source.host, source.path.strip("/"), plain_http=plain_http)
     if source.scheme == "file":

@@ -12,9 +12,9 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from backends.model_tools.syncing.archives import extract
-from backends.model_tools.syncing.fetching import digest_file, fetch_blob, fetch_manifest
-from backends.model_tools.syncing.manifest import (
+from sluicegate.backends.model_tools.syncing.archives import extract
+from sluicegate.backends.model_tools.syncing.fetching import digest_file, fetch_blob, fetch_manifest
+from sluicegate.backends.model_tools.syncing.manifest import (
     Descriptor,
     Manifest,
     SyncProblem,
@@ -22,10 +22,10 @@ from backends.model_tools.syncing.manifest import (
     check_repository,
     revision_of,
 )
-from backends.model_tools.syncing.stores import ArtifactStore
-from backends.repository.last_good import read_last_good
-from backends.repository.names import is_hidden
-from backends.repository.sync_record import FILE, FileDigest, SyncRecord, read_record
+from sluicegate.backends.model_tools.syncing.stores import ArtifactStore
+from sluicegate.backends.repository.last_good import read_last_good
+from sluicegate.backends.repository.names import is_hidden
+from sluicegate.backends.repository.sync_record import FILE, FileDigest, SyncRecord, read_record
 
 _STAGING = ".synchronising"
 # Files that backends write into a model's folder.

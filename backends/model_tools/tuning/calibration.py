@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto
 
-from backends.executors.graph import read_inputs
-from backends.executors.provider import DeviceOptions, open_session
-from backends.model_tools.graphs.quantize import Product, expose
-from backends.model_tools.graphs.ranges import Samples
-from backends.qualification.text_runs import TextBatch
-from backends.types import FloatArray
+from sluicegate.backends.executors.graph import read_inputs
+from sluicegate.backends.executors.provider import DeviceOptions, open_session
+from sluicegate.backends.model_tools.graphs.quantize import Product, expose
+from sluicegate.backends.model_tools.graphs.ranges import Samples
+from sluicegate.backends.qualification.text_runs import TextBatch
+from sluicegate.backends.types import FloatArray
 
 _SAMPLES = 1024
 

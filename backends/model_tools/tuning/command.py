@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from backends.commands import MODELS_OPTION
-from backends.errors import StartProblem
-from backends.model_tools.tuning.options import (
+from sluicegate.backends.commands import MODELS_OPTION
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.tuning.options import (
     FILE,
     GateOptions,
     choose_variant,
@@ -16,8 +16,8 @@ from backends.model_tools.tuning.options import (
     needs_onnx,
     variant_options,
 )
-from backends.qualification.golden_texts import read_golden
-from backends.settings import quiet_libraries, read_settings
+from sluicegate.backends.qualification.golden_texts import read_golden
+from sluicegate.backends.settings import quiet_libraries, read_settings
 
 _THREADS = click.option(
     "--threads", type=int, help="The most worker threads to try (0: one per core)."
@@ -63,7 +63,7 @@ def tune_command(
     quiet_libraries()
     if wanted is not None:
         with needs_onnx("--precision"):
-            from backends.model_tools.tuning.optimize import make_variant  # noqa: PLC0415
+            from sluicegate.backends.model_tools.tuning.optimize import make_variant  # noqa: PLC0415
         written = make_variant(settings, name, wanted, dry_run=dry_run, echo=click.echo)
         if written is None:
             sys.exit(1)
@@ -71,8 +71,8 @@ def tune_command(
             click.echo(f"Wrote {folder}")
         return
     golden = None if texts is None else read_golden(texts).texts
-    from backends.model_tools.tuning.reports import describe_sweep, plot_sweep  # noqa: PLC0415
-    from backends.model_tools.tuning.speed import keep, tune_speed  # noqa: PLC0415
+    from sluicegate.backends.model_tools.tuning.reports import describe_sweep, plot_sweep  # noqa: PLC0415
+    from sluicegate.backends.model_tools.tuning.speed import keep, tune_speed  # noqa: PLC0415
 
     sweep = tune_speed(settings, name, texts=golden, seconds=seconds)
     for line in describe_sweep(sweep):
@@ -117,8 +117,8 @@ def optimize_command(
     settings = read_settings(models=models, threads=threads)
     quiet_libraries()
     with needs_onnx("models optimize"):
-        from backends.model_tools.tuning.optimize import optimize  # noqa: PLC0415
-        from backends.model_tools.tuning.reports import plot_sweep, write_report  # noqa: PLC0415
+        from sluicegate.backends.model_tools.tuning.optimize import optimize  # noqa: PLC0415
+        from sluicegate.backends.model_tools.tuning.reports import plot_sweep, write_report  # noqa: PLC0415
     page = report or Path(f"optimize-{name}.md")
     if not page.parent.is_dir():
         raise StartProblem(f"`--report {page}`: there is no folder `{page.parent}`")

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from backends.errors import ModelProblem
+from sluicegate.backends.errors import ModelProblem
 
 _ROWS, _TOKENS = 16, 64
 _SECONDS = 120
@@ -17,7 +17,13 @@ def measure_memory(graph: Path, *, max_tokens: int) -> int | None:
     already holds other memory.
     """
     length = str(min(max_tokens, _TOKENS))
-    command = [sys.executable, "-m", "backends.model_tools.tuning.memory", str(graph), length]
+    command = [
+        sys.executable,
+        "-m",
+        "sluicegate.backends.model_tools.tuning.memory",
+        str(graph),
+        length,
+    ]
     try:
         ran = subprocess.run(command, capture_output=True, check=True, timeout=_SECONDS)  # noqa: S603 - our own module
         return int(ran.stdout)
@@ -28,10 +34,10 @@ def measure_memory(graph: Path, *, max_tokens: int) -> int | None:
 def _run(graph: Path, length: int) -> int:
     import numpy as np  # noqa: PLC0415 - imported before the first measurement, so not counted
 
-    from backends.executors.graph import read_inputs  # noqa: PLC0415
-    from backends.executors.padded_batch import ones  # noqa: PLC0415
-    from backends.executors.provider import DeviceOptions, open_session  # noqa: PLC0415
-    from backends.types import OutputKind  # noqa: PLC0415
+    from sluicegate.backends.executors.graph import read_inputs  # noqa: PLC0415
+    from sluicegate.backends.executors.padded_batch import ones  # noqa: PLC0415
+    from sluicegate.backends.executors.provider import DeviceOptions, open_session  # noqa: PLC0415
+    from sluicegate.backends.types import OutputKind  # noqa: PLC0415
 
     before = _resident()
     session = open_session(graph, DeviceOptions(provider="cpu"))

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from backends.errors import BackendError, StartProblem
-from backends.model_tools.tuning.memory import measure_memory
-from backends.model_tools.tuning.options import (
+from sluicegate.backends.errors import BackendError, StartProblem
+from sluicegate.backends.model_tools.tuning.memory import measure_memory
+from sluicegate.backends.model_tools.tuning.options import (
     ELSEWHERE,
     PROVIDERS,
     Echo,
@@ -14,21 +14,21 @@ from backends.model_tools.tuning.options import (
     VariantOptions,
     VariantPrecision,
 )
-from backends.model_tools.tuning.publish import publish
-from backends.model_tools.tuning.reports import OptimizeResult, VariantEntry
-from backends.model_tools.tuning.speed import keep, tune_speed
-from backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
-from backends.model_tools.tuning.variant_gate import (
+from sluicegate.backends.model_tools.tuning.publish import publish
+from sluicegate.backends.model_tools.tuning.reports import OptimizeResult, VariantEntry
+from sluicegate.backends.model_tools.tuning.speed import keep, tune_speed
+from sluicegate.backends.model_tools.tuning.tuned_model import TunedModel, find_tuned_model
+from sluicegate.backends.model_tools.tuning.variant_gate import (
     VariantGate,
     VariantReport,
     describe_report,
     temporary_graph,
 )
-from backends.model_tools.tuning.variant_maker import VariantMaker
-from backends.qualification.golden_texts import read_golden
-from backends.qualification.text_runs import measure_speed
-from backends.repository.catalogue import read_catalogue
-from backends.settings import BackendSettings
+from sluicegate.backends.model_tools.tuning.variant_maker import VariantMaker
+from sluicegate.backends.qualification.golden_texts import read_golden
+from sluicegate.backends.qualification.text_runs import measure_speed
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.backends.settings import BackendSettings
 
 
 def make_variant(

@@ -9,9 +9,9 @@ from typing import Any, Literal, Self, get_args
 import click
 import msgspec
 
-from backends.errors import StartProblem
-from backends.qualification.gate import Bounds
-from wire.gpus import GPU_PROVIDERS
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.qualification.gate import Bounds
+from sluicegate.wire.gpus import GPU_PROVIDERS
 
 VariantPrecision = Literal["int8", "fp16", "bf16"]
 # The precisions to which a provider's runtime can round an fp32 graph.

@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 import yaml
 
-from backends.errors import StartProblem
-from backends.model_tools.tuning.tuned_model import TunedModel
-from backends.model_tools.tuning.variant_gate import VariantReport
-from backends.qualification.certificate import FILE
-from backends.qualification.device_graphs import DEVICE_GRAPH_FILES
-from backends.repository.model import Model
-from backends.repository.publishing import publish_revision
-from backends.repository.staging import open_staging
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.tuning.tuned_model import TunedModel
+from sluicegate.backends.model_tools.tuning.variant_gate import VariantReport
+from sluicegate.backends.qualification.certificate import FILE
+from sluicegate.backends.qualification.device_graphs import DEVICE_GRAPH_FILES
+from sluicegate.backends.repository.model import Model
+from sluicegate.backends.repository.publishing import publish_revision
+from sluicegate.backends.repository.staging import open_staging
 
 _LONGEST_NAME = 64
 _STAGING = ".tuning-"

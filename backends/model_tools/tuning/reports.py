@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from backends.errors import StartProblem
-from backends.model_tools.tuning.speed import Sweep
-from backends.model_tools.tuning.sweep import Point
-from backends.model_tools.tuning.variant_gate import VariantReport, describe_verdict
-from backends.qualification.text_runs import SpeedSample
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.tuning.speed import Sweep
+from sluicegate.backends.model_tools.tuning.sweep import Point
+from sluicegate.backends.model_tools.tuning.variant_gate import VariantReport, describe_verdict
+from sluicegate.backends.qualification.text_runs import SpeedSample
 
 NO_PLOT = "no plot: the package `matplotlib` is missing; `pip install matplotlib` installs it"
 _MILLISECONDS = 1000

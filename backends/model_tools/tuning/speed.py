@@ -9,14 +9,14 @@ from pathlib import Path
 
 import msgspec
 
-from backends.batching.coalescing import RowCaller
-from backends.device_defaults import batch_tokens
-from backends.errors import StartProblem
-from backends.executors.base import ModelExecutor
-from backends.executors.graph import GraphSource
-from backends.executors.opening import executor_opener
-from backends.executors.pooling import PoolingExecutor
-from backends.model_tools.tuning.sweep import (
+from sluicegate.backends.batching.coalescing import RowCaller
+from sluicegate.backends.device_defaults import batch_tokens
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.opening import executor_opener
+from sluicegate.backends.executors.pooling import PoolingExecutor
+from sluicegate.backends.model_tools.tuning.sweep import (
     CLIENTS,
     Point,
     batch_sizes,
@@ -25,21 +25,21 @@ from backends.model_tools.tuning.sweep import (
     sweep_clients,
     thread_counts,
 )
-from backends.model_tools.tuning.tuned_model import find_graph_model, open_tokenizer
-from backends.pipelines.ask import Pipeline
-from backends.qualification.golden_texts import GoldenSet, default_texts
-from backends.qualification.graph_trials import graph_trials
-from backends.qualification.measures import kind_of
-from backends.qualification.qualify import Candidate, qualify
-from backends.qualification.records import MachineInfo, describe_machine
-from backends.qualification.tuned import TunedBatching, write_tuned
-from backends.repository.catalogue import Catalogue, read_catalogue
-from backends.repository.manifest import EncoderManifest, GraphManifest
-from backends.repository.model import Model
-from backends.serving.loading import LoadingTools, graph_source, load_models, make_shared
-from backends.settings import BackendSettings
-from backends.telemetry.spans import NO_TRACING
-from backends.types import Encoding, OutputKind, Text
+from sluicegate.backends.model_tools.tuning.tuned_model import find_graph_model, open_tokenizer
+from sluicegate.backends.pipelines.ask import Pipeline
+from sluicegate.backends.qualification.golden_texts import GoldenSet, default_texts
+from sluicegate.backends.qualification.graph_trials import graph_trials
+from sluicegate.backends.qualification.measures import kind_of
+from sluicegate.backends.qualification.qualify import Candidate, qualify
+from sluicegate.backends.qualification.records import MachineInfo, describe_machine
+from sluicegate.backends.qualification.tuned import TunedBatching, write_tuned
+from sluicegate.backends.repository.catalogue import Catalogue, read_catalogue
+from sluicegate.backends.repository.manifest import EncoderManifest, GraphManifest
+from sluicegate.backends.repository.model import Model
+from sluicegate.backends.serving.loading import LoadingTools, graph_source, load_models, make_shared
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.types import Encoding, OutputKind, Text
 
 _DEADLINE = 60.0
 

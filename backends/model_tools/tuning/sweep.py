@@ -10,10 +10,10 @@ from itertools import cycle
 import msgspec
 import numpy as np
 
-from backends.errors import ModelFailed
-from backends.executors.base import ModelExecutor
-from backends.qualification.text_runs import TextBatch, make_batches
-from backends.types import Encoding, OutputKind, Text
+from sluicegate.backends.errors import ModelFailed
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.qualification.text_runs import TextBatch, make_batches
+from sluicegate.backends.types import Encoding, OutputKind, Text
 
 # A CPU gains nothing from larger batches. A GPU needs hundreds of short rows.
 _SIZES_CPU, _SIZES_DEVICE = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

@@ -6,31 +6,31 @@ from pathlib import Path
 
 import msgspec
 
-from backends.device_defaults import BatchBounds, batch_bounds
-from backends.errors import StartProblem
-from backends.executors.base import ModelExecutor
-from backends.executors.opening import OpenExecutor, executor_opener
-from backends.executors.pooling import PoolingExecutor
-from backends.model_tools.tuning.options import ROUNDING
-from backends.pipelines.head import read_head_weights
-from backends.qualification.gate import Bounds, Measure, Verdict, judge
-from backends.qualification.golden_texts import GoldenSet
-from backends.qualification.graph_choice import find_quickest
-from backends.qualification.measures import kind_of, rank_scores
-from backends.qualification.text_runs import TextBatch, make_batches, run_texts
-from backends.repository.catalogue import Catalogue
-from backends.repository.manifest import (
+from sluicegate.backends.device_defaults import BatchBounds, batch_bounds
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.opening import OpenExecutor, executor_opener
+from sluicegate.backends.executors.pooling import PoolingExecutor
+from sluicegate.backends.model_tools.tuning.options import ROUNDING
+from sluicegate.backends.pipelines.head import read_head_weights
+from sluicegate.backends.qualification.gate import Bounds, Measure, Verdict, judge
+from sluicegate.backends.qualification.golden_texts import GoldenSet
+from sluicegate.backends.qualification.graph_choice import find_quickest
+from sluicegate.backends.qualification.measures import kind_of, rank_scores
+from sluicegate.backends.qualification.text_runs import TextBatch, make_batches, run_texts
+from sluicegate.backends.repository.catalogue import Catalogue
+from sluicegate.backends.repository.manifest import (
     EncoderManifest,
     GraphManifest,
     HeadManifest,
     builds_on,
 )
-from backends.repository.model import Model
-from backends.serving.loading import graph_source
-from backends.settings import BackendSettings
-from backends.tokenization.tokenizer import Tokenizer
-from backends.types import Encoding, FloatArray, IntArray, OutputKind, Text
-from wire.gpus import GPU_PROVIDERS
+from sluicegate.backends.repository.model import Model
+from sluicegate.backends.serving.loading import graph_source
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.backends.tokenization.tokenizer import Tokenizer
+from sluicegate.backends.types import Encoding, FloatArray, IntArray, OutputKind, Text
+from sluicegate.wire.gpus import GPU_PROVIDERS
 
 _EITHER_OR = 2
 # For a CPU, eight rows of similar length cost the least per row. A GPU needs more.

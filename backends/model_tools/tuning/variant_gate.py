@@ -8,16 +8,16 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from backends.executors.base import ModelExecutor
-from backends.model_tools.tuning.options import VariantPrecision
-from backends.model_tools.tuning.tuned_model import TunedModel
-from backends.qualification.certificate import certified_outputs
-from backends.qualification.gate import CHANGES, Bounds, Verdict
-from backends.qualification.golden_texts import GoldenSet
-from backends.qualification.invariance import Invariance, measure_invariance
-from backends.qualification.records import MachineInfo, describe_machine
-from backends.qualification.text_runs import SpeedSample, TextBatch, compare_speed
-from backends.types import OutputKind
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.model_tools.tuning.options import VariantPrecision
+from sluicegate.backends.model_tools.tuning.tuned_model import TunedModel
+from sluicegate.backends.qualification.certificate import certified_outputs
+from sluicegate.backends.qualification.gate import CHANGES, Bounds, Verdict
+from sluicegate.backends.qualification.golden_texts import GoldenSet
+from sluicegate.backends.qualification.invariance import Invariance, measure_invariance
+from sluicegate.backends.qualification.records import MachineInfo, describe_machine
+from sluicegate.backends.qualification.text_runs import SpeedSample, TextBatch, compare_speed
+from sluicegate.backends.types import OutputKind
 
 _SPEED_TEXTS = 1000
 _MAX_TOKENS = 48

@@ -7,18 +7,22 @@ import msgspec
 import numpy as np
 import onnx
 
-from backends.errors import StartProblem
-from backends.model_tools.graphs.half import halve
-from backends.model_tools.graphs.quantize import find_products, quantize
-from backends.model_tools.graphs.ranges import ProductPlan, plan_product
-from backends.model_tools.tuning.calibration import collect
-from backends.model_tools.tuning.options import Echo, VariantPrecision
-from backends.model_tools.tuning.tuned_model import TunedModel
-from backends.model_tools.tuning.variant_gate import VariantGate, VariantReport, temporary_graph
-from backends.qualification.gate import CHANGES, Bounds
-from backends.qualification.golden_texts import GoldenSet
-from backends.qualification.text_runs import TextBatch
-from backends.types import FloatArray, IntArray, Text
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.graphs.half import halve
+from sluicegate.backends.model_tools.graphs.quantize import find_products, quantize
+from sluicegate.backends.model_tools.graphs.ranges import ProductPlan, plan_product
+from sluicegate.backends.model_tools.tuning.calibration import collect
+from sluicegate.backends.model_tools.tuning.options import Echo, VariantPrecision
+from sluicegate.backends.model_tools.tuning.tuned_model import TunedModel
+from sluicegate.backends.model_tools.tuning.variant_gate import (
+    VariantGate,
+    VariantReport,
+    temporary_graph,
+)
+from sluicegate.backends.qualification.gate import CHANGES, Bounds
+from sluicegate.backends.qualification.golden_texts import GoldenSet
+from sluicegate.backends.qualification.text_runs import TextBatch
+from sluicegate.backends.types import FloatArray, IntArray, Text
 
 # Few texts suffice to find the ranges of int8. To find the share of changed labels, more texts are
 # needed.

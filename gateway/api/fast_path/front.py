@@ -8,28 +8,28 @@ from collections.abc import Sequence
 
 from typing_extensions import override
 
-from gateway.api.answers import HIT
-from gateway.api.core import Core
-from gateway.api.fast_path.head_cache import (
+from sluicegate.gateway.api.answers import HIT
+from sluicegate.gateway.api.core import Core
+from sluicegate.gateway.api.fast_path.head_cache import (
     CachedHead,
     FoundHead,
     RepeatedRequest,
     RequestHeadCache,
 )
-from gateway.api.hits import MEASURED_ONE_OF
-from gateway.api.http import HttpReply
-from gateway.api.load_shedding import LoadShedder
-from gateway.api.request_state import OnReply, RequestState
-from gateway.errors import GatewayError
-from gateway.http.request_head import split_fields
-from gateway.http.side import error_of
-from gateway.http.unsent_answers import LARGE_BYTES
-from gateway.tasks import log_failure
-from gateway.telemetry.trace_context import MARK
-from wire.http.connection import Connection, Front
-from wire.http.messages import STATUS_LINE, answer_head
-from wire.http.refusals import Refusal
-from wire.http.writing import WriteCoalescer
+from sluicegate.gateway.api.hits import MEASURED_ONE_OF
+from sluicegate.gateway.api.http import HttpReply
+from sluicegate.gateway.api.load_shedding import LoadShedder
+from sluicegate.gateway.api.request_state import OnReply, RequestState
+from sluicegate.gateway.errors import GatewayError
+from sluicegate.gateway.http.request_head import split_fields
+from sluicegate.gateway.http.side import error_of
+from sluicegate.gateway.http.unsent_answers import LARGE_BYTES
+from sluicegate.gateway.tasks import log_failure
+from sluicegate.gateway.telemetry.trace_context import MARK
+from sluicegate.wire.http.connection import Connection, Front
+from sluicegate.wire.http.messages import STATUS_LINE, answer_head
+from sluicegate.wire.http.refusals import Refusal
+from sluicegate.wire.http.writing import WriteCoalescer
 
 _END = b"\r\n\r\n"
 # So much is answered before looking whether the peer still reads.

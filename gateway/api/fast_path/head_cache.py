@@ -11,23 +11,29 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from gateway.api.cross_origin import CrossOrigin
-from gateway.api.incoming_request import IncomingRequest
-from gateway.api.inference_route import InferenceRoutes, RouteMatch
-from gateway.api.recent_cache import RecentCache
-from gateway.api.request_headers import RequestOptions
-from gateway.api.request_processor import RequestProcessor
-from gateway.api.request_state import HitReplay, ParsedBody
-from gateway.auth.key_ring import KeyRing
-from gateway.errors import AuthenticationFailed, GatewayError
-from gateway.http.request_head import NO_ID, CallerId, echo_line, split_caller_id, split_length
-from gateway.runtime.runtime import Runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.telemetry.trace_context import MARK, MOST_LINES
-from gateway.types import CacheDirectives, Principal
-from wire.http.refusals import Refusal
-from wire.http.request_head import MAX_FIELDS
-from wire.http.request_parser import RequestHead, RequestParser
+from sluicegate.gateway.api.cross_origin import CrossOrigin
+from sluicegate.gateway.api.incoming_request import IncomingRequest
+from sluicegate.gateway.api.inference_route import InferenceRoutes, RouteMatch
+from sluicegate.gateway.api.recent_cache import RecentCache
+from sluicegate.gateway.api.request_headers import RequestOptions
+from sluicegate.gateway.api.request_processor import RequestProcessor
+from sluicegate.gateway.api.request_state import HitReplay, ParsedBody
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.errors import AuthenticationFailed, GatewayError
+from sluicegate.gateway.http.request_head import (
+    NO_ID,
+    CallerId,
+    echo_line,
+    split_caller_id,
+    split_length,
+)
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.telemetry.trace_context import MARK, MOST_LINES
+from sluicegate.gateway.types import CacheDirectives, Principal
+from sluicegate.wire.http.refusals import Refusal
+from sluicegate.wire.http.request_head import MAX_FIELDS
+from sluicegate.wire.http.request_parser import RequestHead, RequestParser
 
 _LONGEST = 4096
 _MOST = 4096

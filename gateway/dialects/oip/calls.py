@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.json_bounds import check_item_count, check_json_size
-from gateway.api.schemas import Body
-from gateway.config.document import RequestConfig
-from gateway.dialects.oip.task_tensors import TASK_TENSORS, Rows, TaskTensors, tasks_of
-from gateway.dialects.oip.tensors import InputTensor, OutputTensor, RequestedOutput
-from gateway.errors import InvalidRequest, TaskNotSupported
-from gateway.http.body_decoding import convert_body
-from gateway.types import Answer, InferenceRequest, ServedModel
-from wire.protocol import Task
+from sluicegate.gateway.api.json_bounds import check_item_count, check_json_size
+from sluicegate.gateway.api.schemas import Body
+from sluicegate.gateway.config.document import RequestConfig
+from sluicegate.gateway.dialects.oip.task_tensors import TASK_TENSORS, Rows, TaskTensors, tasks_of
+from sluicegate.gateway.dialects.oip.tensors import InputTensor, OutputTensor, RequestedOutput
+from sluicegate.gateway.errors import InvalidRequest, TaskNotSupported
+from sluicegate.gateway.http.body_decoding import convert_body
+from sluicegate.gateway.types import Answer, InferenceRequest, ServedModel
+from sluicegate.wire.protocol import Task
 
 # Parameters of the protocol that do not affect the results.
 _IGNORED = frozenset({"binary_data_output", "content_type", "headers", "priority", "timeout"})

@@ -1,13 +1,13 @@
 """Lists the routes of the Open Inference Protocol v2 over HTTP."""
 
-from gateway.api.dialect import Dialect
-from gateway.api.inference_route import InferenceRoute
-from gateway.api.openapi_parts import Json, Operation
-from gateway.dialects.base import dialect_operation
-from gateway.dialects.oip.errors import OIP_ERRORS
-from gateway.dialects.oip.handlers import OPERATIONS, answer_route, probe_health
-from gateway.dialects.oip.infer_routes import OipInferRoute, OipVersionInferRoute
-from gateway.dialects.oip.wire import OipInferAnswer, OipInferBody
+from sluicegate.gateway.api.dialect import Dialect
+from sluicegate.gateway.api.inference_route import InferenceRoute
+from sluicegate.gateway.api.openapi_parts import Json, Operation
+from sluicegate.gateway.dialects.base import dialect_operation
+from sluicegate.gateway.dialects.oip.errors import OIP_ERRORS
+from sluicegate.gateway.dialects.oip.handlers import OPERATIONS, answer_route, probe_health
+from sluicegate.gateway.dialects.oip.infer_routes import OipInferRoute, OipVersionInferRoute
+from sluicegate.gateway.dialects.oip.wire import OipInferAnswer, OipInferBody
 
 _TEXT = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["a gorgeous, witty movie"]}
 _EXAMPLE: Json = {"inputs": [_TEXT], "outputs": [{"name": "LABEL"}, {"name": "SCORE"}]}

@@ -18,14 +18,14 @@ from litestar.exceptions import MethodNotAllowedException
 from litestar.params import FromPath, SkipValidation
 from litestar.status_codes import HTTP_204_NO_CONTENT
 
-from gateway.api.error_handling import NO_ROUTE
-from gateway.api.health import ReadinessSource
-from gateway.api.inference_route import path_pattern
-from gateway.api.metadata import AnyRequest, Models, Runtimes, principal_of
-from gateway.api.openapi_parts import Content, Json, Kind, Operation
-from gateway.config.document import Document
-from gateway.dialects.oip.errors import OIP_ERRORS
-from gateway.dialects.oip.models import (
+from sluicegate.gateway.api.error_handling import NO_ROUTE
+from sluicegate.gateway.api.health import ReadinessSource
+from sluicegate.gateway.api.inference_route import path_pattern
+from sluicegate.gateway.api.metadata import AnyRequest, Models, Runtimes, principal_of
+from sluicegate.gateway.api.openapi_parts import Content, Json, Kind, Operation
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.dialects.oip.errors import OIP_ERRORS
+from sluicegate.gateway.dialects.oip.models import (
     FoundModel,
     OipIndexEntry,
     OipModelConfig,
@@ -38,15 +38,15 @@ from gateway.dialects.oip.models import (
     model_statistics,
     repository_index,
 )
-from gateway.errors import (
+from sluicegate.gateway.errors import (
     DependencyUnavailable,
     InvalidRequest,
     ModelNotFound,
     NotFound,
     RateLimited,
 )
-from gateway.inference.visibility import visible_models
-from gateway.types import ServedModel
+from sluicegate.gateway.inference.visibility import visible_models
+from sluicegate.gateway.types import ServedModel
 
 _READY, _NOT_READY = 200, 503
 _NO_MEMORY = "Shared memory is not supported; send tensors in the body."

@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from gateway.api.inference_route import BodySource, InferenceRoute, Rendered
-from gateway.dialects.oip.calls import TensorCall, tensor_call
-from gateway.dialects.oip.errors import OIP_ERRORS
-from gateway.dialects.oip.models import find_model
-from gateway.dialects.oip.task_tensors import tasks_of
-from gateway.dialects.oip.wire import LENGTH, json_part, read_request, write_answer
-from gateway.types import Answer, InferenceRequest, RequestId, Usage
-from wire.protocol import Task
+from sluicegate.gateway.api.inference_route import BodySource, InferenceRoute, Rendered
+from sluicegate.gateway.dialects.oip.calls import TensorCall, tensor_call
+from sluicegate.gateway.dialects.oip.errors import OIP_ERRORS
+from sluicegate.gateway.dialects.oip.models import find_model
+from sluicegate.gateway.dialects.oip.task_tensors import tasks_of
+from sluicegate.gateway.dialects.oip.wire import LENGTH, json_part, read_request, write_answer
+from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, Usage
+from sluicegate.wire.protocol import Task
 
 
 class HttpTensorCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,10 +10,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from gateway.dialects.oip.task_tensors import ANY, TASK_TENSORS, TensorSpec, tasks_of
-from gateway.inference.visibility import model_not_found
-from gateway.types import ServedModel
-from wire.protocol import ModelInfo
+from sluicegate.gateway.dialects.oip.task_tensors import ANY, TASK_TENSORS, TensorSpec, tasks_of
+from sluicegate.gateway.inference.visibility import model_not_found
+from sluicegate.gateway.types import ServedModel
+from sluicegate.wire.protocol import ModelInfo
 
 EXTENSIONS = (
     "binary_tensor_data",

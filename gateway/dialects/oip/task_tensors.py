@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from typing_extensions import override
 
-from gateway.api.schemas import (
+from sluicegate.gateway.api.schemas import (
     Body,
     ChooseBody,
     ClassifyBody,
@@ -23,9 +23,9 @@ from gateway.api.schemas import (
     RerankBody,
     ZeroShotBody,
 )
-from gateway.api.vectors import floats_as_json
-from gateway.config.document import RequestConfig
-from gateway.dialects.oip.tensors import (
+from sluicegate.gateway.api.vectors import floats_as_json
+from sluicegate.gateway.config.document import RequestConfig
+from sluicegate.gateway.dialects.oip.tensors import (
     DataType,
     FloatTensor,
     IntegerTensor,
@@ -34,9 +34,9 @@ from gateway.dialects.oip.tensors import (
     TextTensor,
     VectorTensor,
 )
-from gateway.dialects.stored_results import StoredLabel, choice_in, labels_in, score_in
-from gateway.errors import InvalidRequest, PayloadTooLarge
-from wire.protocol import ModelInfo, Task
+from sluicegate.gateway.dialects.stored_results import StoredLabel, choice_in, labels_in, score_in
+from sluicegate.gateway.errors import InvalidRequest, PayloadTooLarge
+from sluicegate.wire.protocol import ModelInfo, Task
 
 ANY = -1
 """Stands for a dimension of any size."""

@@ -22,8 +22,8 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
-from gateway.api.vectors import as_bytes, float32_bytes, floats_as_json
-from gateway.errors import InvalidRequest, PayloadTooLarge
+from sluicegate.gateway.api.vectors import as_bytes, float32_bytes, floats_as_json
+from sluicegate.gateway.errors import InvalidRequest, PayloadTooLarge
 
 DataType = Literal["BYTES", "FP32", "INT64"]
 """The supported types of elements."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.inference_route import JSON, Rendered
-from gateway.dialects.oip.calls import TensorRequest
-from gateway.dialects.oip.tensors import InputTensor, OutputTensor, RequestedOutput
-from gateway.errors import InvalidRequest
-from gateway.http.body_decoding import BodyDecoder
+from sluicegate.gateway.api.inference_route import JSON, Rendered
+from sluicegate.gateway.dialects.oip.calls import TensorRequest
+from sluicegate.gateway.dialects.oip.tensors import InputTensor, OutputTensor, RequestedOutput
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.http.body_decoding import BodyDecoder
 
 LENGTH = b"inference-header-content-length"
 """The header with the length of the JSON."""

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from bulk.cli import main as bulk
+from sluicegate.bulk.cli import main as bulk
 from testing.system import System, pretty
 from tests.clients.checks import Row
 from tests.clients.matrix import run_client, target_of

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.console.pages import PAGES
-from gateway.ledger.ledger import Ledger
+from sluicegate.gateway.console.pages import PAGES
+from sluicegate.gateway.ledger.ledger import Ledger
 from testing.system import ADMIN_KEY, System
 from tests.support.browser import CHROMIUM, Page, open_page
 

@@ -18,7 +18,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.settings import process_environment
+from sluicegate.gateway.settings import process_environment
 from testing.system import ADMIN_KEY, System
 from tests.docs.tables import page
 from tests.support.documents import (

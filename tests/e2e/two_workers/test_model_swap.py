@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli.root import main
+from sluicegate.gateway.cli.root import main
 from testing.system import ADMIN_KEY, System, pretty
 from testing.waiting import wait_until
 from tests.support.opposite_head import turn_head

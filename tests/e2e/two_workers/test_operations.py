@@ -179,5 +179,5 @@ def test_a_second_up_on_a_busy_port_is_refused_in_one_line(
 
 
 def _up(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "gateway", "up", *arguments]
+    command = [sys.executable, "-m", "sluicegate.gateway", "up", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from backends.algorithms.split import hash_fraction
-from gateway.cli.root import main
+from sluicegate.backends.algorithms.split import hash_fraction
+from sluicegate.gateway.cli.root import main
 from testing.system import ADMIN_KEY, System
 from testing.waiting import wait_until
 

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from gateway.ledger.ledger import Ledger
-from gateway.runtime.follower import RuntimeFollower, first_runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.runtime.follower import RuntimeFollower, first_runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.settings import Settings
 from testing.ports import free_port
 from testing.valkey import Valkey
 from tests.support import operators_listener

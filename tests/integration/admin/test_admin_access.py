@@ -11,14 +11,14 @@ import pytest
 from prometheus_client.mmap_dict import mmap_key
 from redis.asyncio import Redis
 
-from gateway.errors import DependencyUnavailable
-from gateway.ledger.ledger import Ledger
-from gateway.redis.client import connect
-from gateway.regional_limits.values import BucketDemand, ShareReport
-from gateway.runtime.control import Control
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
-from gateway.telemetry.metric_files import ReservedDict
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.regional_limits.values import BucketDemand, ShareReport
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.telemetry.metric_files import ReservedDict
 from testing.waiting import WAIT_LIMIT
 from tests.support.admin import AUTHORIZATION, KEY, application_of, client_of, refused
 

@@ -5,12 +5,12 @@ import asyncio
 import httpx
 import pytest
 
-from gateway.auth.keys import hash_key
-from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings
-from gateway.supervisor.bootstrap import bootstrap
-from gateway.supervisor.errors import CannotStart
-from gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.supervisor.bootstrap import bootstrap
+from sluicegate.gateway.supervisor.errors import CannotStart
+from sluicegate.gateway.types import KeyId, RequestEvent, RequestId, TenantId, Usage
 from tests.support.admin import refused
 from tests.support.ledgers import principals, record
 

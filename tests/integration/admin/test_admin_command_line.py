@@ -16,12 +16,12 @@ import pytest
 from click.testing import CliRunner, Result
 from prometheus_client import CollectorRegistry
 
-from gateway.admin.serve import serve_admin
-from gateway.cli.root import main
-from gateway.ledger.ledger import Ledger
-from gateway.redis.client import connect
-from gateway.runtime.control import Control
-from gateway.settings import Settings
+from sluicegate.gateway.admin.serve import serve_admin
+from sluicegate.gateway.cli.root import main
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.settings import Settings
 from testing.loopback import is_answered, no_authorities
 from testing.waiting import wait_until
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
@@ -109,7 +109,7 @@ def test_an_import_has_a_running_gateway_read_the_repository_again(
     monkeypatch.setenv("SLUICEGATE_ADMIN_KEY", KEY)
 
     done = subprocess.run(
-        [sys.executable, "-m", "gateway", *arguments],
+        [sys.executable, "-m", "sluicegate.gateway", *arguments],
         capture_output=True,
         text=True,
         timeout=240,
@@ -130,7 +130,7 @@ def test_an_import_reloads_the_gateway_of_a_data_directory(tmp_path: Path, form:
     arguments = ["models", "import", str(source), "--models", str(tmp_path / "m"), "--reload"]
 
     done = subprocess.run(
-        [sys.executable, "-m", "gateway", *arguments, *where],
+        [sys.executable, "-m", "sluicegate.gateway", *arguments, *where],
         capture_output=True,
         text=True,
         timeout=240,

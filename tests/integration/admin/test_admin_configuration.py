@@ -4,11 +4,11 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from gateway.config.sources import DocumentSource
-from gateway.runtime.control import Control
-from gateway.runtime.control_values import Published
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
+from sluicegate.gateway.config.sources import DocumentSource
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Published
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.settings import Settings
 from tests.support.admin import refused
 
 pytestmark = pytest.mark.anyio

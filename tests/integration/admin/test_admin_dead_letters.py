@@ -4,9 +4,9 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.events.block import pack
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import EventBlock
+from sluicegate.gateway.events.block import pack
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import EventBlock
 from tests.support.admin import refused
 from tests.support.events import make_event
 from tests.support.ledgers import sums

@@ -6,8 +6,8 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.ledger.ledger import Ledger
-from gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.runtime.store import RuntimeStore
 from tests.support.documents import conforms, operations, parameter_examples, resolved
 from tests.support.events import make_event
 

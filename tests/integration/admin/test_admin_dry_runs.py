@@ -8,10 +8,10 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.store import to_nanoseconds
-from gateway.settings import Settings
-from gateway.types import Rule
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.store import to_nanoseconds
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.types import Rule
 from tests.support.admin import AUTHORIZATION, client_of, refused
 from tests.support.events import make_event, make_usage
 from tests.support.ledgers import record

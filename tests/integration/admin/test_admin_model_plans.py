@@ -9,16 +9,16 @@ import pytest
 from redis.asyncio import Redis
 from typing_extensions import override
 
-from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings
-from gateway.types import Endpoint
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.types import Endpoint
+from sluicegate.wire.plans import PlanTrial, Serving
+from sluicegate.wire.protocol import ModelInfo, PlanVerdict
 from testing.stub_backend import stub_model
 from tests.support.admin import client_of, refused
 from tests.support.dispatching import state
 from tests.support.documents import conforms, operations, resolved
 from tests.support.scripted_client import ScriptedClient
-from wire.plans import PlanTrial, Serving
-from wire.protocol import ModelInfo, PlanVerdict
 
 pytestmark = pytest.mark.anyio
 DOCUMENT = """

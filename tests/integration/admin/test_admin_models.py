@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from gateway.runtime.control import Control
-from gateway.runtime.follower import RuntimeFollower, first_runtime, identity
-from gateway.runtime.models import ModelsFollower
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.follower import RuntimeFollower, first_runtime, identity
+from sluicegate.gateway.runtime.models import ModelsFollower
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

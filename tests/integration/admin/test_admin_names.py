@@ -7,15 +7,15 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from gateway.ledger.ledger import Ledger
-from gateway.runtime.follower import RuntimeFollower, first_runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.runtime.follower import RuntimeFollower, first_runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.settings import Settings
+from sluicegate.wire.protocol import Task
 from testing.stub_backend import stub_model
 from tests.support.admin import client_of, refused
 from tests.support.dispatching import state
 from tests.support.scripted_client import ScriptedClient
-from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 RULE = {"name": "minute", "unit": "items", "capacity": 5, "window": 60.0}

@@ -11,12 +11,12 @@ from joserfc import jws, jwt
 from joserfc.jwk import ECKey, OctKey, RSAKey
 from redis.asyncio import Redis
 
-from gateway.admin.identity_provider import open_identity_provider
-from gateway.admin.oidc import OidcAuthenticator, open_oidc, parse_roles
-from gateway.errors import AuthenticationFailed, ConfigurationError
-from gateway.ledger.ledger import Ledger
-from gateway.operations.operators import Operator, Role
-from gateway.settings import Settings
+from sluicegate.gateway.admin.identity_provider import open_identity_provider
+from sluicegate.gateway.admin.oidc import OidcAuthenticator, open_oidc, parse_roles
+from sluicegate.gateway.errors import AuthenticationFailed, ConfigurationError
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.operators import Operator, Role
+from sluicegate.gateway.settings import Settings
 from tests.support.admin import client_of, refused
 from tests.support.issuer import EC, RSA, Issuer
 

@@ -7,12 +7,12 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from gateway.auth.keys import new_key
-from gateway.config.sources import DocumentSource
-from gateway.ledger.ledger import Ledger
-from gateway.runtime.control import Control
-from gateway.runtime.control_values import Published
-from gateway.settings import Settings
+from sluicegate.gateway.auth.keys import new_key
+from sluicegate.gateway.config.sources import DocumentSource
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Published
+from sluicegate.gateway.settings import Settings
 from tests.support.admin import KEY, client_of, refused
 
 pytestmark = pytest.mark.anyio

@@ -10,15 +10,15 @@ import pytest
 from click.testing import CliRunner, Result
 from prometheus_client import CollectorRegistry
 
-from gateway.admin.serve import serve_admin
-from gateway.auth.keys import hash_key, new_key
-from gateway.cli.root import main
-from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings
-from gateway.supervisor.local_http import ask
-from gateway.supervisor.probes import probe_http
-from gateway.supervisor.reload import reload_configuration
-from gateway.supervisor.topology import preface_of_admin
+from sluicegate.gateway.admin.serve import serve_admin
+from sluicegate.gateway.auth.keys import hash_key, new_key
+from sluicegate.gateway.cli.root import main
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.supervisor.local_http import ask
+from sluicegate.gateway.supervisor.probes import probe_http
+from sluicegate.gateway.supervisor.reload import reload_configuration
+from sluicegate.gateway.supervisor.topology import preface_of_admin
 from testing.certificates import Authority
 from testing.waiting import wait_until
 from tests.support.admin import KEY

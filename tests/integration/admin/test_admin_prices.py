@@ -11,13 +11,13 @@ import pytest
 from redis.asyncio import Redis
 from typing_extensions import override
 
-from gateway.errors import DependencyUnavailable
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.store import to_nanoseconds
-from gateway.operations.publishing import Publisher
-from gateway.runtime.control import Control
-from gateway.runtime.control_values import Published
-from gateway.settings import Settings
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.store import to_nanoseconds
+from sluicegate.gateway.operations.publishing import Publisher
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Published
+from sluicegate.gateway.settings import Settings
 from testing.waiting import until
 from tests.support.admin import refused
 from tests.support.events import make_event, make_usage

@@ -12,11 +12,11 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.routes import HTTPRoute
 from redis.asyncio import Redis
 
-from gateway.admin.serve import serve_admin
-from gateway.errors import ConfigurationError
-from gateway.ledger.ledger import Ledger
-from gateway.operations.operators import Role
-from gateway.settings import Settings
+from sluicegate.gateway.admin.serve import serve_admin
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.settings import Settings
 from tests.support.admin import application_of, client_of, refused
 
 pytestmark = pytest.mark.anyio

@@ -10,8 +10,8 @@ import pytest
 from joserfc.errors import SecurityWarning
 from joserfc.jwk import ECKey, OctKey, RSAKey
 
-from gateway.admin.issuer_keys import IssuerKeys
-from gateway.errors import DependencyUnavailable
+from sluicegate.gateway.admin.issuer_keys import IssuerKeys
+from sluicegate.gateway.errors import DependencyUnavailable
 from tests.support.issuer import EC, Issuer
 
 pytestmark = pytest.mark.anyio

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.ledger import Ledger
 
 pytestmark = pytest.mark.anyio
 

@@ -7,11 +7,11 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from gateway.admin.operator_directory import OperatorDirectory
-from gateway.console.console import Console, ConsoleMetrics
-from gateway.console.history import History
-from gateway.ledger.ledger import Ledger
-from gateway.settings import Settings
+from sluicegate.gateway.admin.operator_directory import OperatorDirectory
+from sluicegate.gateway.console.console import Console, ConsoleMetrics
+from sluicegate.gateway.console.history import History
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.settings import Settings
 from testing.valkey import Valkey
 from tests.support import operators_listener
 from tests.support.admin import KEY, client_of

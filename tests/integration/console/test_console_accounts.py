@@ -5,10 +5,10 @@ import re
 import httpx
 import pytest
 
-from gateway.auth.keys import hash_key
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import KeySpec
-from gateway.types import Rule
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import KeySpec
+from sluicegate.gateway.types import Rule
 
 pytestmark = pytest.mark.anyio
 _RULES = {

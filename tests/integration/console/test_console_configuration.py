@@ -5,10 +5,10 @@ import re
 import httpx
 import pytest
 
-from gateway.ledger.ledger import Ledger
-from gateway.operations.publishing import Publisher
-from gateway.runtime.control import Control
-from gateway.settings import Settings
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.publishing import Publisher
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.settings import Settings
 
 pytestmark = pytest.mark.anyio
 _TEXT = "models:\n  m: {cache_ttl: %d}\n"

@@ -6,10 +6,10 @@ import httpx
 import pytest
 from typing_extensions import override
 
-from gateway.admin.operator_directory import OperatorDirectory
-from gateway.console.login_limits import MOST_FAILURES
-from gateway.console.sessions import LIFETIME, Sessions
-from gateway.operations.operators import Operator, Role
+from sluicegate.gateway.admin.operator_directory import OperatorDirectory
+from sluicegate.gateway.console.login_limits import MOST_FAILURES
+from sluicegate.gateway.console.sessions import LIFETIME, Sessions
+from sluicegate.gateway.operations.operators import Operator, Role
 from tests.support.admin import AUTHORIZATION, KEY
 from tests.support.clock import Clock
 from tests.support.console import log_in, token_of

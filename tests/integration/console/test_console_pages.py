@@ -8,18 +8,18 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
-from gateway.console.history import History
-from gateway.console.traffic import Reading
-from gateway.ledger.ledger import Ledger
-from gateway.runtime.follower import RuntimeFollower, first_runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.settings import Settings
-from gateway.telemetry.metric_reading import Series
+from sluicegate.gateway.console.history import History
+from sluicegate.gateway.console.traffic import Reading
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.runtime.follower import RuntimeFollower, first_runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.telemetry.metric_reading import Series
+from sluicegate.wire.plans import Serving
+from sluicegate.wire.protocol import GpuState, Task
 from tests.support.admin import AUTHORIZATION, KEY
 from tests.support.console import VIEWER_KEY, ModelStates, log_in, mood
 from tests.support.dispatching import state
-from wire.plans import Serving
-from wire.protocol import GpuState, Task
 
 pytestmark = pytest.mark.anyio
 _DOCUMENT = """

@@ -5,8 +5,8 @@ import re
 import httpx
 import pytest
 
-from gateway.ledger.ledger import Ledger
-from gateway.operations.operators import Role
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.operations.operators import Role
 from tests.support.admin import AUTHORIZATION
 from tests.support.console import log_in
 

@@ -7,11 +7,11 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import EventBlock
-from gateway.operations.publishing import Publisher
-from gateway.runtime.control import Control
-from gateway.settings import Settings
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import EventBlock
+from sluicegate.gateway.operations.publishing import Publisher
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.settings import Settings
 from tests.support.events import make_event, make_usage
 from tests.support.ledgers import record
 

@@ -6,21 +6,21 @@ from pathlib import Path
 import pytest
 from prometheus_client.core import Metric
 
-from backends.telemetry.metrics import BackendMetrics
-from backends.telemetry.nvml import GpuReader, NoGpuReader, open_gpus
-from backends.telemetry.process import ProcessFigures
-from backends.types import (
+from sluicegate.backends.telemetry.metrics import BackendMetrics
+from sluicegate.backends.telemetry.nvml import GpuReader, NoGpuReader, open_gpus
+from sluicegate.backends.telemetry.process import ProcessFigures
+from sluicegate.backends.types import (
     EncoderStatistics,
     QueueStatistics,
     RowStatistics,
     ShadowStatistics,
     Snapshot,
 )
+from sluicegate.wire.durations import SECONDS
+from sluicegate.wire.metric_declaration import MetricKind
+from sluicegate.wire.plans import RevisionStatistics
 from tests.support.gpu_library import LOST, FakeDriver, FakeGpu
 from tools.reference.metrics_page import BACKEND, declared_metrics
-from wire.durations import SECONDS
-from wire.metric_declaration import MetricKind
-from wire.plans import RevisionStatistics
 
 _DURATIONS = ((1, *[0] * len(SECONDS)), 0.000004)
 _SNAPSHOT = Snapshot(

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pytest
 
-from backends.commands import LazyGroup
+from sluicegate.backends.commands import LazyGroup
 
 
 def test_a_command_is_imported_without_collections(

@@ -4,8 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from backends.device_defaults import batch_rows, batch_tokens, graph_rows, with_device_defaults
-from backends.settings import BackendSettings, Provider
+from sluicegate.backends.device_defaults import (
+    batch_rows,
+    batch_tokens,
+    graph_rows,
+    with_device_defaults,
+)
+from sluicegate.backends.settings import BackendSettings, Provider
 
 GIB = 1024**3
 

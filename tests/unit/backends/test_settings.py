@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.errors import StartProblem
-from backends.settings import read_settings
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.settings import read_settings
 
 
 def test_the_environment_sets_what_the_command_line_does_not() -> None:

@@ -17,16 +17,16 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from backends.bulk.runner import BulkRunner
-from backends.executors.dummy import SimulatedExecutor
-from backends.settings import process_environment
-from bulk.cli import main
-from bulk.files import OutputFolder, find_inputs
-from bulk.items import open_runner
-from bulk.options import BulkOptions, Manifest
-from bulk.output import ERRORS, JOB, MANIFEST, WORK
-from bulk.reading import count_rows
 from loadtests.faults.bulk_jobs import digest
+from sluicegate.backends.bulk.runner import BulkRunner
+from sluicegate.backends.executors.dummy import SimulatedExecutor
+from sluicegate.backends.settings import process_environment
+from sluicegate.bulk.cli import main
+from sluicegate.bulk.files import OutputFolder, find_inputs
+from sluicegate.bulk.items import open_runner
+from sluicegate.bulk.options import BulkOptions, Manifest
+from sluicegate.bulk.output import ERRORS, JOB, MANIFEST, WORK
+from sluicegate.bulk.reading import count_rows
 from testing.waiting import wait_until
 
 _TEXTS = ["a fine film", "dull", "", "a fine film", "long and dull", "a fine film"]
@@ -58,9 +58,9 @@ def bulk(light_models: Path, runner: BulkRunner, monkeypatch: pytest.MonkeyPatch
         words = [str(each) for each in (*options, *task, *arguments)]
         return CliRunner().invoke(main, words)
 
-    monkeypatch.setattr("bulk.cli.open_runner", opened)
+    monkeypatch.setattr("sluicegate.bulk.cli.open_runner", opened)
     # The level of the whole process, which runs other tests, too.
-    monkeypatch.setattr("bulk.cli.configure_logging", lambda: None)
+    monkeypatch.setattr("sluicegate.bulk.cli.configure_logging", lambda: None)
     return run
 
 
@@ -203,7 +203,7 @@ def test_large_rows_are_run_by_few(
         runs.append(len(items))
         return run(self, items)
 
-    monkeypatch.setattr("bulk.run._MOST_CHARACTERS", 12)
+    monkeypatch.setattr("sluicegate.bulk.run._MOST_CHARACTERS", 12)
     monkeypatch.setattr(BulkRunner, "run", count)
 
     result = bulk(source, tmp_path / "out")
@@ -250,7 +250,15 @@ def test_a_killed_job_goes_on_and_its_output_is_that_of_an_undisturbed_one(
 
     killed = subprocess.Popen(
         [
-            *(sys.executable, "-m", "bulk", "--models", str(light_models), "--provider", "paced"),
+            *(
+                sys.executable,
+                "-m",
+                "sluicegate.bulk",
+                "--models",
+                str(light_models),
+                "--provider",
+                "paced",
+            ),
             *("--threads", "1", "--model", "minilm", "--task", "embed"),
             *(*options, str(tmp_path / "killed")),
         ],

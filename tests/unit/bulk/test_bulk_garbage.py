@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bulk.garbage import tuned_gc
+from sluicegate.bulk.garbage import tuned_gc
 
 _THRESHOLDS = (700, 10, 10)
 

@@ -4,7 +4,7 @@ import io
 
 from typing_extensions import override
 
-from bulk.progress import ProgressReport, shown_duration
+from sluicegate.bulk.progress import ProgressReport, shown_duration
 
 
 class _Terminal(io.StringIO):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from bulk.shared_cache import KEY_PREFIX, CacheEpochs, RedisCache
-from gateway.cache.entry import CachedResult, encode_entry, pack
-from gateway.cache.key import CacheKey
-from wire.protocol import Task
+from sluicegate.bulk.shared_cache import KEY_PREFIX, CacheEpochs, RedisCache
+from sluicegate.gateway.cache.entry import CachedResult, encode_entry, pack
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.wire.protocol import Task
 
 pytest.importorskip("redis", reason="redis-py is not installed")
 _KEY = CacheKey(b"a" * 16, b"t" * 16)

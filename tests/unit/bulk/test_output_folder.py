@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from bulk.errors import BulkStopped
-from bulk.files import OutputFolder
-from bulk.output import WorkFolder
+from sluicegate.bulk.errors import BulkStopped
+from sluicegate.bulk.files import OutputFolder
+from sluicegate.bulk.output import WorkFolder
 
 
 @pytest.mark.parametrize("kind", ["s3", "local", "abfs"])

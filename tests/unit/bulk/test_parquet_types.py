@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from bulk.errors import BulkStopped
-from bulk.files import find_inputs
-from bulk.reading import parquet_types
-from bulk.writing import ParquetWriter
-from wire.protocol import Task
+from sluicegate.bulk.errors import BulkStopped
+from sluicegate.bulk.files import find_inputs
+from sluicegate.bulk.reading import parquet_types
+from sluicegate.bulk.writing import ParquetWriter
+from sluicegate.wire.protocol import Task
 
 arrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 

@@ -10,18 +10,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from backends.bulk.runner import BulkRunner
-from bulk.errors import BulkStopped
-from bulk.files import OutputFolder, find_inputs
-from bulk.options import BulkOptions, Manifest, make_manifest
-from bulk.output import ERRORS, MANIFEST, WORK, OutputParts
-from bulk.progress import ProgressReport
-from bulk.ray_import import actor_options, actors_with_room, connect
-from bulk.ray_job import PartRunner, RayOptions, RayRun, by_parts
-from bulk.ray_stage import ERROR, StageActor
-from bulk.usage import BulkUsage
 from loadtests.faults.bulk_jobs import digest
-from wire.protocol import Task
+from sluicegate.backends.bulk.runner import BulkRunner
+from sluicegate.bulk.errors import BulkStopped
+from sluicegate.bulk.files import OutputFolder, find_inputs
+from sluicegate.bulk.options import BulkOptions, Manifest, make_manifest
+from sluicegate.bulk.output import ERRORS, MANIFEST, WORK, OutputParts
+from sluicegate.bulk.progress import ProgressReport
+from sluicegate.bulk.ray_import import actor_options, actors_with_room, connect
+from sluicegate.bulk.ray_job import PartRunner, RayOptions, RayRun, by_parts
+from sluicegate.bulk.ray_stage import ERROR, StageActor
+from sluicegate.bulk.usage import BulkUsage
+from sluicegate.wire.protocol import Task
 
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 _SETTINGS: dict[str, Any] = {"provider": "paced", "paced_base": 0, "paced_token": 0}

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bulk.result_index import Place, ResultIndex
+from sluicegate.bulk.result_index import Place, ResultIndex
 
 _SIZE = 1 << 20
 

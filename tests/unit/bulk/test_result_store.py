@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from bulk.result_store import ResultStore
-from bulk.results import StoredResult
-from bulk.usage import BulkUsage
+from sluicegate.bulk.result_store import ResultStore
+from sluicegate.bulk.results import StoredResult
+from sluicegate.bulk.usage import BulkUsage
 
 
 def name(number: int) -> bytes:

@@ -11,14 +11,14 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from bulk.errors import BulkStopped
-from bulk.files import OutputFolder
-from bulk.options import BulkOptions, Manifest
-from bulk.output import JOB
-from bulk.settings import read_operator_key
-from bulk.usage import BulkUsage
-from bulk.usage_report import UsageReporter, usage_reporter
-from wire.protocol import Task
+from sluicegate.bulk.errors import BulkStopped
+from sluicegate.bulk.files import OutputFolder
+from sluicegate.bulk.options import BulkOptions, Manifest
+from sluicegate.bulk.output import JOB
+from sluicegate.bulk.settings import read_operator_key
+from sluicegate.bulk.usage import BulkUsage
+from sluicegate.bulk.usage_report import UsageReporter, usage_reporter
+from sluicegate.wire.protocol import Task
 
 DONE = Manifest(
     options=BulkOptions(model="m", task=Task.EMBED, columns=("text",)),

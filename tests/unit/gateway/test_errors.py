@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from gateway import errors
-from gateway.errors import ClientError, GatewayError, UpstreamError
+from sluicegate.gateway import errors
+from sluicegate.gateway.errors import ClientError, GatewayError, UpstreamError
 
 _LINE = re.compile(r"^((?:│   |    )*)[├└]── (\w+) +(\d{3})?   (\S.*)$", re.MULTILINE)
 _ABSTRACT = {ClientError, UpstreamError}

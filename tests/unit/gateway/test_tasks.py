@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from gateway.tasks import PeriodicTask, TaskScope
+from sluicegate.gateway.tasks import PeriodicTask, TaskScope
 from testing.waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.errors import (
+from sluicegate.gateway.errors import (
     DeadlineExceeded,
     GatewayError,
     InternalError,
@@ -12,7 +12,7 @@ from gateway.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
-from gateway.types import ItemFailure
+from sluicegate.gateway.types import ItemFailure
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from backends.settings import BackendSettings, unknown_variables
-from gateway.settings import Settings, variable_warnings
+from sluicegate.backends.settings import BackendSettings, unknown_variables
+from sluicegate.gateway.settings import Settings, variable_warnings
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from loadtests.backend import call
 from loadtests.fuzz_dialects.backend import models, outcome
 from loadtests.fuzz_http.bodies import body
 from loadtests.fuzz_http.expect import ExpectedResponse, UnexpectedResponse, judge
+from sluicegate.wire.protocol import Call, Done, EmbedParameters, Failed, Task
 from testing.raw_http import Response
-from wire.protocol import Call, Done, EmbedParameters, Failed, Task
 
 EXPECT = ExpectedResponse(
     name="plain", statuses={200}, scope="tenant", texts=("one", "two"), is_inference=True

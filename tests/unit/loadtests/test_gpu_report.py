@@ -11,7 +11,7 @@ from loadtests.gpu.full_path import summary
 from loadtests.gpu.plan import LARGE, Options
 from loadtests.gpu.results import Measurement, Report, Section, begin, write
 from loadtests.gpu.sessions import distance
-from wire.protocol import Report as Load, ServingState
+from sluicegate.wire.protocol import Report as Load, ServingState
 
 
 @pytest.fixture

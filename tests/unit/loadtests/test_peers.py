@@ -3,7 +3,7 @@
 import pytest
 
 from loadtests.peers.answers import AnswersDiffer, check_answers
-from wire.protocol import Task
+from sluicegate.wire.protocol import Task
 
 
 def test_equal_answers_pass() -> None:

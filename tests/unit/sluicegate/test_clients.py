@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sluicegate import AsyncSluicegate, InvalidItem, NoAnswer, Options, Sluicegate, calls
-from sluicegate.parts import has_failed
+from sluicegate.client.parts import has_failed
 
 pytestmark = pytest.mark.anyio
 _ONCE = Options(retries=0)

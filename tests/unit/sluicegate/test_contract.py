@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 import sluicegate
-from gateway.api.openapi_parts import codes, problem_example
-from gateway.errors import GatewayError
 from sluicegate import AsyncSluicegate, Sluicegate, results, routes
-from sluicegate.errors import ApiError, InvalidRequest, error_of
+from sluicegate.client.errors import ApiError, InvalidRequest, error_of
+from sluicegate.gateway.api.openapi_parts import codes, problem_example
+from sluicegate.gateway.errors import GatewayError
 from tests.support.documents import Document, documents, operations, resolved
 
 # Dialects are there for clients of their own.

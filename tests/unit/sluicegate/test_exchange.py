@@ -20,9 +20,9 @@ from sluicegate import (
     Unavailable,
     routes,
 )
-from sluicegate.base_client import BaseClient
-from sluicegate.calls import Outcome, exchange
-from sluicegate.errors import error_of
+from sluicegate.client.base_client import BaseClient
+from sluicegate.client.calls import Outcome, exchange
+from sluicegate.client.errors import error_of
 from tests.support.clock import Clock
 
 CALL = routes.classify("sentiment", ["a"])

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 import yaml
 
-from gateway.settings import process_environment
+from sluicegate.gateway.settings import process_environment
 from tests.docs.tables import ROOT
 from tests.support.promql import check_query
 from tools.monitoring.files import ALERTMANAGER, RULES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import process_environment
+from sluicegate.gateway.settings import process_environment
 
 ROOT = Path(__file__).parents[3]
 

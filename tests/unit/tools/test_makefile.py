@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import process_environment
+from sluicegate.gateway.settings import process_environment
 from tests.support.gpu_library import FakeDriver, FakeGpu
 
 ROOT = Path(__file__).parents[3]

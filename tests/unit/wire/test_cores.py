@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.settings import read_settings
-from wire.cores import usable_cores
+from sluicegate.backends.settings import read_settings
+from sluicegate.wire.cores import usable_cores
 
 CPU = "/sys/fs/cgroup/cpu,cpuacct"
 VERSION_1 = f"30 25 0:26 {{}} {CPU} rw,nosuid - cgroup cgroup rw,cpu,cpuacct\n"
@@ -173,7 +173,7 @@ def half_a_core() -> Iterator[Path]:
 def test_a_process_in_a_cgroup_of_the_kernel_counts_its_quota(half_a_core: Path) -> None:
     program = (
         f"open({str(half_a_core / 'cgroup.procs')!r}, 'w').write('0');"
-        "from backends.settings import read_settings;"
+        "from sluicegate.backends.settings import read_settings;"
         "print(read_settings({}).worker_threads)"
     )
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from sluicegate.wire.gpus import Gpu, visible_gpus
 from tests.support.gpu_library import LOST, FakeDriver, FakeGpu, build_library
-from wire.gpus import Gpu, visible_gpus
 
 _PROGRAM = """
 import dataclasses, json
-from wire.gpus import find_gpus
+from sluicegate.wire.gpus import find_gpus
 print(json.dumps(dataclasses.asdict(find_gpus({patience}))))
 """
 _CARDS = [FakeGpu(f"GPU-{letter * 8}") for letter in "abcd"]
@@ -144,7 +144,7 @@ def test_a_driver_that_hangs_is_a_reason(driver: FakeDriver) -> None:
 
 def test_a_driver_that_hangs_is_not_measured(driver: FakeDriver) -> None:
     driver.show(_CARDS, init=-1)
-    program = "from backends.telemetry.nvml import open_gpus; print(open_gpus(patience=0.1).uuids)"
+    program = "from sluicegate.backends.telemetry.nvml import open_gpus; print(open_gpus(patience=0.1).uuids)"
 
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -168,7 +168,7 @@ def test_the_library_for_cuda_is_found_off_the_search_path(tmp_path: Path) -> No
     build_library(tmp_path / "libcuda.so.1", "int cuInit(unsigned flags) { return 41 + flags; }")
     program = f"""
 import ctypes
-from wire.gpus import load_library
+from sluicegate.wire.gpus import load_library
 assert load_library("libcuda.so.1", ["", "/no/folder/"]) is None
 assert load_library("libcuda.so.1", ["", "/no/folder/", "{tmp_path}/"]).cuInit(1) == 42
 print(ctypes.CDLL("libcuda.so.1").cuInit(2), ctypes.CDLL(None).cuInit(3))

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from testing.waiting import until
-from wire.listening import (
+from sluicegate.wire.listening import (
     accept_for_siblings,
     refuse_new_connections,
     wait_until_empty,
 )
+from testing.waiting import until
 
 pytestmark = pytest.mark.anyio
 

@@ -10,11 +10,10 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.inference.coalescing import FlightStatistics
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.workers.billing import BillingStatistics
-from tools.reference.metrics_page import BACKEND, GATEWAY, declared_metrics
-from wire.metric_declaration import (
+from sluicegate.gateway.inference.coalescing import FlightStatistics
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.gateway.workers.billing import BillingStatistics
+from sluicegate.wire.metric_declaration import (
     LABEL,
     MetricDeclaration,
     MetricKind,
@@ -23,7 +22,8 @@ from wire.metric_declaration import (
     gauge,
     read_samples,
 )
-from wire.plans import RevisionStatistics
+from sluicegate.wire.plans import RevisionStatistics
+from tools.reference.metrics_page import BACKEND, GATEWAY, declared_metrics
 
 ROOT = Path(__file__).parents[3]
 _LOOKUPS = counter("lookups_total", "Lookups.", "name", "tier", "result")

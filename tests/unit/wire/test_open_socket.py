@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from wire.listening import open_socket
+from sluicegate.wire.listening import open_socket
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])

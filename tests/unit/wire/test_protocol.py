@@ -3,7 +3,16 @@
 import msgspec
 import pytest
 
-from wire.protocol import Call, CallItem, Done, Failed, FrameReader, Report, Task, encode_frame
+from sluicegate.wire.protocol import (
+    Call,
+    CallItem,
+    Done,
+    Failed,
+    FrameReader,
+    Report,
+    Task,
+    encode_frame,
+)
 
 NESTED = b"\x91" * 100_000 + b"\xc0"
 

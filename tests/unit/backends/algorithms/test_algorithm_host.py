@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from backends.algorithms.algorithm_host import AlgorithmHost
-from backends.algorithms.budget import Budget
-from backends.algorithms.host_process import HostProcess
-from backends.algorithms.hosted_item import HostedItem
-from backends.algorithms.step_marks import StepMarks
-from backends.errors import Overloaded
+from sluicegate.backends.algorithms.algorithm_host import AlgorithmHost
+from sluicegate.backends.algorithms.budget import Budget
+from sluicegate.backends.algorithms.host_process import HostProcess
+from sluicegate.backends.algorithms.hosted_item import HostedItem
+from sluicegate.backends.algorithms.step_marks import StepMarks
+from sluicegate.backends.errors import Overloaded
 from testing.waiting import until
 from tests.support.fake_models import asking
 

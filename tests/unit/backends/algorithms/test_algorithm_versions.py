@@ -5,15 +5,15 @@ from typing import Any
 
 from typing_extensions import override
 
-from backends.algorithms.base import Algorithm
-from backends.algorithms.classify import Classify
-from backends.algorithms.registry import combined_version, describe
-from backends.algorithms.reviewer import Reviewer
-from backends.algorithms.zero_shot import ZeroShot
-from backends.pipelines.ask import AlgorithmContext
-from backends.repository.catalogue import read_catalogue
+from sluicegate.backends.algorithms.base import Algorithm
+from sluicegate.backends.algorithms.classify import Classify
+from sluicegate.backends.algorithms.registry import combined_version, describe
+from sluicegate.backends.algorithms.reviewer import Reviewer
+from sluicegate.backends.algorithms.zero_shot import ZeroShot
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.wire.protocol import Task
 from testing.model_repository import write_repository
-from wire.protocol import Task
 
 
 class Versioned(Algorithm):

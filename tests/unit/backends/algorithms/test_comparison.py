@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from backends.algorithms.comparison import compare
+from sluicegate.backends.algorithms.comparison import compare
 
 ENTITY = {"label": "PER", "score": 0.9, "text": "Ada", "start": 0, "end": 3}
 

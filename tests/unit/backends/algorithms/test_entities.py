@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from backends.algorithms.entities import Entities, TextEntity, find_entities, without_overlaps
-from backends.batching.coalescing import RowCaller
-from backends.types import FloatArray, TokenOffsets
+from sluicegate.backends.algorithms.entities import (
+    Entities,
+    TextEntity,
+    find_entities,
+    without_overlaps,
+)
+from sluicegate.backends.batching.coalescing import RowCaller
+from sluicegate.backends.types import FloatArray, TokenOffsets
+from sluicegate.wire.protocol import Aggregation, EntitiesParameters
 from tests.support.fake_models import FakeModel, asking
 from tests.support.loop_turns import longest_hold
-from wire.protocol import Aggregation, EntitiesParameters
 
 LABELS = ["O", "B-PER", "I-PER", "B-LOC"]
 

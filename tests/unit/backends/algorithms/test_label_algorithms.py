@@ -5,18 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from backends.algorithms.cascade import Cascade
-from backends.algorithms.classify import Classify
-from backends.algorithms.embedding import Embed
-from backends.algorithms.ensemble import Combination, Ensemble
-from backends.algorithms.label_tree import LabelTree, read_tree
-from backends.algorithms.labels import Label
-from backends.algorithms.long_document import LongClassify, LongEmbed
-from backends.algorithms.zero_shot import ZeroShot
-from backends.errors import ItemRefused
-from backends.pipelines.windows import Combination as WindowCombination, Windows
+from sluicegate.backends.algorithms.cascade import Cascade
+from sluicegate.backends.algorithms.classify import Classify
+from sluicegate.backends.algorithms.embedding import Embed
+from sluicegate.backends.algorithms.ensemble import Combination, Ensemble
+from sluicegate.backends.algorithms.label_tree import LabelTree, read_tree
+from sluicegate.backends.algorithms.labels import Label
+from sluicegate.backends.algorithms.long_document import LongClassify, LongEmbed
+from sluicegate.backends.algorithms.zero_shot import ZeroShot
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.pipelines.windows import Combination as WindowCombination, Windows
+from sluicegate.wire.protocol import ClassifyParameters, EmbedParameters, Function
 from tests.support.fake_models import FakeModel, asking
-from wire.protocol import ClassifyParameters, EmbedParameters, Function
 
 pytestmark = pytest.mark.anyio
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from backends.algorithms.label_cache import LabelVectorCache
+from sluicegate.backends.algorithms.label_cache import LabelVectorCache
 
 _KIB = 1024
 

@@ -4,12 +4,17 @@ import math
 
 import pytest
 
-from backends.algorithms.embedding import Rerank
-from backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
-from backends.errors import ItemRefused
-from backends.types import Text
+from sluicegate.backends.algorithms.embedding import Rerank
+from sluicegate.backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.types import Text
+from sluicegate.wire.protocol import (
+    ChooseItem,
+    ChooseParameters,
+    RerankParameters,
+    ZeroShotParameters,
+)
 from tests.support.fake_models import FakeModel, asking
-from wire.protocol import ChooseItem, ChooseParameters, RerankParameters, ZeroShotParameters
 
 pytestmark = pytest.mark.anyio
 LABELS = ["contradiction", "neutral", "entailment"]

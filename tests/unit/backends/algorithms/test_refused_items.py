@@ -2,8 +2,8 @@
 
 import pytest
 
-from backends.algorithms.refused_items import RefusedItems
-from backends.errors import ItemRefused
+from sluicegate.backends.algorithms.refused_items import RefusedItems
+from sluicegate.backends.errors import ItemRefused
 
 
 def test_an_item_is_refused_for_a_while() -> None:

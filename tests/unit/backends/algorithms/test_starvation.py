@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.algorithms.starvation import CoreDelays, ProcessTime
+from sluicegate.backends.algorithms.starvation import CoreDelays, ProcessTime
 
 
 def test_what_runs_or_sleeps_has_its_time_by_the_clock() -> None:

@@ -2,7 +2,7 @@
 
 import os
 
-from backends.algorithms.step_marks import StepMarks
+from sluicegate.backends.algorithms.step_marks import StepMarks
 
 
 def test_both_sides_see_the_step_that_runs() -> None:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from backends.algorithms.classify import Classify
-from backends.algorithms.tournament import Tournament
-from backends.errors import ItemRefused
-from backends.types import Text
+from sluicegate.backends.algorithms.classify import Classify
+from sluicegate.backends.algorithms.tournament import Tournament
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.types import Text
+from sluicegate.wire.protocol import InferParameters
 from tests.support.fake_models import FakeModel, asking
-from wire.protocol import InferParameters
 
 pytestmark = pytest.mark.anyio
 

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from backends.algorithms.zero_shot import Choose, ZeroShot
-from backends.batching.coalescing import RowCaller
-from backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.algorithms.zero_shot import Choose, ZeroShot
+from sluicegate.backends.batching.coalescing import RowCaller
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.wire.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
 from tests.support.fake_models import FakeModel, asking
-from wire.protocol import ChooseItem, ChooseParameters, ZeroShotParameters
 
 pytestmark = pytest.mark.anyio
 

@@ -7,13 +7,13 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from backends.api.calls import CallAuthenticator, CallHandler
-from backends.api.transit_estimates import TransitEstimates
-from backends.errors import NotReady
-from backends.serving.core import ServingCore
-from backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.api.calls import CallAuthenticator, CallHandler
+from sluicegate.backends.api.transit_estimates import TransitEstimates
+from sluicegate.backends.errors import NotReady
+from sluicegate.backends.serving.core import ServingCore
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.wire.protocol import Call, CallItem, Task
 from tests.support.clock import Clock
-from wire.protocol import Call, CallItem, Task
 
 GATEWAY, OTHER = 7, 8
 AHEAD = 1_000_000.0

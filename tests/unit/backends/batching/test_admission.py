@@ -2,15 +2,15 @@
 
 import pytest
 
-from backends.batching.admission import Admission
-from backends.batching.fair_queue import BULK
-from backends.batching.lateness_margin import LatenessMargin
-from backends.batching.meter import Meter
-from backends.batching.policy import BatchLimits
-from backends.batching.queue import RowQueue
-from backends.batching.row import RequestWork
-from backends.errors import Overloaded
-from backends.executors.cost import CostModel
+from sluicegate.backends.batching.admission import Admission
+from sluicegate.backends.batching.fair_queue import BULK
+from sluicegate.backends.batching.lateness_margin import LatenessMargin
+from sluicegate.backends.batching.meter import Meter
+from sluicegate.backends.batching.policy import BatchLimits
+from sluicegate.backends.batching.queue import RowQueue
+from sluicegate.backends.batching.row import RequestWork
+from sluicegate.backends.errors import Overloaded
+from sluicegate.backends.executors.cost import CostModel
 from tests.support.clock import Clock
 
 COST = CostModel(base=1e-3, token=1e-4, padded=1e-5)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from hypothesis import given, strategies as st
 
-from backends.batching.policy import BatchLimits, Choice, Release, choose_batch
-from backends.executors.cost import CostModel
+from sluicegate.backends.batching.policy import BatchLimits, Choice, Release, choose_batch
+from sluicegate.backends.executors.cost import CostModel
 
 LIMITS = BatchLimits(rows=8, tokens=4096)
 COST = CostModel(base=1e-3, padded=0.2e-3, square=0.0)

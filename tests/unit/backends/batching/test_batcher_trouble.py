@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from backends.batching.batcher import Batcher, BatchingOptions
-from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
-from backends.batching.device import Device
-from backends.batching.policy import BatchLimits
-from backends.batching.submission import QueueLimits
-from backends.errors import DeadlineExceeded, ExecutorDied, ModelFailed, Overloaded
-from backends.executors.base import ModelExecutor
-from backends.executors.cost import CostModel
-from backends.executors.dummy import DummyExecutor, PacedExecutor
-from backends.executors.padded_batch import PaddedBatch
-from backends.telemetry.spans import NO_TRACING
-from backends.types import Encoding, FloatArray, OutputKind
+from sluicegate.backends.batching.batcher import Batcher, BatchingOptions
+from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
+from sluicegate.backends.batching.device import Device
+from sluicegate.backends.batching.policy import BatchLimits
+from sluicegate.backends.batching.submission import QueueLimits
+from sluicegate.backends.errors import DeadlineExceeded, ExecutorDied, ModelFailed, Overloaded
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.types import Encoding, FloatArray, OutputKind
 from testing.waiting import until
 from tests.support.clock import Clock
 from tests.support.gate import Gate

@@ -8,13 +8,13 @@ import random
 import numpy as np
 import pytest
 
-from backends.batching.bulk_pause import BulkPause
-from backends.batching.policy import BatchLimits
-from backends.batching.queue import RowQueue
-from backends.batching.row import Row, RowWaiter
-from backends.executors.cost import CostModel
-from backends.telemetry.spans import NO_SPAN
-from backends.types import Encoding, OutputKind
+from sluicegate.backends.batching.bulk_pause import BulkPause
+from sluicegate.backends.batching.policy import BatchLimits
+from sluicegate.backends.batching.queue import RowQueue
+from sluicegate.backends.batching.row import Row, RowWaiter
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.telemetry.spans import NO_SPAN
+from sluicegate.backends.types import Encoding, OutputKind
 from tests.support.clock import Clock
 
 COSTS = {

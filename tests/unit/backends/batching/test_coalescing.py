@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from backends.batching.batcher import Batcher, BatchingOptions
-from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
-from backends.errors import DeadlineExceeded, ItemRefused, Overloaded
-from backends.executors.dummy import PacedExecutor
-from backends.telemetry.spans import NO_TRACING
-from backends.types import Encoding, OutputKind
+from sluicegate.backends.batching.batcher import Batcher, BatchingOptions
+from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
+from sluicegate.backends.errors import DeadlineExceeded, ItemRefused, Overloaded
+from sluicegate.backends.executors.dummy import PacedExecutor
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.types import Encoding, OutputKind
 from testing.waiting import until
 from tests.support.clock import Clock
 from tests.support.gate import Gate

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from backends.errors import OutOfMemory
-from backends.executors.cost import CostModel, CostSample, fit, measure_cost
-from backends.executors.graph import GraphSource
-from backends.executors.padded_batch import PaddedBatch
-from backends.types import OutputKind
+from sluicegate.backends.errors import OutOfMemory
+from sluicegate.backends.executors.cost import CostModel, CostSample, fit, measure_cost
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.types import OutputKind
 from tests.support.clock import Clock
 
 SOURCE = GraphSource(path=Path(), outputs={OutputKind.POOLED: "pooled"}, dimensions=8)

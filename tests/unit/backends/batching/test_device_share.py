@@ -2,7 +2,7 @@
 
 import threading
 
-from backends.batching.device import Device, DeviceShare
+from sluicegate.backends.batching.device import Device, DeviceShare
 from testing.waiting import wait_until
 from tests.support.clock import Clock
 

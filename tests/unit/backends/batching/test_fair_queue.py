@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from backends.batching.fair_queue import FairQueue
-from backends.batching.row import Row
-from backends.telemetry.spans import NO_SPAN
-from backends.types import Encoding, OutputKind
+from sluicegate.backends.batching.fair_queue import FairQueue
+from sluicegate.backends.batching.row import Row
+from sluicegate.backends.telemetry.spans import NO_SPAN
+from sluicegate.backends.types import Encoding, OutputKind
 
 pytestmark = pytest.mark.anyio
 

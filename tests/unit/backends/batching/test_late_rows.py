@@ -1,7 +1,7 @@
 """Rows that run after their deadline are told of."""
 
-from backends.batching.meter import Meter
-from backends.executors.cost import CostModel
+from sluicegate.backends.batching.meter import Meter
+from sluicegate.backends.executors.cost import CostModel
 from tests.support.clock import Clock
 
 

@@ -2,9 +2,9 @@
 
 import random
 
-from backends.batching.lateness_margin import LatenessMargin
-from backends.batching.policy import Release
-from backends.batching.queue import DequeuedBatch
+from sluicegate.backends.batching.lateness_margin import LatenessMargin
+from sluicegate.backends.batching.policy import Release
+from sluicegate.backends.batching.queue import DequeuedBatch
 
 
 def test_rows_in_vain_raise_it_quickly() -> None:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Set as AbstractSet
 import numpy as np
 import pytest
 
-from backends.batching.batcher import Batcher, BatchingOptions
-from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
-from backends.batching.loop_wakeup import LoopWakeup, system_affinity
-from backends.executors.dummy import PacedExecutor
-from backends.telemetry.spans import NO_TRACING
-from backends.types import Encoding, FloatArray, OutputKind
+from sluicegate.backends.batching.batcher import Batcher, BatchingOptions
+from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
+from sluicegate.backends.batching.loop_wakeup import LoopWakeup, system_affinity
+from sluicegate.backends.executors.dummy import PacedExecutor
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.types import Encoding, FloatArray, OutputKind
 
 pytestmark = pytest.mark.anyio
 ALL = {0, 1, 2}

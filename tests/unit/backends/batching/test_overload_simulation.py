@@ -13,17 +13,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.batching.admission import Admission, QueueReservation
-from backends.batching.fair_queue import INTERACTIVE
-from backends.batching.lateness_margin import LatenessMargin
-from backends.batching.meter import Meter
-from backends.batching.policy import BatchLimits
-from backends.batching.queue import DequeuedBatch, RowQueue
-from backends.batching.row import Row, RowWaiter
-from backends.errors import Overloaded
-from backends.executors.cost import CostModel
-from backends.telemetry.spans import NO_SPAN
-from backends.types import Encoding, OutputKind
+from sluicegate.backends.batching.admission import Admission, QueueReservation
+from sluicegate.backends.batching.fair_queue import INTERACTIVE
+from sluicegate.backends.batching.lateness_margin import LatenessMargin
+from sluicegate.backends.batching.meter import Meter
+from sluicegate.backends.batching.policy import BatchLimits
+from sluicegate.backends.batching.queue import DequeuedBatch, RowQueue
+from sluicegate.backends.batching.row import Row, RowWaiter
+from sluicegate.backends.errors import Overloaded
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.telemetry.spans import NO_SPAN
+from sluicegate.backends.types import Encoding, OutputKind
 from tests.support.clock import Clock
 
 pytestmark = pytest.mark.anyio

@@ -2,9 +2,9 @@
 
 import pytest
 
-from backends.batching.meter import Meter
-from backends.batching.policy import Release
-from backends.executors.cost import CostModel
+from sluicegate.backends.batching.meter import Meter
+from sluicegate.backends.batching.policy import Release
+from sluicegate.backends.executors.cost import CostModel
 from tests.support.clock import Clock
 
 

@@ -7,13 +7,13 @@ import numpy as np
 from hypothesis import given, strategies as st
 from typing_extensions import override
 
-from backends.batching.policy import BatchLimits
-from backends.batching.queue import RowQueue
-from backends.batching.queue_delay import FlightCounts, QueueDelayPolicy, expected_rows
-from backends.batching.row import Row, RowWaiter
-from backends.executors.cost import CostModel
-from backends.telemetry.spans import NO_SPAN
-from backends.types import Encoding, OutputKind
+from sluicegate.backends.batching.policy import BatchLimits
+from sluicegate.backends.batching.queue import RowQueue
+from sluicegate.backends.batching.queue_delay import FlightCounts, QueueDelayPolicy, expected_rows
+from sluicegate.backends.batching.row import Row, RowWaiter
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.telemetry.spans import NO_SPAN
+from sluicegate.backends.types import Encoding, OutputKind
 from tests.support.clock import Clock
 
 # A batch takes so long that no wait ends by its time.

@@ -3,18 +3,18 @@
 import numpy as np
 import pytest
 
-from backends.batching.admission import Admission
-from backends.batching.device import Device
-from backends.batching.lateness_margin import LatenessMargin
-from backends.batching.meter import Meter
-from backends.batching.policy import BatchLimits
-from backends.batching.queue import RowQueue
-from backends.batching.row import Row
-from backends.batching.submission import QueueLimits, SubmissionQueue
-from backends.errors import Overloaded
-from backends.executors.cost import CostModel
-from backends.telemetry.spans import NO_SPAN
-from backends.types import Encoding, OutputKind
+from sluicegate.backends.batching.admission import Admission
+from sluicegate.backends.batching.device import Device
+from sluicegate.backends.batching.lateness_margin import LatenessMargin
+from sluicegate.backends.batching.meter import Meter
+from sluicegate.backends.batching.policy import BatchLimits
+from sluicegate.backends.batching.queue import RowQueue
+from sluicegate.backends.batching.row import Row
+from sluicegate.backends.batching.submission import QueueLimits, SubmissionQueue
+from sluicegate.backends.errors import Overloaded
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.telemetry.spans import NO_SPAN
+from sluicegate.backends.types import Encoding, OutputKind
 from tests.support.clock import Clock
 
 COST = CostModel(base=1e-3, token=1e-4, padded=1e-5)

@@ -1,7 +1,7 @@
 """When a batch runs on all cores."""
 
-from backends.batching.runner import ParallelismChoice
-from backends.executors.cost import CostModel
+from sluicegate.backends.batching.runner import ParallelismChoice
+from sluicegate.backends.executors.cost import CostModel
 
 NARROW = CostModel(base=1e-3, padded=0.16e-3)
 # Two threads halve the work and take longer to start.

@@ -9,13 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.batching.policy import BatchLimits
-from backends.bulk.planned_rows import PlannedBatches, divide
-from backends.bulk.runner import BulkFailure, BulkResult, BulkRunner, Outcome
-from backends.errors import BackendError, ModelFailed, OutOfMemory, StartProblem, UpstreamFailed
-from backends.executors.dummy import SimulatedExecutor
-from backends.executors.padded_batch import PaddedBatch
-from backends.types import Encoding, OutputKind
+from sluicegate.backends.batching.policy import BatchLimits
+from sluicegate.backends.bulk.planned_rows import PlannedBatches, divide
+from sluicegate.backends.bulk.runner import BulkFailure, BulkResult, BulkRunner, Outcome
+from sluicegate.backends.errors import (
+    BackendError,
+    ModelFailed,
+    OutOfMemory,
+    StartProblem,
+    UpstreamFailed,
+)
+from sluicegate.backends.executors.dummy import SimulatedExecutor
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.types import Encoding, OutputKind
 
 _TEXTS = ["a gorgeous, witty movie", "labored gags", "an idea", "a gorgeous, witty movie"]
 
@@ -113,7 +119,7 @@ def test_every_item_of_a_part_is_in_each_round_however_long_its_text_takes(
 def test_a_part_may_hold_more_text_than_a_backend_lets_wait(
     light_models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("backends.tokenization.text_queue._MOST_CHARACTERS", 10_000)
+    monkeypatch.setattr("sluicegate.backends.tokenization.text_queue._MOST_CHARACTERS", 10_000)
     with BulkRunner(light_models, model="minilm", task="tokenize", provider="paced") as runner:
         outcomes = runner.run(["word " * 1000 for _ in range(5)])
 

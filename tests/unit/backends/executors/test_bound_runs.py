@@ -8,15 +8,15 @@ import pytest
 from onnx import TensorProto, helper
 from typing_extensions import override
 
-from backends.errors import ModelProblem, OutOfMemory
-from backends.executors.binding import Bindings, BoundKey, BoundTensors
-from backends.executors.buckets import Buckets, Shape
-from backends.executors.cuda import CudaExecutor, RunLimits
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.executors.padded_batch import PaddedBatch
-from backends.executors.provider import DeviceOptions
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.errors import ModelProblem, OutOfMemory
+from sluicegate.backends.executors.binding import Bindings, BoundKey, BoundTensors
+from sluicegate.backends.executors.buckets import Buckets, Shape
+from sluicegate.backends.executors.cuda import CudaExecutor, RunLimits
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.executors.provider import DeviceOptions
+from sluicegate.backends.types import FloatArray, OutputKind
 from testing.model_repository import DIMENSIONS, toy_graph
 
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from backends.executors.device_info import DeviceInfo, device_info, read_device
+from sluicegate.backends.executors.device_info import DeviceInfo, device_info, read_device
 
 
 class Driver:

@@ -4,18 +4,24 @@ from pathlib import Path
 
 import pytest
 
-from backends.errors import BackendError, ExecutorDied, ModelFailed, ModelProblem, OutOfMemory
-from backends.executors.cuda import RunLimits, explain, run_entries
-from backends.executors.engine_profiles import EngineProfile
-from backends.executors.opening import device_options, run_limits
-from backends.executors.provider import (
+from sluicegate.backends.errors import (
+    BackendError,
+    ExecutorDied,
+    ModelFailed,
+    ModelProblem,
+    OutOfMemory,
+)
+from sluicegate.backends.executors.cuda import RunLimits, explain, run_entries
+from sluicegate.backends.executors.engine_profiles import EngineProfile
+from sluicegate.backends.executors.opening import device_options, run_limits
+from sluicegate.backends.executors.provider import (
     DeviceOptions,
     check_provider,
     open_session,
     provider_options,
     read_input_names,
 )
-from backends.settings import read_settings
+from sluicegate.backends.settings import read_settings
 from testing.model_repository import toy_graph
 
 GRAPH = Path("model.onnx")

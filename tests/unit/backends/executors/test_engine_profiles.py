@@ -8,12 +8,12 @@ from typing import cast
 import msgspec
 import pytest
 
-from backends.device_defaults import BatchBounds
-from backends.errors import ModelProblem
-from backends.executors import engine_profiles as module
-from backends.executors.buckets import Buckets
-from backends.executors.device_info import DeviceInfo
-from backends.executors.engine_profiles import (
+from sluicegate.backends.device_defaults import BatchBounds
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.executors import engine_profiles as module
+from sluicegate.backends.executors.buckets import Buckets
+from sluicegate.backends.executors.device_info import DeviceInfo
+from sluicegate.backends.executors.engine_profiles import (
     LIBRARIES,
     EngineProfile,
     engine_folder,
@@ -21,8 +21,8 @@ from backends.executors.engine_profiles import (
     load_tensorrt,
     make_engine_folder,
 )
-from backends.executors.graph import GraphSource
-from backends.types import OutputKind
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.types import OutputKind
 
 GPU = BatchBounds(rows=256, tokens=32_768)
 PROFILE = EngineProfile(rows=64, longest=512, usual=256)

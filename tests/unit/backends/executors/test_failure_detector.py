@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.executors.failure_detector import FailureDetector
+from sluicegate.backends.executors.failure_detector import FailureDetector
 from tests.support.clock import Clock
 
 

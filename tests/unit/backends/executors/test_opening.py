@@ -6,13 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backends.errors import ModelProblem, OutOfMemory
-from backends.executors.base import ModelExecutor
-from backends.executors.cuda import RunLimits
-from backends.executors.dummy import SimulatedExecutor
-from backends.executors.graph import GraphSource
-from backends.executors.opening import open_capturing
-from backends.open_inference.address import RemoteModelServer
+from sluicegate.backends.errors import ModelProblem, OutOfMemory
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.cuda import RunLimits
+from sluicegate.backends.executors.dummy import SimulatedExecutor
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.opening import open_capturing
+from sluicegate.backends.open_inference.address import RemoteModelServer
 
 
 def opener(tried: list[int]) -> Callable[[RunLimits], ModelExecutor]:

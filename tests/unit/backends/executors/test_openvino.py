@@ -9,19 +9,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.errors import ModelFailed, ModelProblem
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.executors.opening import executor_opener
-from backends.executors.openvino import OpenVinoExecutor
-from backends.executors.openvino_graph import check_precision, compile_graph
-from backends.executors.padded_batch import PaddedBatch, pad
-from backends.model_tools.graphs.options import Attention, GraphOptions
-from backends.model_tools.graphs.shapes import BertShape
-from backends.qualification.invariance import measure_invariance
-from backends.qualification.qualify import TOLERANCES
-from backends.settings import BackendSettings
-from backends.types import IntArray, OutputKind
+from sluicegate.backends.errors import ModelFailed, ModelProblem
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.executors.opening import executor_opener
+from sluicegate.backends.executors.openvino import OpenVinoExecutor
+from sluicegate.backends.executors.openvino_graph import check_precision, compile_graph
+from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
+from sluicegate.backends.model_tools.graphs.options import Attention, GraphOptions
+from sluicegate.backends.model_tools.graphs.shapes import BertShape
+from sluicegate.backends.qualification.invariance import measure_invariance
+from sluicegate.backends.qualification.qualify import TOLERANCES
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.backends.types import IntArray, OutputKind
 from testing.bert import pooled_bert, seeded_weights
 from tests.support.openvino import need_bf16_of_the_cpu, need_openvino
 
@@ -166,7 +166,7 @@ def test_nothing_is_reported_where_the_package_that_reports_is_installed(tmp_pat
     (package / "__init__.py").write_text("print('reporting')")
     program = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "from backends.executors.openvino_graph import runtime\n"
+        "from sluicegate.backends.executors.openvino_graph import runtime\n"
         "runtime(); print(sys.modules['openvino'].__name__)"
     )
 

@@ -6,7 +6,7 @@ import mmap
 
 import numpy as np
 
-from backends.executors.host_memory import PageableMemory, PinnedMemory, host_memory
+from sluicegate.backends.executors.host_memory import PageableMemory, PinnedMemory, host_memory
 
 
 class Runtime:

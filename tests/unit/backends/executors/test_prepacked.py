@@ -10,14 +10,14 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from backends.errors import ModelProblem
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.executors.packing import save_packed_apart
-from backends.executors.padded_batch import ones
-from backends.executors.prepacked import prepacked_graph
-from backends.executors.provider import runtime_version, save_packed
-from backends.types import OutputKind
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.executors.packing import save_packed_apart
+from sluicegate.backends.executors.padded_batch import ones
+from sluicegate.backends.executors.prepacked import prepacked_graph
+from sluicegate.backends.executors.provider import runtime_version, save_packed
+from sluicegate.backends.types import OutputKind
 
 WIDTH = 64
 

@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from backends.errors import ExecutorDied, ModelProblem
-from backends.executors.base import ModelExecutor
-from backends.executors.dummy import DummyExecutor, PacedExecutor
-from backends.executors.padded_batch import ones
-from backends.executors.resident import ResidentExecutor, SessionMemory
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.errors import ExecutorDied, ModelProblem
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
+from sluicegate.backends.executors.padded_batch import ones
+from sluicegate.backends.executors.resident import ResidentExecutor, SessionMemory
+from sluicegate.backends.types import FloatArray, OutputKind
 from testing.waiting import wait_until
 from tests.support.gate import Gate
 

@@ -2,7 +2,7 @@
 
 from hypothesis import given, strategies as st
 
-from backends.executors.buckets import Buckets, Shape, round_up
+from sluicegate.backends.executors.buckets import Buckets, Shape, round_up
 
 SIZES = st.integers(1, 5000)
 

@@ -6,9 +6,9 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from backends.executors.padded_batch import ones
-from backends.model_tools.graphs.shapes import BertShape
-from backends.types import OutputKind
+from sluicegate.backends.executors.padded_batch import ones
+from sluicegate.backends.model_tools.graphs.shapes import BertShape
+from sluicegate.backends.types import OutputKind
 from testing.bert import pooled_bert, seeded_weights
 from tests.support.graph_runs import open_graph
 

@@ -6,17 +6,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from backends.device_defaults import BatchBounds
-from backends.executors.base import ModelExecutor
-from backends.executors.buckets import Buckets, Shape
-from backends.executors.cuda import CudaExecutor, RunLimits
-from backends.executors.engine_profiles import EngineProfile, engine_profiles
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.executors.padded_batch import PaddedBatch, pad
-from backends.executors.provider import DeviceOptions
-from backends.executors.tensorrt import open_engines
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.device_defaults import BatchBounds
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.buckets import Buckets, Shape
+from sluicegate.backends.executors.cuda import CudaExecutor, RunLimits
+from sluicegate.backends.executors.engine_profiles import EngineProfile, engine_profiles
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
+from sluicegate.backends.executors.provider import DeviceOptions
+from sluicegate.backends.executors.tensorrt import open_engines
+from sluicegate.backends.types import FloatArray, OutputKind
 from testing.model_repository import DIMENSIONS, toy_graph
 
 OUTPUTS = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}

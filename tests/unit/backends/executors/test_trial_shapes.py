@@ -2,8 +2,13 @@
 
 import pytest
 
-from backends.device_defaults import BatchBounds
-from backends.executors.trial_shapes import CPU_BATCH, device_trials, full_batches, text_lengths
+from sluicegate.backends.device_defaults import BatchBounds
+from sluicegate.backends.executors.trial_shapes import (
+    CPU_BATCH,
+    device_trials,
+    full_batches,
+    text_lengths,
+)
 
 GPU = BatchBounds(rows=256, tokens=32_768)
 BOUNDS = [

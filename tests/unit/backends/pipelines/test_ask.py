@@ -3,8 +3,8 @@
 import math
 from contextlib import suppress
 
-from backends.batching.coalescing import HostedItems, RowCaller
-from backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.batching.coalescing import HostedItems, RowCaller
+from sluicegate.backends.pipelines.ask import AlgorithmContext
 
 
 def test_an_item_that_fails_in_a_host_no_longer_runs_there() -> None:

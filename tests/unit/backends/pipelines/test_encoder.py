@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from backends.batching.batcher import Batcher, BatchingOptions
-from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
-from backends.errors import ItemRefused
-from backends.executors.dummy import DummyExecutor
-from backends.pipelines.encoder import Encoder
-from backends.pipelines.windows import Windows
-from backends.telemetry.spans import NO_TRACING
-from backends.tokenization.tokenizer import Tokenizer
-from backends.types import Encoding, Text
+from sluicegate.backends.batching.batcher import Batcher, BatchingOptions
+from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.backends.pipelines.encoder import Encoder
+from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.tokenization.tokenizer import Tokenizer
+from sluicegate.backends.types import Encoding, Text
 from testing.model_repository import make_tokenizer
 
 pytestmark = pytest.mark.anyio

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.errors import ModelProblem
-from backends.pipelines.head import HeadWeights, read_head
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.pipelines.head import HeadWeights, read_head
 
 
 def write(path: Path, **arrays: object) -> Path:

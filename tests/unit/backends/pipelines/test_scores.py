@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from backends.pipelines.scores import (
+from sluicegate.backends.pipelines.scores import (
     apply_function,
     best_first,
     best_labels,
@@ -15,7 +15,7 @@ from backends.pipelines.scores import (
     sigmoid,
     softmax,
 )
-from wire.protocol import Function
+from sluicegate.wire.protocol import Function
 
 
 def test_softmax_stands_logits_of_any_size() -> None:

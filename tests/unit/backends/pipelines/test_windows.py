@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from backends.pipelines.windows import join_windows, window_spans
+from sluicegate.backends.pipelines.windows import join_windows, window_spans
 
 
 @given(

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from backends.errors import ModelFailed, ModelProblem
-from backends.executors.base import ModelExecutor
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.executors.padded_batch import PaddedBatch
-from backends.model_tools.graphs.grids import WIDTHS
-from backends.model_tools.graphs.options import GraphOptions
-from backends.model_tools.graphs.shapes import BertShape
-from backends.qualification.fallback import RECORD, check_fallback, trial_batches
-from backends.qualification.graph_trials import GraphTrial, local_trials
-from backends.types import FloatArray, OutputKind
+from sluicegate.backends.errors import ModelFailed, ModelProblem
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.model_tools.graphs.grids import WIDTHS
+from sluicegate.backends.model_tools.graphs.options import GraphOptions
+from sluicegate.backends.model_tools.graphs.shapes import BertShape
+from sluicegate.backends.qualification.fallback import RECORD, check_fallback, trial_batches
+from sluicegate.backends.qualification.graph_trials import GraphTrial, local_trials
+from sluicegate.backends.types import FloatArray, OutputKind
 from testing.bert import pooled_bert, seeded_weights
 from tests.support.expanded_graphs import expand
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from backends.qualification.gate import Bounds, Verdict, at_most, judge, units_needed
-from backends.types import FloatArray
+from sluicegate.backends.qualification.gate import Bounds, Verdict, at_most, judge, units_needed
+from sluicegate.backends.types import FloatArray
 
 REFERENCE = np.eye(4, dtype=np.float32)[np.arange(1000) % 4]
 EXPECTED = [number % 4 for number in range(1000)]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.errors import StartProblem
-from backends.qualification.golden_texts import GoldenSet, read_golden
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.qualification.golden_texts import GoldenSet, read_golden
 
 
 def test_a_text_file_holds_one_text_a_line(tmp_path: Path) -> None:

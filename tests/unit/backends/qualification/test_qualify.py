@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from backends.errors import ModelFailed, ModelProblem
-from backends.executors.base import ModelExecutor
-from backends.executors.dummy import DummyExecutor, PacedExecutor
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.executors.padded_batch import PaddedBatch
-from backends.qualification.certificate import FILE, certified_outputs
-from backends.qualification.qualify import RECORD, Candidate, qualify
-from backends.types import FloatArray, IntArray, OutputKind
+from sluicegate.backends.errors import ModelFailed, ModelProblem
+from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.qualification.certificate import FILE, certified_outputs
+from sluicegate.backends.qualification.qualify import RECORD, Candidate, qualify
+from sluicegate.backends.types import FloatArray, IntArray, OutputKind
 from testing.model_repository import DIMENSIONS, make_tokenizer, toy_graph
 from tests.support.quantized import make_dynamic
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from backends.qualification import records
-from backends.qualification.records import (
+from sluicegate.backends.qualification import records
+from sluicegate.backends.qualification.records import (
     MachineInfo,
     describe_machine,
     machine_key,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from backends.model_tools.tuning.variant_gate import speed_reasons
-from backends.qualification.text_runs import SpeedSample, Speedup, summarize_turns
+from sluicegate.backends.model_tools.tuning.variant_gate import speed_reasons
+from sluicegate.backends.qualification.text_runs import SpeedSample, Speedup, summarize_turns
 
 
 def speedup(*rates: float) -> Speedup:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from backends.errors import StartProblem
-from backends.repository.catalogue import read_catalogue
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.repository.catalogue import read_catalogue
 from testing.model_repository import (
     write_encoder,
     write_head,

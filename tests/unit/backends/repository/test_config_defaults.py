@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from backends.model_tools.importing.convert import convert
-from backends.repository import tokenizer_class
-from backends.repository.catalogue import read_catalogue
-from backends.repository.config_defaults import DEFAULTS, complete_config, padding_position
-from backends.repository.manifest import ClassifierManifest
+from sluicegate.backends.model_tools.importing.convert import convert
+from sluicegate.backends.repository import tokenizer_class
+from sluicegate.backends.repository.catalogue import read_catalogue
+from sluicegate.backends.repository.config_defaults import (
+    DEFAULTS,
+    complete_config,
+    padding_position,
+)
+from sluicegate.backends.repository.manifest import ClassifierManifest
 from tests.parity.checkpoints import (
     FAMILIES,
     FEWER_FAMILIES,

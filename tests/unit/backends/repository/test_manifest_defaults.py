@@ -7,13 +7,13 @@ from typing import Any
 import onnx
 import pytest
 
-from backends.model_tools.importing.convert import convert
-from backends.repository.catalogue import Catalogue, read_catalogue
-from backends.repository.graph_file import read_graph_file
-from backends.repository.manifest import ClassifierManifest, EncoderManifest
+from sluicegate.backends.model_tools.importing.convert import convert
+from sluicegate.backends.repository.catalogue import Catalogue, read_catalogue
+from sluicegate.backends.repository.graph_file import read_graph_file
+from sluicegate.backends.repository.manifest import ClassifierManifest, EncoderManifest
+from sluicegate.wire.protocol import Task
 from testing.model_repository import toy_graph, write_encoder
 from tests.parity.checkpoints import MAX_TOKENS, Checkpoint, Purpose, write_checkpoint
-from wire.protocol import Task
 
 
 def write_entry(root: Path, purpose: Purpose, *, family: str = "bert") -> Path:

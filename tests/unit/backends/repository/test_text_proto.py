@@ -6,7 +6,7 @@ import re
 import pytest
 from hypothesis import given, strategies as st
 
-from backends.repository.text_proto import read_text_proto
+from sluicegate.backends.repository.text_proto import read_text_proto
 
 
 def test_a_configuration_is_read_with_all_it_may_hold() -> None:

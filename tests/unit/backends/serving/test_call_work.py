@@ -8,19 +8,19 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from backends.batching.batcher import Batcher, BatchingOptions
-from backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
-from backends.batching.submission import QueueLimits
-from backends.errors import Overloaded
-from backends.executors.cost import CostModel
-from backends.executors.dummy import DummyExecutor
-from backends.serving.call_work import CallWork
-from backends.serving.work_estimates import WorkEstimates
-from backends.telemetry.spans import NO_TRACING
-from backends.types import Encoding, OutputKind
+from sluicegate.backends.batching.batcher import Batcher, BatchingOptions
+from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
+from sluicegate.backends.batching.submission import QueueLimits
+from sluicegate.backends.errors import Overloaded
+from sluicegate.backends.executors.cost import CostModel
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.backends.serving.call_work import CallWork
+from sluicegate.backends.serving.work_estimates import WorkEstimates
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.types import Encoding, OutputKind
+from sluicegate.wire.protocol import Call, CallItem, ModelInfo, Task
 from testing.waiting import until
 from tests.support.clock import Clock
-from wire.protocol import Call, CallItem, ModelInfo, Task
 
 _MODEL = ModelInfo(
     name="mood",

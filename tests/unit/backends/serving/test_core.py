@@ -6,12 +6,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from backends.errors import ModelNotFound
-from backends.executors.dummy import DummyExecutor
-from backends.serving.core import ModelSet
+from sluicegate.backends.errors import ModelNotFound
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.backends.serving.core import ModelSet
+from sluicegate.wire.protocol import Task
 from testing.model_repository import DIMENSIONS, write_repository
 from tests.support.backend_calls import Backend, running_backend
-from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.serving.device_watch import DeviceWatch, Look, watched_in_thread
-from wire.protocol import GpuState
+from sluicegate.backends.serving.device_watch import DeviceWatch, Look, watched_in_thread
+from sluicegate.wire.protocol import GpuState
 
 pytestmark = pytest.mark.anyio
 STATE = GpuState(device=0, uuid="GPU-1", name="NVIDIA H100", used_bytes=1, total_bytes=2)

@@ -8,12 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from backends.telemetry.logs import JsonFormatter, LineHandler
+from sluicegate.backends.telemetry.logs import JsonFormatter, LineHandler
 
 
 def test_a_line_is_one_json_object_with_its_fields_apart() -> None:
     record = logging.makeLogRecord(
-        {"name": "backends.app", "levelname": "INFO", "msg": "backend started", "address": "a:1"}
+        {
+            "name": "sluicegate.backends.app",
+            "levelname": "INFO",
+            "msg": "backend started",
+            "address": "a:1",
+        }
     )
 
     line = JsonFormatter().format(record)

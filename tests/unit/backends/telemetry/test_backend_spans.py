@@ -10,16 +10,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from backends.executors.dummy import PacedExecutor
-from backends.telemetry.otel_tracing import OtelTracing, otlp_tracing
-from backends.telemetry.spans import NO_SPAN, NO_TRACING
+from sluicegate.backends.executors.dummy import PacedExecutor
+from sluicegate.backends.telemetry.otel_tracing import OtelTracing, otlp_tracing
+from sluicegate.backends.telemetry.spans import NO_SPAN, NO_TRACING
+from sluicegate.wire.protocol import Task
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import running_backend
 from tests.support.gate import Gate
 from tests.support.otlp_sink import HttpSink
 from tests.support.tracing import GrpcSink
-from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as Library, models, pre_tokenizers, processors
 
-from backends.tokenization.layout import cut_first, cut_longest
-from backends.tokenization.tokenizer import Tokenizer
+from sluicegate.backends.tokenization.layout import cut_first, cut_longest
+from sluicegate.backends.tokenization.tokenizer import Tokenizer
 from testing.model_repository import make_tokenizer
 
 pytestmark = pytest.mark.anyio

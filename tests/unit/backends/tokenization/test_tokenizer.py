@@ -13,9 +13,9 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 from typing_extensions import ParamSpec, TypeVar, override
 
-from backends.errors import ModelFailed, ModelProblem
-from backends.tokenization.tokenizer import Tokenizer
-from backends.types import Text
+from sluicegate.backends.errors import ModelFailed, ModelProblem
+from sluicegate.backends.tokenization.tokenizer import Tokenizer
+from sluicegate.backends.types import Text
 from testing.model_repository import id_of, make_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -100,7 +100,7 @@ async def test_texts_that_are_read_a_few_at_a_time_are_answered_in_order(
 def test_texts_of_many_tokens_do_not_take_memory_all_at_once(file: Path) -> None:
     script = f"""
 from pathlib import Path
-from backends.tokenization.tokenizer import Tokenizer
+from sluicegate.backends.tokenization.tokenizer import Tokenizer
 
 def peak():
     return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) // 1024

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 from typing_extensions import ParamSpec, TypeVar, override
 
-from backends.app import make_routes
-from backends.errors import ExecutorDied, Overloaded
-from backends.executors.dummy import DummyExecutor
-from backends.qualification.qualify import qualify_unmeasured
-from backends.serving.loading import LoadingTools
-from backends.serving.reloading import Repository
-from backends.settings import BackendSettings
-from backends.telemetry.spans import NO_TRACING
-from backends.tokenization.tokenizer import Tokenizer
-from backends.types import Encoding, Text
+from sluicegate.backends.app import make_routes
+from sluicegate.backends.errors import ExecutorDied, Overloaded
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.backends.qualification.qualify import qualify_unmeasured
+from sluicegate.backends.serving.loading import LoadingTools
+from sluicegate.backends.serving.reloading import Repository
+from sluicegate.backends.settings import BackendSettings
+from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.tokenization.tokenizer import Tokenizer
+from sluicegate.backends.types import Encoding, Text
+from sluicegate.wire.protocol import Failed, Task
 from testing.model_repository import DIMENSIONS, make_tokenizer, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import Backend
 from tests.support.loop_turns import longest_hold
-from wire.protocol import Failed, Task
 
 pytestmark = pytest.mark.anyio
 P = ParamSpec("P")

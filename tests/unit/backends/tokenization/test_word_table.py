@@ -10,8 +10,8 @@ import tokenizers
 from hypothesis import given, strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from backends.tokenization.tokenizer import Tokenizer as BackendTokenizer
-from backends.tokenization.word_table import WordTable, read_word_table
+from sluicegate.backends.tokenization.tokenizer import Tokenizer as BackendTokenizer
+from sluicegate.backends.tokenization.word_table import WordTable, read_word_table
 from testing.model_repository import WORDS, make_tokenizer
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"

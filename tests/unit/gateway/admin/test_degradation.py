@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.mmap_dict import mmap_key
 
-from gateway.admin.degradation import DegradationReader, degraded_by
-from gateway.telemetry.metric_files import ReservedDict
-from gateway.telemetry.metric_reading import Series
+from sluicegate.gateway.admin.degradation import DegradationReader, degraded_by
+from sluicegate.gateway.telemetry.metric_files import ReservedDict
+from sluicegate.gateway.telemetry.metric_reading import Series
 
 pytestmark = pytest.mark.anyio
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.admin.machine_metrics import MachineMetrics
-from gateway.ledger.ledger import Ledger
-from gateway.redis.pipeline import Command, Replies
-from gateway.settings import load_settings
-from gateway.telemetry.instruments import Instruments
+from sluicegate.gateway.admin.machine_metrics import MachineMetrics
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.redis.pipeline import Command, Replies
+from sluicegate.gateway.settings import load_settings
+from sluicegate.gateway.telemetry.instruments import Instruments
 
 pytestmark = pytest.mark.anyio
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.api.answers import (
+from sluicegate.gateway.api.answers import (
     cache_lines,
     count_refused,
     count_usage,
@@ -12,8 +12,8 @@ from gateway.api.answers import (
     first_failure,
     row_lines,
 )
-from gateway.api.schemas import ClassifyBody, RerankBody
-from gateway.errors import (
+from sluicegate.gateway.api.schemas import ClassifyBody, RerankBody
+from sluicegate.gateway.errors import (
     DeadlineExceeded,
     GatewayError,
     InternalError,
@@ -24,7 +24,7 @@ from gateway.errors import (
     UpstreamFailed,
     UpstreamUnavailable,
 )
-from gateway.types import (
+from sluicegate.gateway.types import (
     Answer,
     CacheDirectives,
     ItemFailure,

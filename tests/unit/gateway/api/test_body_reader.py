@@ -9,17 +9,17 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.api.body_reader import BodyReader
-from gateway.api.decode_errors import explain_decode_error
-from gateway.api.json_bounds import check_json_size
-from gateway.api.native_routes import ROUTE_OF
-from gateway.api.request_state import RequestState
-from gateway.config.document import Document
-from gateway.errors import GatewayError, InvalidRequest, PayloadTooLarge
-from gateway.runtime.runtime import compile_runtime
-from gateway.types import RequestId
+from sluicegate.gateway.api.body_reader import BodyReader
+from sluicegate.gateway.api.decode_errors import explain_decode_error
+from sluicegate.gateway.api.json_bounds import check_json_size
+from sluicegate.gateway.api.native_routes import ROUTE_OF
+from sluicegate.gateway.api.request_state import RequestState
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.errors import GatewayError, InvalidRequest, PayloadTooLarge
+from sluicegate.gateway.runtime.runtime import compile_runtime
+from sluicegate.gateway.types import RequestId
+from sluicegate.wire.protocol import Task
 from tests.support.inference_scene import Models
-from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 _SIZE = 8 * 1024 * 1024

@@ -7,8 +7,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from gateway.config.document import ModelConfig
-from gateway.types import ItemFailure
+from sluicegate.gateway.config.document import ModelConfig
+from sluicegate.gateway.types import ItemFailure
 from tests.support.entry_points import EntryPoint, Traffic
 from tests.support.inference_scene import INFO
 

@@ -6,10 +6,10 @@ import zlib
 
 import pytest
 
-from gateway.api import content_coding
-from gateway.api.content_coding import CODINGS, accepted_coding, compressed, inflate
-from gateway.api.http import HttpReply
-from gateway.errors import InvalidRequest, PayloadTooLarge, UnsupportedContentCoding
+from sluicegate.gateway.api import content_coding
+from sluicegate.gateway.api.content_coding import CODINGS, accepted_coding, compressed, inflate
+from sluicegate.gateway.api.http import HttpReply
+from sluicegate.gateway.errors import InvalidRequest, PayloadTooLarge, UnsupportedContentCoding
 
 BODY = b'{"numbers": [0.125, 0.25]}' * 2_000
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from gateway.api import content_coding
-from gateway.api.http import HttpReply
-from gateway.api.incoming_request import IncomingRequest
-from gateway.api.request_state import RequestState
-from gateway.dispatch.work import settle
-from gateway.types import ItemOutcome, Source
+from sluicegate.gateway.api import content_coding
+from sluicegate.gateway.api.http import HttpReply
+from sluicegate.gateway.api.incoming_request import IncomingRequest
+from sluicegate.gateway.api.request_state import RequestState
+from sluicegate.gateway.dispatch.work import settle
+from sluicegate.gateway.types import ItemOutcome, Source
 from testing.waiting import until
 from tests.support.api import AUTHORIZATION, Api
 

@@ -13,8 +13,8 @@ from litestar.exceptions import (
 )
 from litestar.status_codes import HTTP_413_REQUEST_ENTITY_TOO_LARGE
 
-from gateway.api.error_handling import gateway_error, problem_response
-from gateway.errors import (
+from sluicegate.gateway.api.error_handling import gateway_error, problem_response
+from sluicegate.gateway.errors import (
     GatewayError,
     InternalError,
     InvalidRequest,

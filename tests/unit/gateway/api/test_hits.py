@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from gateway.auth.keys import hash_key
-from gateway.config.document import LimitsConfig, ModelConfig
-from gateway.types import KeyId, Principal, Rule, TenantId
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.config.document import LimitsConfig, ModelConfig
+from sluicegate.gateway.types import KeyId, Principal, Rule, TenantId
 from tests.support.api import KEY, NARROW_KEY
 from tests.support.dialects import serve_models
 from tests.support.entry_points import EntryPoint

@@ -3,8 +3,8 @@
 import pytest
 from litestar.types import Message
 
-from gateway.api.http import HttpReply, check_length, headers_by_name, respond
-from gateway.errors import InvalidRequest, PayloadTooLarge
+from sluicegate.gateway.api.http import HttpReply, check_length, headers_by_name, respond
+from sluicegate.gateway.errors import InvalidRequest, PayloadTooLarge
 
 pytestmark = pytest.mark.anyio
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.api.idempotent_requests import fingerprint, id_of, read_key
-from gateway.errors import InvalidRequest
-from gateway.types import KeyId, Principal, TenantId
+from sluicegate.gateway.api.idempotent_requests import fingerprint, id_of, read_key
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.types import KeyId, Principal, TenantId
 
 CALLER = Principal(tenant=TenantId("acme"), key=KeyId("key_1"))
 NARROW = Principal(tenant=TenantId("acme"), key=KeyId("key_2"), models=frozenset({"a"}))

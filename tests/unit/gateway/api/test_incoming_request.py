@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from gateway.api.http import ClientDisconnected, Headers
-from gateway.api.incoming_request import IncomingBodies, IncomingBody, IncomingRequest
-from gateway.auth.key_ring import KeyRing
-from gateway.auth.keys import hash_key
-from gateway.config.document import Document
-from gateway.errors import PayloadTooLarge, RequestTimeout
-from gateway.http.byte_budget import LARGE
-from gateway.runtime.runtime import compile_runtime
-from gateway.types import KeyId, Principal, TenantId
+from sluicegate.gateway.api.http import ClientDisconnected, Headers
+from sluicegate.gateway.api.incoming_request import IncomingBodies, IncomingBody, IncomingRequest
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.errors import PayloadTooLarge, RequestTimeout
+from sluicegate.gateway.http.byte_budget import LARGE
+from sluicegate.gateway.runtime.runtime import compile_runtime
+from sluicegate.gateway.types import KeyId, Principal, TenantId
 from testing.raw_http import KEY
 
 pytestmark = pytest.mark.anyio

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.api.inference_route import InferenceRoute, InferenceRoutes
-from wire.protocol import Task
+from sluicegate.gateway.api.inference_route import InferenceRoute, InferenceRoutes
+from sluicegate.wire.protocol import Task
 
 
 class _Route(InferenceRoute):

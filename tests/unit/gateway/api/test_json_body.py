@@ -9,9 +9,9 @@ import pytest
 from litestar import Litestar, Request, post
 from litestar.params import FromPath
 
-from gateway.api.json_body import read_json
-from gateway.api.key_rotation import RotationRequest
-from gateway.errors import GatewayError
+from sluicegate.gateway.api.json_body import read_json
+from sluicegate.gateway.api.key_rotation import RotationRequest
+from sluicegate.gateway.errors import GatewayError
 
 pytestmark = pytest.mark.anyio
 
@@ -33,7 +33,7 @@ async def ask(body: bytes | AsyncIterator[bytes], path: str = "/no") -> str:
 
 
 async def test_a_body_that_stalls_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.api.json_body._TIMEOUT", 0.01)
+    monkeypatch.setattr("sluicegate.gateway.api.json_body._TIMEOUT", 0.01)
 
     async def stalling() -> AsyncIterator[bytes]:
         yield b"{"

@@ -9,7 +9,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.types import ItemFailure
+from sluicegate.gateway.types import ItemFailure
 from tests.support.api import KEY, Api
 from tests.support.dialects import sent, serve_models
 from tests.support.entry_points import EntryPoint

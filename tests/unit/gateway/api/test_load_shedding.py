@@ -7,11 +7,11 @@ import pytest
 from litestar.types import Message, Receive, Scope, Send
 from typing_extensions import override
 
-from gateway.api.customer_application import CustomerApplication
-from gateway.api.load_shedding import WORKER_DELAY, LoadShedder, LoopIterations
-from gateway.api.request_headers import RequestOptions
-from gateway.api.routes import inference_routes
-from gateway.types import Criticality
+from sluicegate.gateway.api.customer_application import CustomerApplication
+from sluicegate.gateway.api.load_shedding import WORKER_DELAY, LoadShedder, LoopIterations
+from sluicegate.gateway.api.request_headers import RequestOptions
+from sluicegate.gateway.api.routes import inference_routes
+from sluicegate.gateway.types import Criticality
 from tests.support.api import KEY, Api
 from tests.support.entry_points import EntryPoint
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from gateway.api.load_shedding import DEADLINE, WORKER_DELAY, LoopIterations
-from gateway.types import Criticality
+from sluicegate.gateway.api.load_shedding import DEADLINE, WORKER_DELAY, LoopIterations
+from sluicegate.gateway.types import Criticality
 from tests.support.clock import Clock
 
 pytestmark = pytest.mark.anyio

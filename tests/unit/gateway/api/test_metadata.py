@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 
-from gateway.api.health import Readiness
-from gateway.api.metadata import UsageLine
-from gateway.config.document import ModelConfig
-from gateway.errors import DependencyUnavailable
-from gateway.types import Rule
+from sluicegate.gateway.api.health import Readiness
+from sluicegate.gateway.api.metadata import UsageLine
+from sluicegate.gateway.config.document import ModelConfig
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.types import Rule
 from tests.support.api import NARROW_KEY, Api, problem
 
 pytestmark = pytest.mark.anyio

@@ -8,9 +8,9 @@ import httpx
 import msgspec
 import pytest
 
+from sluicegate.wire.protocol import Task
 from tests.support.api import Api, problem
 from tests.support.inference_scene import INFO
-from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 _BODY = {"model": "minilm", "input": ["a", "b"]}

@@ -10,20 +10,21 @@ import msgspec
 import pytest
 from litestar.routes import HTTPRoute
 
-from gateway.admin.app import HANDLERS
-from gateway.api.code_samples import code_samples
-from gateway.api.openapi import described_by_litestar
-from gateway.api.openapi_parts import (
+from sluicegate.gateway.admin.app import HANDLERS
+from sluicegate.gateway.api.code_samples import code_samples
+from sluicegate.gateway.api.openapi import described_by_litestar
+from sluicegate.gateway.api.openapi_parts import (
     all_errors,
     codes,
     header_components,
     problem_example,
 )
-from gateway.api.routes import CONTROLLERS
-from gateway.api.schemas import BODIES, InferBody
-from gateway.dialects.registry import DIALECTS
-from gateway.errors import MethodNotAllowed
-from gateway.http.problem_details import MEDIA_TYPE, Problem
+from sluicegate.gateway.api.routes import CONTROLLERS
+from sluicegate.gateway.api.schemas import BODIES, InferBody
+from sluicegate.gateway.dialects.registry import DIALECTS
+from sluicegate.gateway.errors import MethodNotAllowed
+from sluicegate.gateway.http.problem_details import MEDIA_TYPE, Problem
+from sluicegate.wire.protocol import MAX_LABELS, Task
 from tests.support.api import Api
 from tests.support.documents import (
     METHODS,
@@ -33,7 +34,6 @@ from tests.support.documents import (
     operations,
     resolved,
 )
-from wire.protocol import MAX_LABELS, Task
 
 pytestmark = pytest.mark.anyio
 _PROBLEM = "#/components/schemas/Problem"

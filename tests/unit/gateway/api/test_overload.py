@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.api.load_shedding import (
+from sluicegate.gateway.api.load_shedding import (
     CALM,
     FEWEST,
     Iteration,
@@ -12,7 +12,7 @@ from gateway.api.load_shedding import (
     is_beyond,
     is_too_late,
 )
-from gateway.types import Criticality
+from sluicegate.gateway.types import Criticality
 
 _MOST = 0.05
 

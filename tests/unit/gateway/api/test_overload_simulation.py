@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.api.load_shedding import (
+from sluicegate.gateway.api.load_shedding import (
     CALM,
     Iteration,
     Overload,
@@ -14,7 +14,7 @@ from gateway.api.load_shedding import (
     is_beyond,
     is_too_late,
 )
-from gateway.types import Criticality
+from sluicegate.gateway.types import Criticality
 
 _MOST = 0.5
 """Seconds of an iteration, at the most."""

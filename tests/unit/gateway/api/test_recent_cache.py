@@ -1,6 +1,6 @@
 """A bounded cache drops what was not used lately, and never all at once."""
 
-from gateway.api.recent_cache import RecentCache
+from sluicegate.gateway.api.recent_cache import RecentCache
 
 
 def test_it_holds_no_more_than_it_may() -> None:

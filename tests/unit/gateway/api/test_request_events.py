@@ -7,13 +7,13 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.api.request_events import RequestEvents, RequestLines
-from gateway.api.request_state import RequestIds
-from gateway.events.hit_run import HitRun, ids_of
-from gateway.events.log import EventLog
-from gateway.events.reader import LogReader
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.types import RequestEvent
+from sluicegate.gateway.api.request_events import RequestEvents, RequestLines
+from sluicegate.gateway.api.request_state import RequestIds
+from sluicegate.gateway.events.hit_run import HitRun, ids_of
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.events.reader import LogReader
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.gateway.types import RequestEvent
 from tests.support.clock import Clock
 from tests.support.events import make_event
 

@@ -4,11 +4,15 @@ import math
 
 import pytest
 
-from gateway.api.request_headers import parse_cache_control, parse_criticality, parse_timeout
-from gateway.auth.bearer import bearer_token
-from gateway.config.document import DeadlineConfig
-from gateway.errors import InvalidRequest
-from gateway.types import CacheDirectives, Criticality
+from sluicegate.gateway.api.request_headers import (
+    parse_cache_control,
+    parse_criticality,
+    parse_timeout,
+)
+from sluicegate.gateway.auth.bearer import bearer_token
+from sluicegate.gateway.config.document import DeadlineConfig
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.types import CacheDirectives, Criticality
 
 _DEADLINE = DeadlineConfig(default=10.0, maximum=60.0)
 

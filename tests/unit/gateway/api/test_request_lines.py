@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.request_events import RequestLines, is_sampled
-from gateway.events.hit_run import HitRun
-from gateway.types import ItemFailure, RequestId
+from sluicegate.gateway.api.request_events import RequestLines, is_sampled
+from sluicegate.gateway.events.hit_run import HitRun
+from sluicegate.gateway.types import ItemFailure, RequestId
 from tests.support.api import KEY, Api
 from tests.support.events import make_event
 
@@ -19,9 +19,9 @@ SECRET_TEXT = "a text that nobody else may read"
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    caplog.set_level(logging.INFO, logger="gateway.requests")
+    caplog.set_level(logging.INFO, logger="sluicegate.gateway.requests")
     # Others, such as of the client, may be on as well.
-    with caplog.filtering(logging.Filter("gateway.requests")):
+    with caplog.filtering(logging.Filter("sluicegate.gateway.requests")):
         yield caplog
 
 

@@ -11,19 +11,19 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.api.body_reader import BodyReader
-from gateway.api.native_routes import ROUTE_OF
-from gateway.api.request_size import RequestSize
-from gateway.api.request_state import ParsedBody, RequestState
-from gateway.config.document import Document
-from gateway.errors import ExpansionTooLarge
-from gateway.runtime.runtime import compile_runtime
-from gateway.types import RequestId
+from sluicegate.gateway.api.body_reader import BodyReader
+from sluicegate.gateway.api.native_routes import ROUTE_OF
+from sluicegate.gateway.api.request_size import RequestSize
+from sluicegate.gateway.api.request_state import ParsedBody, RequestState
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.errors import ExpansionTooLarge
+from sluicegate.gateway.runtime.runtime import compile_runtime
+from sluicegate.gateway.types import RequestId
+from sluicegate.wire.protocol import Task
 from testing.waiting import until
 from tests.support.api import Api
 from tests.support.dialects import serve_models
 from tests.support.inference_scene import INFO, Models
-from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 MB = 1_000_000

@@ -2,12 +2,12 @@
 
 import pytest
 
-from gateway.api.native_routes import ROUTE_OF
-from gateway.api.request_state import RequestIds, RequestState
-from gateway.config.document import Document
-from gateway.errors import GatewayError, InvalidItem, Overloaded, UpstreamUnavailable
-from gateway.runtime.runtime import compile_runtime
-from gateway.types import (
+from sluicegate.gateway.api.native_routes import ROUTE_OF
+from sluicegate.gateway.api.request_state import RequestIds, RequestState
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.errors import GatewayError, InvalidItem, Overloaded, UpstreamUnavailable
+from sluicegate.gateway.runtime.runtime import compile_runtime
+from sluicegate.gateway.types import (
     Answer,
     ItemOutcome,
     KeyId,
@@ -19,8 +19,8 @@ from gateway.types import (
     TenantId,
     Usage,
 )
+from sluicegate.wire.protocol import Task
 from tests.support.inference_scene import INFO
-from wire.protocol import Task
 
 _ROUTE = ROUTE_OF[Task.CLASSIFY]
 _RUNTIME = compile_runtime(Document(), 1)

@@ -9,15 +9,15 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.api.body_reader import BodyReader
-from gateway.api.http import HttpReply
-from gateway.api.incoming_request import IncomingBody, IncomingRequest
-from gateway.api.request_state import ParsedBody, RequestState
-from gateway.config.document import RequestConfig
-from gateway.types import ItemFailure, KeyId, Rule
+from sluicegate.gateway.api.body_reader import BodyReader
+from sluicegate.gateway.api.http import HttpReply
+from sluicegate.gateway.api.incoming_request import IncomingBody, IncomingRequest
+from sluicegate.gateway.api.request_state import ParsedBody, RequestState
+from sluicegate.gateway.config.document import RequestConfig
+from sluicegate.gateway.types import ItemFailure, KeyId, Rule
+from sluicegate.wire.protocol import Task
 from tests.support.api import AUTHORIZATION, NARROW_KEY, Api, problem
 from tests.support.idempotency import AlwaysKeyed, NotedKey
-from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 _BODY = {"model": "sentiment", "input": "a text"}

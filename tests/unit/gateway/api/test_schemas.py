@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api.schemas import (
+from sluicegate.gateway.api.schemas import (
     TASK_BODIES,
     Body,
     ChooseBody,
@@ -19,8 +19,8 @@ from gateway.api.schemas import (
     TokenizeBody,
     ZeroShotBody,
 )
-from gateway.cache.key import CacheKey, KeyMaker
-from gateway.types import InferenceRequest
+from sluicegate.gateway.cache.key import CacheKey, KeyMaker
+from sluicegate.gateway.types import InferenceRequest
 from tests.support.inference_scene import INFO
 
 _BASE: dict[type[TaskBody], dict[str, Any]] = {

@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace.sampling import (
     TraceIdRatioBased,
 )
 
-from gateway.config.document import LimitsConfig
-from gateway.types import ItemFailure
+from sluicegate.gateway.config.document import LimitsConfig
+from sluicegate.gateway.types import ItemFailure
 from tests.support.api import KEY
 from tests.support.dialects import sent, serve_models
 from tests.support.entry_points import EntryPoint

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gateway.api.vectors import NumberType, as_base64, as_bytes, as_json
+from sluicegate.gateway.api.vectors import NumberType, as_base64, as_bytes, as_json
 
 _VALUES = np.random.default_rng(7).normal(size=384).astype(np.float32)
 _RESULT = msgspec.json.encode({"embedding": _VALUES.astype(float).tolist()})

@@ -5,14 +5,14 @@ import asyncio
 import msgspec
 import pytest
 
-from gateway.app.batch_lines import CoreRunner, LinePrincipals
-from gateway.auth.key_ring import KeyRing
-from gateway.auth.keys import hash_key
-from gateway.config.document import Document, LimitsConfig
-from gateway.ledger.batch_types import FAILED, RequestBatch
-from gateway.runtime.runtime import compile_runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.types import ItemFailure, KeyId, Principal, Rule, TenantId
+from sluicegate.gateway.app.batch_lines import CoreRunner, LinePrincipals
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.config.document import Document, LimitsConfig
+from sluicegate.gateway.ledger.batch_types import FAILED, RequestBatch
+from sluicegate.gateway.runtime.runtime import compile_runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.types import ItemFailure, KeyId, Principal, Rule, TenantId
 from testing.waiting import until
 from tests.support.api import Api
 from tests.unit.gateway.batches.test_lines import BATCH

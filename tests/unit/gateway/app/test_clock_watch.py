@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.app.clock_watch import ClockSkews, ClockWatch
-from gateway.errors import DependencyUnavailable
+from sluicegate.gateway.app.clock_watch import ClockSkews, ClockWatch
+from sluicegate.gateway.errors import DependencyUnavailable
 
 pytestmark = pytest.mark.anyio
 NOW = 1_800_000_000.0

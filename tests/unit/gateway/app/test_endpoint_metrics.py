@@ -6,15 +6,15 @@ from collections.abc import Sequence
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from gateway.app.endpoint_metrics import EndpointMetrics
-from gateway.config.document import RoutingConfig
-from gateway.dispatch.statistics import OTHERS, EndpointCounts
-from gateway.routing.endpoint_state import EndpointState, Health, ProbeFailure
-from gateway.routing.statistics import EndpointStatistics, endpoint_statistics
-from gateway.telemetry.instruments import Instruments
-from gateway.types import BackendId, Endpoint, RegionName
-from gateway.upstream.base import CallFailed, Cause
-from wire.protocol import Report, ServingState
+from sluicegate.gateway.app.endpoint_metrics import EndpointMetrics
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.dispatch.statistics import OTHERS, EndpointCounts
+from sluicegate.gateway.routing.endpoint_state import EndpointState, Health, ProbeFailure
+from sluicegate.gateway.routing.statistics import EndpointStatistics, endpoint_statistics
+from sluicegate.gateway.telemetry.instruments import Instruments
+from sluicegate.gateway.types import BackendId, Endpoint, RegionName
+from sluicegate.gateway.upstream.base import CallFailed, Cause
+from sluicegate.wire.protocol import Report, ServingState
 
 _READY = ServingState(
     backend_id="eu-1",

@@ -4,13 +4,13 @@ import logging
 
 import pytest
 
-from gateway.app.principals import PrincipalsFollower
-from gateway.auth.key_ring import KeyRing
-from gateway.auth.keys import hash_key
-from gateway.errors import DependencyUnavailable
-from gateway.ledger.migrations import LedgerEmpty
-from gateway.ledger.principals import AccountsVersion, PrincipalChanges
-from gateway.types import KeyId, Principal, TenantId
+from sluicegate.gateway.app.principals import PrincipalsFollower
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger.migrations import LedgerEmpty
+from sluicegate.gateway.ledger.principals import AccountsVersion, PrincipalChanges
+from sluicegate.gateway.types import KeyId, Principal, TenantId
 from testing.waiting import until
 
 pytestmark = pytest.mark.anyio

@@ -8,16 +8,16 @@ from random import Random
 import msgspec
 import pytest
 
-from gateway.app.principals import PrincipalsFollower
-from gateway.app.views import NO_REDIS, WorkerReadiness
-from gateway.auth.key_ring import KeyRing
-from gateway.config.document import RoutingConfig
-from gateway.errors import DependencyUnavailable
-from gateway.http.draining import DRAINING, Draining
-from gateway.ledger.principals import AccountsVersion, PrincipalChanges
-from gateway.routing.endpoint_state import CallVerdict, ProbeFailure
-from gateway.routing.fleet import Fleet
-from gateway.types import KeyId, Principal, TenantId
+from sluicegate.gateway.app.principals import PrincipalsFollower
+from sluicegate.gateway.app.views import NO_REDIS, WorkerReadiness
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.http.draining import DRAINING, Draining
+from sluicegate.gateway.ledger.principals import AccountsVersion, PrincipalChanges
+from sluicegate.gateway.routing.endpoint_state import CallVerdict, ProbeFailure
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.types import KeyId, Principal, TenantId
 from testing.waiting import until
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gateway.app.rpc import dialects_of, open_rpc_listener
-from gateway.auth.key_ring import KeyRing
-from gateway.config.document import Document
-from gateway.dialects.registry import DIALECTS
-from gateway.errors import ConfigurationError
-from gateway.http.draining import Draining
-from gateway.settings import Settings
+from sluicegate.gateway.app.rpc import dialects_of, open_rpc_listener
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.dialects.registry import DIALECTS
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.http.draining import Draining
+from sluicegate.gateway.settings import Settings
 from tests.support.api import Api
 
 
@@ -34,9 +34,9 @@ def opened(settings: Settings) -> Any:
 
 def test_a_worker_without_grpc_imports_none_of_it() -> None:
     code = (
-        "import sys; from gateway.app import worker; from gateway.app.rpc import dialects_of;"
-        "from gateway.settings import Settings; dialects_of(Settings());"
-        "print([name for name in ('grpc', 'gateway.rpc') if name in sys.modules])"
+        "import sys; from sluicegate.gateway.app import worker; from sluicegate.gateway.app.rpc import dialects_of;"
+        "from sluicegate.gateway.settings import Settings; dialects_of(Settings());"
+        "print([name for name in ('grpc', 'sluicegate.gateway.rpc') if name in sys.modules])"
     )
 
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -58,7 +58,7 @@ def test_without_its_library_it_is_refused_by_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = Settings(grpc_port=8001)
-    for name in ("gateway.rpc.listener", "gateway.rpc.infer_route"):
+    for name in ("sluicegate.gateway.rpc.listener", "sluicegate.gateway.rpc.infer_route"):
         monkeypatch.setitem(sys.modules, name, None)
 
     for ask in (dialects_of, opened):

@@ -4,8 +4,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gateway.app.secret import secret_of
-from gateway.settings import Settings
+from sluicegate.gateway.app.secret import secret_of
+from sluicegate.gateway.settings import Settings
 
 
 def test_a_secret_that_is_given_is_used_and_nothing_is_written(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.app.stats_reporter import StatsReporter
-from gateway.inference.coalescing import FlightStatistics
-from gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.gateway.app.stats_reporter import StatsReporter
+from sluicegate.gateway.inference.coalescing import FlightStatistics
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
 from testing.waiting import until
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.auth.bearer import bearer_token, find_bearer_token
+from sluicegate.gateway.auth.bearer import bearer_token, find_bearer_token
 
 
 @pytest.mark.parametrize("value", [b"Bearer sk-1", b"bearer sk-1", b"BEARER   sk-1 "])

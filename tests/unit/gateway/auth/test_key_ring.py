@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from gateway.auth.key_ring import KeyRing
-from gateway.auth.keys import hash_key, new_key
-from gateway.types import KeyId, Principal, TenantId
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.auth.keys import hash_key, new_key
+from sluicegate.gateway.types import KeyId, Principal, TenantId
 
 ACME = Principal(tenant=TenantId("acme"), key=KeyId("k1"))
 GLOBEX = Principal(tenant=TenantId("globex"), key=KeyId("k2"))

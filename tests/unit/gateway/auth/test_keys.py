@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.auth.keys import has_valid_checksum, hash_key, is_well_formed, new_key
+from sluicegate.gateway.auth.keys import has_valid_checksum, hash_key, is_well_formed, new_key
 
 
 def test_new_keys_differ_are_well_formed_and_carry_their_checksum() -> None:

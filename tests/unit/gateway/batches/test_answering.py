@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from gateway.batches.answering import CongestionWindow, LineAnswerer, Reply, Result
-from gateway.batches.lines import Line, item_id
-from gateway.ledger.batch_types import RequestBatch
+from sluicegate.gateway.batches.answering import CongestionWindow, LineAnswerer, Reply, Result
+from sluicegate.gateway.batches.lines import Line, item_id
+from sluicegate.gateway.ledger.batch_types import RequestBatch
 from tests.unit.gateway.batches.test_lines import BATCH
 
 pytestmark = pytest.mark.anyio
@@ -66,7 +66,7 @@ async def test_what_may_end_is_asked_again_under_one_id(refusals: Sequence[int])
 async def test_failures_of_one_kind_do_not_count_for_another(
     refusals: Sequence[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.batches.answering._LONGEST_WAIT", 0.001)
+    monkeypatch.setattr("sluicegate.gateway.batches.answering._LONGEST_WAIT", 0.001)
     script = Script(*refusals, 200)
 
     result = await answerer(script).answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore())
@@ -113,7 +113,7 @@ async def test_a_line_waits_as_told_within_bounds(
         waited.append(seconds)
         halt.set()
 
-    monkeypatch.setattr("gateway.batches.answering.pause", pause)
+    monkeypatch.setattr("sluicegate.gateway.batches.answering.pause", pause)
     script = Script(503, retry_after_ms=retry_after_ms)
 
     answering = answerer(script, now=BATCH.expires - left)
@@ -180,7 +180,7 @@ class PartialAnswers(Script):
 async def test_an_answer_without_some_items_is_asked_again_and_published_once(
     passing: list[set[int]], times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.batches.answering._LONGEST_WAIT", 0.001)
+    monkeypatch.setattr("sluicegate.gateway.batches.answering._LONGEST_WAIT", 0.001)
     script = PartialAnswers(*passing)
 
     result = await answerer(script).answer(BATCH, LINE, asyncio.Event(), asyncio.Semaphore())
@@ -192,7 +192,7 @@ async def test_an_answer_without_some_items_is_asked_again_and_published_once(
 async def test_an_answer_whose_event_finds_no_room_is_asked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gateway.batches.answering._LONGEST_WAIT", 0.001)
+    monkeypatch.setattr("sluicegate.gateway.batches.answering._LONGEST_WAIT", 0.001)
     script = PartialAnswers({404}, {404})
     script.no_room_for = 1
 
@@ -206,7 +206,7 @@ async def test_at_the_window_s_end_a_line_has_the_items_that_were_answered(
     *, no_room_for: int, is_expired: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a record of what they cost they are not given."""
-    monkeypatch.setattr("gateway.batches.answering._LONGEST_WAIT", 0.001)
+    monkeypatch.setattr("sluicegate.gateway.batches.answering._LONGEST_WAIT", 0.001)
     script = PartialAnswers({504})
     script.no_room_for = no_room_for
     answering = answerer(script)

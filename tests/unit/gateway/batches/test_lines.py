@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.batches.lines import (
+from sluicegate.gateway.batches.lines import (
     InputRefused,
     Line,
     LinePosition,
@@ -18,10 +18,10 @@ from gateway.batches.lines import (
     read_lines,
     split_lines,
 )
-from gateway.events.template import EventTemplate
-from gateway.ledger.batch_types import BatchFailure, RequestBatch
-from gateway.ledger.event_rows import rows_of_runs
-from gateway.types import ID_DIGITS, RequestId
+from sluicegate.gateway.events.template import EventTemplate
+from sluicegate.gateway.ledger.batch_types import BatchFailure, RequestBatch
+from sluicegate.gateway.ledger.event_rows import rows_of_runs
+from sluicegate.gateway.types import ID_DIGITS, RequestId
 from tests.support.batches import request_line
 from tests.support.events import make_event
 

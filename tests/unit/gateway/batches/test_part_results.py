@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches.answering import Result
-from gateway.batches.part_results import PartResults
-from gateway.errors import DependencyUnavailable
+from sluicegate.gateway.batches.answering import Result
+from sluicegate.gateway.batches.part_results import PartResults
+from sluicegate.gateway.errors import DependencyUnavailable
 
 NUMBERS = range(1, 41)
 LARGE = 2 << 20

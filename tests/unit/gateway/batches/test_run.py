@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from gateway.batches.answering import LineAnswerer, Reply
-from gateway.batches.run import BatchBounds, BatchRun
-from gateway.ledger.batch_types import RequestBatch
-from gateway.ledger.ledger import Ledger
-from gateway.storage.base import Write
-from gateway.storage.build import file_object
-from gateway.storage.disk import DiskStorage
+from sluicegate.gateway.batches.answering import LineAnswerer, Reply
+from sluicegate.gateway.batches.run import BatchBounds, BatchRun
+from sluicegate.gateway.ledger.batch_types import RequestBatch
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.storage.base import Write
+from sluicegate.gateway.storage.build import file_object
+from sluicegate.gateway.storage.disk import DiskStorage
 from tests.support.batches import request_line
 from tests.support.ledgers import open_ledger
 from tests.unit.gateway.ledger.test_batches import add_batch
@@ -121,7 +121,7 @@ async def test_a_part_of_long_lines_is_read_some_at_a_time(
     scene: RunScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A part is 500 lines, which may be hundreds of megabytes."""
-    monkeypatch.setattr("gateway.batches.run._MOST_BYTES", 3000)
+    monkeypatch.setattr("sluicegate.gateway.batches.run._MOST_BYTES", 3000)
     lines = [request_line(f"l-{number}", ["x" * 1000]) for number in range(10)]
 
     run = await scene.run([*lines, b"\n"], Echo())

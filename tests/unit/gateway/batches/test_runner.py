@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from gateway.batches.run import BatchRun
-from gateway.batches.runner import BatchRunner
-from gateway.ledger.batch_types import BatchState, RequestBatch
-from gateway.ledger.batches import BatchStore, LeaseLost
-from gateway.ledger.ledger import Ledger
+from sluicegate.gateway.batches.run import BatchRun
+from sluicegate.gateway.batches.runner import BatchRunner
+from sluicegate.gateway.ledger.batch_types import BatchState, RequestBatch
+from sluicegate.gateway.ledger.batches import BatchStore, LeaseLost
+from sluicegate.gateway.ledger.ledger import Ledger
 from testing.waiting import eventually
 from tests.support.ledgers import open_ledger
 from tests.unit.gateway.ledger.test_batches import add_batch

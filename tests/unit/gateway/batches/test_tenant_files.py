@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from gateway.batches.runner import FileRetention
-from gateway.batches.tenant_files import FileBounds, TenantFiles
-from gateway.dialects.openai_batches import expiry_of
-from gateway.dialects.uploads import MultipartReader
-from gateway.errors import DependencyUnavailable, InvalidRequest, NotFound, RateLimited
-from gateway.ledger.ledger import Ledger
-from gateway.storage.disk import DiskStorage
-from gateway.types import KeyId, Principal, TenantId
+from sluicegate.gateway.batches.runner import FileRetention
+from sluicegate.gateway.batches.tenant_files import FileBounds, TenantFiles
+from sluicegate.gateway.dialects.openai_batches import expiry_of
+from sluicegate.gateway.dialects.uploads import MultipartReader
+from sluicegate.gateway.errors import DependencyUnavailable, InvalidRequest, NotFound, RateLimited
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.storage.disk import DiskStorage
+from sluicegate.gateway.types import KeyId, Principal, TenantId
 from tests.support.ledgers import Clock, open_ledger
 
 pytestmark = pytest.mark.anyio

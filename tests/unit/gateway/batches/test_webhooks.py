@@ -12,12 +12,12 @@ from typing import Any, Self
 import msgspec
 import pytest
 
-from gateway.batches import webhooks
-from gateway.batches.webhooks import DeliveryRunner, Webhook, read_webhooks, sign
-from gateway.errors import DependencyUnavailable
-from gateway.ledger.batch_types import BatchState, RequestBatch
-from gateway.ledger.batches import in_status
-from gateway.ledger.ledger import Ledger
+from sluicegate.gateway.batches import webhooks
+from sluicegate.gateway.batches.webhooks import DeliveryRunner, Webhook, read_webhooks, sign
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger.batch_types import BatchState, RequestBatch
+from sluicegate.gateway.ledger.batches import in_status
+from sluicegate.gateway.ledger.ledger import Ledger
 from tests.support.ledgers import Clock, open_ledger
 from tests.unit.gateway.batches.test_lines import BATCH
 

@@ -6,9 +6,9 @@ from typing import Any, TypedDict
 import pytest
 from hypothesis import given, strategies as st
 
-from gateway.cache import key as module
-from gateway.cache.key import CacheKey, KeyMaker
-from wire.protocol import ModelInfo, Task
+from sluicegate.gateway.cache import key as module
+from sluicegate.gateway.cache.key import CacheKey, KeyMaker
+from sluicegate.wire.protocol import ModelInfo, Task
 
 SECRET = b"a secret of some length"
 

@@ -5,8 +5,8 @@ import random
 import msgspec
 import pytest
 
-from gateway.cache.entry import CachedResult, decode_entry, encode_entry, pack, unpack
-from gateway.cache.key import CacheKey
+from sluicegate.gateway.cache.entry import CachedResult, decode_entry, encode_entry, pack, unpack
+from sluicegate.gateway.cache.key import CacheKey
 from tests.support.caching import cache_key, entry
 
 

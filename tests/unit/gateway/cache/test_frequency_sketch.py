@@ -1,6 +1,6 @@
 """The frequency sketch."""
 
-from gateway.cache.frequency_sketch import FrequencySketch
+from sluicegate.gateway.cache.frequency_sketch import FrequencySketch
 from tests.support.caching import cache_key
 
 

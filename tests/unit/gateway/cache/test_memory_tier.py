@@ -7,8 +7,8 @@ from collections import OrderedDict
 
 from hypothesis import given, strategies as st
 
-from gateway.cache.key import CacheKey
-from gateway.cache.memory_tier import ENTRY_OVERHEAD_BYTES, MemoryTier
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.cache.memory_tier import ENTRY_OVERHEAD_BYTES, MemoryTier
 from tests.support.caching import cache_key, entry
 
 NOW = 1_000.0

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from gateway.cache.entry import CachedResult
-from gateway.cache.redis_tier import RedisTier
-from gateway.cache.statistics import RemoteStatistics
-from gateway.redis.connect import PipelinedClient
-from gateway.redis.pipeline import Command, Replies
 from loadtests.simulate.virtual_time import run_virtual
+from sluicegate.gateway.cache.entry import CachedResult
+from sluicegate.gateway.cache.redis_tier import RedisTier
+from sluicegate.gateway.cache.statistics import RemoteStatistics
+from sluicegate.gateway.redis.connect import PipelinedClient
+from sluicegate.gateway.redis.pipeline import Command, Replies
 from testing.waiting import until
 from tests.support.caching import cache_key
 

@@ -7,9 +7,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.admin.operator_access import access_to, publish_access
-from gateway.cli.root import main
-from gateway.cli.serving import up
+from sluicegate.gateway.admin.operator_access import access_to, publish_access
+from sluicegate.gateway.cli.root import main
+from sluicegate.gateway.cli.serving import up
 from testing.certificates import Authority
 from tests.support.commands import CREATED, OK, REFUSED, listener, run
 

@@ -7,12 +7,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from gateway.cli.operation_commands import command_of
-from gateway.cli.root import main
-from gateway.operations.context import OperationContext
-from gateway.operations.declaration import Command, Family
-from gateway.operations.families import FAMILIES
-from gateway.operations.operators import Role
+from sluicegate.gateway.cli.operation_commands import command_of
+from sluicegate.gateway.cli.root import main
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.declaration import Command, Family
+from sluicegate.gateway.operations.families import FAMILIES
+from sluicegate.gateway.operations.operators import Role
 from tests.support.commands import OK, listener
 
 PAT = Command(
@@ -26,8 +26,8 @@ PAT = Command(
 
 def test_commands_of_operations_import_neither_redis_nor_sql() -> None:
     code = (
-        "import sys; from gateway.cli.operation_commands import OperationGroup;"
-        "from gateway.cli.root import main;"
+        "import sys; from sluicegate.gateway.cli.operation_commands import OperationGroup;"
+        "from sluicegate.gateway.cli.root import main;"
         "groups = [g for g in main.commands.values() if isinstance(g, OperationGroup)];"
         "print(sum(len(g.list_commands(None)) for g in groups) > len(groups));"
         "print([name for name in ('redis', 'sqlalchemy') if name in sys.modules])"

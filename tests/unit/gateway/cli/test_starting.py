@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from backends.cli import main as backend_main
-from gateway.cli.examples import all_commands
-from gateway.cli.root import main
-from gateway.cli.starting import STARTER_CONFIG
-from gateway.config.document import Document
-from gateway.config.load import load_folder
+from sluicegate.backends.cli import main as backend_main
+from sluicegate.gateway.cli.examples import all_commands
+from sluicegate.gateway.cli.root import main
+from sluicegate.gateway.cli.starting import STARTER_CONFIG
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.config.load import load_folder
 
 NAMES = ["gateway.yaml", "models.yaml", "prices.yaml"]
 
@@ -132,7 +132,7 @@ def assert_right(example: str, name: str, command: click.Command) -> None:
 
 
 def test_a_machine_without_the_packages_of_a_gateway_is_told_what_to_install() -> None:
-    program = "import sys; sys.modules['yaml'] = None; from gateway.cli.entry import main; main()"
+    program = "import sys; sys.modules['yaml'] = None; from sluicegate.gateway.cli.entry import main; main()"
 
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.cli.tables import print_table
+from sluicegate.gateway.cli.tables import print_table
 
 
 def test_columns_are_as_wide_as_what_is_in_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.config.difference import find_changes
-from gateway.config.document import Document
-from gateway.config.load import load_sources
-from gateway.config.sources import DocumentSource
+from sluicegate.gateway.config.difference import find_changes
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.config.load import load_sources
+from sluicegate.gateway.config.sources import DocumentSource
 
 REGIONS = "regions: [{name: eu, pools: [{backends: [{id: e1, url: 'http://a:1'}]}]}]\n"
 

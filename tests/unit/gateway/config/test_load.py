@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.document import Document
-from gateway.config.load import digest, explain, load_folder, load_sources
-from gateway.config.sources import DocumentSource
-from gateway.errors import ConfigurationError
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.config.load import digest, explain, load_folder, load_sources
+from sluicegate.gateway.config.sources import DocumentSource
+from sluicegate.gateway.errors import ConfigurationError
 from tests.support.config_texts import load_text
 
 BACKEND = '{id: eu-0, url: "http://127.0.0.1:9000"}'
@@ -211,9 +211,9 @@ def test_a_text_that_is_nested_too_deep_is_refused(text: str) -> None:
 def test_a_text_that_is_nested_without_end_does_not_end_the_process() -> None:
     """The composer of YAML recurses in C: it is tried in a process of its own."""
     script = """
-from gateway.config.load import explain, load_sources
-from gateway.config.sources import DocumentSource
-from gateway.errors import ConfigurationError
+from sluicegate.gateway.config.load import explain, load_sources
+from sluicegate.gateway.config.sources import DocumentSource
+from sluicegate.gateway.errors import ConfigurationError
 try:
     load_sources([DocumentSource(name="g.yaml", text="models: " + "[" * 200_000)])
 except ConfigurationError as error:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gateway.config.mounts import check_mounts, mounted_files
+from sluicegate.gateway.config.mounts import check_mounts, mounted_files
 
 
 def test_files_of_the_folder_are_found_and_nothing_else(tmp_path: Path) -> None:

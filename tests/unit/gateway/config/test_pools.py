@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.config.load import explain
-from gateway.errors import ConfigurationError
+from sluicegate.gateway.config.load import explain
+from sluicegate.gateway.errors import ConfigurationError
 from tests.support.config_texts import load_text
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.errors import ConfigurationError
-from gateway.settings import Settings, load_settings
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.settings import Settings, load_settings
 
 
 @pytest.mark.parametrize(

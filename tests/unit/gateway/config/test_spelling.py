@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.config.spelling import closest
+from sluicegate.gateway.config.spelling import closest
 
 
 @pytest.mark.parametrize(

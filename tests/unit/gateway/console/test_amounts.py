@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 
-from gateway.console.amounts import moment, money
+from sluicegate.gateway.console.amounts import moment, money
 
 
 def test_amounts_have_two_decimals_and_small_ones_three_digits() -> None:

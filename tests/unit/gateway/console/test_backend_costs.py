@@ -2,8 +2,8 @@
 
 import msgspec
 
-from gateway.config.document import Document
-from gateway.console.backend_costs import (
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.console.backend_costs import (
     DatedDocument,
     backend_costs,
     hourly_rate,

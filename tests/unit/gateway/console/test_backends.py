@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.console.backends import select
-from gateway.console.fleet import Backend, EndpointReport, FleetView
+from sluicegate.gateway.console.backends import select
+from sluicegate.gateway.console.fleet import Backend, EndpointReport, FleetView
 
 
 def test_a_page_has_at_most_a_hundred_backends() -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from prometheus_client.mmap_dict import mmap_key
 
-from gateway.console.console import ConsoleMetrics
-from gateway.console.incidents import GAUGES
-from gateway.console.traffic import METRICS
-from gateway.settings import Settings
-from gateway.telemetry.metric_files import ReservedDict
-from gateway.telemetry.restarts import RestartCounts
+from sluicegate.gateway.console.console import ConsoleMetrics
+from sluicegate.gateway.console.incidents import GAUGES
+from sluicegate.gateway.console.traffic import METRICS
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.telemetry.metric_files import ReservedDict
+from sluicegate.gateway.telemetry.restarts import RestartCounts
 from tools.reference.metrics_page import declared_metrics
 
 

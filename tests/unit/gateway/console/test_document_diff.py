@@ -1,7 +1,7 @@
 """Differences of documents: by meaning, not by how they were written."""
 
-from gateway.config.sources import DocumentSource
-from gateway.console.document_diff import Change, difference, normalised
+from sluicegate.gateway.config.sources import DocumentSource
+from sluicegate.gateway.console.document_diff import Change, difference, normalised
 
 ONE = "models:\n  m: {cache_ttl: 60}  # a comment\ndeadline: {default: 10}\n"
 SAME = "deadline:\n  default: 10.0\nmodels:\n  m:\n    cache_ttl: 60.0\n"

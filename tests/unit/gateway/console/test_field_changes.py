@@ -2,11 +2,11 @@
 
 import msgspec
 
-from gateway.config.difference import FieldChange
-from gateway.config.document import Document
-from gateway.console.field_changes import MOST_FIELDS, FieldLine, described, lines_of
-from gateway.ledger.types import TenantCount
-from gateway.operations.document_difference import DocumentDifference, ModelNameChanges
+from sluicegate.gateway.config.difference import FieldChange
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.console.field_changes import MOST_FIELDS, FieldLine, described, lines_of
+from sluicegate.gateway.ledger.types import TenantCount
+from sluicegate.gateway.operations.document_difference import DocumentDifference, ModelNameChanges
 
 
 def document(**models: object) -> Document:

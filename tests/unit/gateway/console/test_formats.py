@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.console.formats import seconds
+from sluicegate.gateway.console.formats import seconds
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.console.forms import budget_of, moment_of, number_of, rules_of, words_of
-from gateway.errors import InvalidRequest
-from gateway.ledger.types import Budget
-from gateway.types import Rule
+from sluicegate.gateway.console.forms import budget_of, moment_of, number_of, rules_of, words_of
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.ledger.types import Budget
+from sluicegate.gateway.types import Rule
 
 ROWS = {
     "rule_name": ["minute", "month", ""],

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from gateway.console.history import LENGTH, History
-from gateway.console.traffic import Reading, RestartCause
-from gateway.errors import Overloaded
-from gateway.telemetry.metric_reading import Series
+from sluicegate.gateway.console.history import LENGTH, History
+from sluicegate.gateway.console.traffic import Reading, RestartCause
+from sluicegate.gateway.errors import Overloaded
+from sluicegate.gateway.telemetry.metric_reading import Series
 
 pytestmark = pytest.mark.anyio
 _REQUESTS: Series = ("sluicegate_requests_total", (("model", ""), ("status", "200")))

@@ -4,15 +4,15 @@ import re
 
 import pytest
 
-from gateway.console.fleet import Backend, EndpointReport, FleetView
-from gateway.console.incidents import (
+from sluicegate.gateway.console.fleet import Backend, EndpointReport, FleetView
+from sluicegate.gateway.console.incidents import (
     backend_incidents,
     state_incidents,
     traffic_incidents,
     worst_first,
 )
-from gateway.console.traffic import Reading, Samples, Traffic, traffic_between
-from gateway.telemetry.metric_reading import Series
+from sluicegate.gateway.console.traffic import Reading, Samples, Traffic, traffic_between
+from sluicegate.gateway.telemetry.metric_reading import Series
 
 
 def backend(

@@ -1,9 +1,9 @@
 """Which models are listed, and why one is not served."""
 
-from gateway.console.fleet import Backend, EndpointReport, FleetView
-from gateway.console.model_list import ModelRow, list_models
-from gateway.console.traffic import Reading, traffic_between
-from wire.plans import ServingPlans
+from sluicegate.gateway.console.fleet import Backend, EndpointReport, FleetView
+from sluicegate.gateway.console.model_list import ModelRow, list_models
+from sluicegate.gateway.console.traffic import Reading, traffic_between
+from sluicegate.wire.plans import ServingPlans
 
 
 def backend(

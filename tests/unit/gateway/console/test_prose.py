@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.console.prose import compact, prose
+from sluicegate.gateway.console.prose import compact, prose
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.console.traffic import Reading, quantile, traffic_between
-from gateway.telemetry.metric_reading import Series
+from sluicegate.gateway.console.traffic import Reading, quantile, traffic_between
+from sluicegate.gateway.telemetry.metric_reading import Series
 
 REQUESTS = "sluicegate_requests_total"
 ITEMS = "sluicegate_items_total"

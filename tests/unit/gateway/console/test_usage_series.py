@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.document import PriceConfig
-from gateway.console.usage_series import (
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.console.usage_series import (
     OTHERS,
     ChartSpan,
     Measure,
@@ -19,8 +19,8 @@ from gateway.console.usage_series import (
     margin_chart,
     source_chart,
 )
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import GroupBy
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import GroupBy
 from tests.support.events import START, make_event, make_usage
 from tests.support.ledgers import open_ledger, record
 

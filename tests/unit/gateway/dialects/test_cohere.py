@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.types import ItemFailure, Rule
+from sluicegate.gateway.types import ItemFailure, Rule
 from tests.support.api import KEY, Api, problem
 from tests.support.dialects import answer_alike, sent, serve_models
 from tests.support.documents import conforms, documents

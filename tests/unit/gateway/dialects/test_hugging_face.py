@@ -7,13 +7,13 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.auth.keys import hash_key
-from gateway.types import ItemFailure, KeyId, Principal, Rule, TenantId
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.types import ItemFailure, KeyId, Principal, Rule, TenantId
+from sluicegate.wire.protocol import Task
 from tests.support.api import KEY, NARROW_KEY, Api
 from tests.support.dialects import answer_alike, sent, serve_models
 from tests.support.documents import conforms, documents
 from tests.support.inference_scene import INFO
-from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 _GOOD = {"label": "good", "score": 0.75}

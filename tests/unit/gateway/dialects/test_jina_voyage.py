@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.api.vectors import as_base64, as_json
-from gateway.types import ItemFailure
+from sluicegate.gateway.api.vectors import as_base64, as_json
+from sluicegate.gateway.types import ItemFailure
 from tests.support.api import KEY, Api, problem
 from tests.support.dialects import answer_alike, sent, serve_models
 from tests.support.documents import conforms, documents

@@ -7,16 +7,16 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from gateway.api.inference_operations import INFERENCE_OPERATIONS
-from gateway.api.inference_route import BodySource, InferenceRoute, RequestBody
-from gateway.api.native_routes import NATIVE_ROUTES
-from gateway.api.openapi_parts import Operation
-from gateway.config.document import Document, ModelConfig
-from gateway.dialects.hugging_face_tasks import PIPELINES
-from gateway.dialects.registry import DIALECTS
-from gateway.http.body_decoding import UnknownField
+from sluicegate.gateway.api.inference_operations import INFERENCE_OPERATIONS
+from sluicegate.gateway.api.inference_route import BodySource, InferenceRoute, RequestBody
+from sluicegate.gateway.api.native_routes import NATIVE_ROUTES
+from sluicegate.gateway.api.openapi_parts import Operation
+from sluicegate.gateway.config.document import Document, ModelConfig
+from sluicegate.gateway.dialects.hugging_face_tasks import PIPELINES
+from sluicegate.gateway.dialects.registry import DIALECTS
+from sluicegate.gateway.http.body_decoding import UnknownField
+from sluicegate.wire.protocol import Task
 from tests.support.inference_scene import INFO, Models
-from wire.protocol import Task
 
 _MARK = b"\xef\xbb\xbf"
 _TASKS = {

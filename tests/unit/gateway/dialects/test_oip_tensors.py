@@ -8,10 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api.schemas import ChooseBody, ClassifyBody, EmbedBody, RerankBody, ZeroShotBody
-from gateway.config.document import RequestConfig
-from gateway.dialects.oip.calls import TensorCall, TensorRequest, tensor_call
-from gateway.dialects.oip.models import (
+from sluicegate.gateway.api.schemas import (
+    ChooseBody,
+    ClassifyBody,
+    EmbedBody,
+    RerankBody,
+    ZeroShotBody,
+)
+from sluicegate.gateway.config.document import RequestConfig
+from sluicegate.gateway.dialects.oip.calls import TensorCall, TensorRequest, tensor_call
+from sluicegate.gateway.dialects.oip.models import (
     FoundModel,
     find_model,
     model_config,
@@ -19,13 +25,18 @@ from gateway.dialects.oip.models import (
     model_statistics,
     repository_index,
 )
-from gateway.dialects.oip.task_tensors import Rows
-from gateway.dialects.oip.tensors import InputTensor, RequestedOutput
-from gateway.errors import GatewayError, InvalidRequest, PayloadTooLarge, TaskNotSupported
-from gateway.types import Answer, ItemOutcome, RegionName, ServedModel, Source
+from sluicegate.gateway.dialects.oip.task_tensors import Rows
+from sluicegate.gateway.dialects.oip.tensors import InputTensor, RequestedOutput
+from sluicegate.gateway.errors import (
+    GatewayError,
+    InvalidRequest,
+    PayloadTooLarge,
+    TaskNotSupported,
+)
+from sluicegate.gateway.types import Answer, ItemOutcome, RegionName, ServedModel, Source
+from sluicegate.wire.plans import Serving, Shadow
+from sluicegate.wire.protocol import Task
 from tests.support.inference_scene import INFO
-from wire.plans import Serving, Shadow
-from wire.protocol import Task
 
 _MOST = 100
 _BOUNDS = RequestConfig(max_values=_MOST, max_items=10, max_body_bytes=1_000)

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.types import ItemFailure, Rule
+from sluicegate.gateway.types import ItemFailure, Rule
 from tests.support.api import KEY, NARROW_KEY, Api
 from tests.support.dialects import answer_alike, sent, serve_models
 from tests.support.documents import conforms, documents

@@ -9,14 +9,14 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.dialects.openai_errors import OPENAI_ERRORS
-from gateway.errors import IdempotencyKeyReused, InvalidItem
-from gateway.types import ItemFailure, Rule
+from sluicegate.gateway.dialects.openai_errors import OPENAI_ERRORS
+from sluicegate.gateway.errors import IdempotencyKeyReused, InvalidItem
+from sluicegate.gateway.types import ItemFailure, Rule
+from sluicegate.wire.protocol import Task
 from tests.support.api import Api
 from tests.support.documents import conforms, documents
 from tests.support.entry_points import EntryPoint
 from tests.support.inference_scene import INFO
-from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 _MODEL = msgspec.structs.replace(INFO, name="minilm", tasks=[Task.EMBED, Task.RERANK], dimensions=2)

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from gateway.dialects.openai_errors import OPENAI_ERRORS, OpenAIError
-from gateway.errors import GatewayError, InvalidRequest, RateLimited
+from sluicegate.gateway.dialects.openai_errors import OPENAI_ERRORS, OpenAIError
+from sluicegate.gateway.errors import GatewayError, InvalidRequest, RateLimited
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.config.document import ModelConfig
+from sluicegate.gateway.config.document import ModelConfig
 from tests.support.api import NARROW_KEY, Api
 from tests.support.documents import conforms, documents
 

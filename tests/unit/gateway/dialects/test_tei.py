@@ -7,12 +7,12 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.types import ItemFailure, Rule
+from sluicegate.gateway.types import ItemFailure, Rule
+from sluicegate.wire.protocol import Task
 from tests.support.api import KEY, NARROW_KEY, Api
 from tests.support.dialects import answer_alike, sent, serve_models
 from tests.support.idempotency import AlwaysKeyed, NotedKey
 from tests.support.inference_scene import INFO
-from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 _LABELS = [{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}]

@@ -7,13 +7,13 @@ import httpx
 import msgspec
 import pytest
 
-from gateway.config.document import ModelConfig
-from gateway.types import Rule
+from sluicegate.gateway.config.document import ModelConfig
+from sluicegate.gateway.types import Rule
+from sluicegate.wire.protocol import Task
 from tests.support.api import KEY, Api, problem
 from tests.support.dialects import answer_alike, sent
 from tests.support.documents import conforms, documents
 from tests.support.inference_scene import INFO
-from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 _TEXT = "ä sentence"

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.dialects.cohere import CohereClassifyBody
+from sluicegate.gateway.dialects.cohere import CohereClassifyBody
 from tests.unit.gateway.dialects.test_nulls_of_all_routes import ROUTES, decoded, example
 
 _FIELDS = ("truncate", "truncation")

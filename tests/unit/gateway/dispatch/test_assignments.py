@@ -8,18 +8,18 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from gateway.config.document import RoutingConfig
-from gateway.dispatch.assignments import SETTLING, ModelAssigner
-from gateway.routing.endpoint_state import EndpointState, ProbeFailure
-from gateway.routing.fleet import Fleet
-from gateway.types import BackendId, Endpoint
-from gateway.upstream.base import CallFailed, Cause
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.dispatch.assignments import SETTLING, ModelAssigner
+from sluicegate.gateway.routing.endpoint_state import EndpointState, ProbeFailure
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.types import BackendId, Endpoint
+from sluicegate.gateway.upstream.base import CallFailed, Cause
+from sluicegate.wire.plans import Assignment
+from sluicegate.wire.protocol import ServingState
 from testing.stub_backend import stub_model
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
 from tests.support.scripted_client import ScriptedClient
-from wire.plans import Assignment
-from wire.protocol import ServingState
 
 pytestmark = pytest.mark.anyio
 

@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from gateway.config.document import RoutingConfig
-from gateway.dispatch.discovery import MAX_ADDRESSES, Discovery
-from gateway.types import BackendId, Endpoint, RegionName
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.dispatch.discovery import MAX_ADDRESSES, Discovery
+from sluicegate.gateway.types import BackendId, Endpoint, RegionName
 from testing.waiting import until
 from tests.support.dispatching import endpoint
 from tests.support.table_resolver import TableResolver

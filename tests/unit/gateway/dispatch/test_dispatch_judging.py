@@ -8,18 +8,18 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from gateway.config.document import RoutingConfig
-from gateway.routing.endpoint_state import ProbeFailure
-from gateway.telemetry.spans import NO_ATTRIBUTES, Attributes, Span
-from gateway.telemetry.tracing import Tracer
-from gateway.types import Endpoint
-from gateway.upstream.base import Cause
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.routing.endpoint_state import ProbeFailure
+from sluicegate.gateway.telemetry.spans import NO_ATTRIBUTES, Attributes, Span
+from sluicegate.gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.types import Endpoint
+from sluicegate.gateway.upstream.base import Cause
+from sluicegate.wire.protocol import Call, Report, Task
 from testing.stub_backend import echo
 from testing.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
 from tests.support.dispatching import Outcomes, Started, dispatch, work
 from tests.support.scripted_client import Hang, Step
-from wire.protocol import Call, Report, Task
 
 pytestmark = pytest.mark.anyio
 

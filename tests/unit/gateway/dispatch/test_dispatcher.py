@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 import msgspec
 import pytest
 
-from gateway.config.document import RoutingConfig
-from gateway.types import Endpoint, ItemOutcome
-from gateway.upstream.base import CallFailed, Cause
 from loadtests.simulate.virtual_time import run_virtual
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.types import Endpoint, ItemOutcome
+from sluicegate.gateway.upstream.base import CallFailed, Cause
+from sluicegate.wire.protocol import Call, Done, Report
 from testing.stub_backend import echo
 from testing.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
 from tests.support.dispatching import Outcomes, Started, dispatch, state, work
 from tests.support.scripted_client import Hang, Pause, Step, echo_all
-from wire.protocol import Call, Done, Report
 
 pytestmark = pytest.mark.anyio
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from gateway.dispatch.failures import explained, of_call, of_item
-from gateway.dispatch.statistics import DispatchStatistics
-from gateway.types import ItemFailure, ItemOutcome, Source
-from gateway.upstream.base import CallFailed, Cause
-from wire.protocol import Failed
+from sluicegate.gateway.dispatch.failures import explained, of_call, of_item
+from sluicegate.gateway.dispatch.statistics import DispatchStatistics
+from sluicegate.gateway.types import ItemFailure, ItemOutcome, Source
+from sluicegate.gateway.upstream.base import CallFailed, Cause
+from sluicegate.wire.protocol import Failed
 
 
 @pytest.mark.parametrize("cause", [Cause.UNREACHABLE, Cause.CUT, Cause.TIMED_OUT])

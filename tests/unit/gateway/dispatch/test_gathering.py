@@ -8,19 +8,19 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.config.document import RoutingConfig
-from gateway.dispatch import failures
-from gateway.dispatch.dispatcher import GATHERING_DELAY
-from gateway.routing.endpoint_state import ProbeFailure
-from gateway.types import Criticality, Endpoint, ItemOutcome
-from gateway.upstream.base import CallFailed, Cause
 from loadtests.simulate.virtual_time import run_virtual
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.dispatch import failures
+from sluicegate.gateway.dispatch.dispatcher import GATHERING_DELAY
+from sluicegate.gateway.routing.endpoint_state import ProbeFailure
+from sluicegate.gateway.types import Criticality, Endpoint, ItemOutcome
+from sluicegate.gateway.upstream.base import CallFailed, Cause
+from sluicegate.wire.protocol import Call, Report, Task
 from testing.stub_backend import echo, stub_model
 from testing.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
 from tests.support.dispatching import GivenWork, Outcomes, Started, served, state, work
 from tests.support.scripted_client import Hang, Step
-from wire.protocol import Call, Report, Task
 
 pytestmark = pytest.mark.anyio
 

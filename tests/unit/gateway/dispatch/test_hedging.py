@@ -6,17 +6,17 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from gateway.config.document import RoutingConfig
-from gateway.dispatch.hedging import Hedging, Latencies
-from gateway.routing.endpoint_state import ProbeFailure
-from gateway.types import Endpoint, RegionName, ServedModel
-from gateway.upstream.base import CallFailed, Cause
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.dispatch.hedging import Hedging, Latencies
+from sluicegate.gateway.routing.endpoint_state import ProbeFailure
+from sluicegate.gateway.types import Endpoint, RegionName, ServedModel
+from sluicegate.gateway.upstream.base import CallFailed, Cause
+from sluicegate.wire.protocol import Call, Report
 from testing.stub_backend import stub_model
 from testing.waiting import until
 from tests.support.dispatch_scene import EU, US, Scene, failing, item_failure
 from tests.support.dispatching import Outcomes, dispatch, endpoint, work
 from tests.support.scripted_client import Pause, Step, echo_all
-from wire.protocol import Call, Report
 
 pytestmark = pytest.mark.anyio
 

@@ -7,14 +7,14 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from gateway.config.document import Document, LimitsConfig, ModelConfig
-from gateway.dispatch import failures
-from gateway.dispatch.limited import LimitedRunner
-from gateway.dispatch.work import OpenItem
-from gateway.runtime.runtime import compile_runtime
-from gateway.runtime.store import RuntimeStore
-from gateway.telemetry.tracing import Tracer
-from gateway.types import ItemOutcome, KeyId, Principal, Rule, TenantId
+from sluicegate.gateway.config.document import Document, LimitsConfig, ModelConfig
+from sluicegate.gateway.dispatch import failures
+from sluicegate.gateway.dispatch.limited import LimitedRunner
+from sluicegate.gateway.dispatch.work import OpenItem
+from sluicegate.gateway.runtime.runtime import compile_runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.types import ItemOutcome, KeyId, Principal, Rule, TenantId
 from tests.support.clock import Clock
 from tests.support.inference_scene import GatedRunner, RecordedTasks, Scene
 from tests.support.limits import LocalRateLimiter

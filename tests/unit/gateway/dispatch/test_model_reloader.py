@@ -6,16 +6,16 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from gateway.config.document import RoutingConfig
-from gateway.dispatch.plans import ModelReloader, PlanFollower
-from gateway.dispatch.prober import Prober
-from gateway.routing.fleet import Fleet
-from gateway.types import Endpoint
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.dispatch.plans import ModelReloader, PlanFollower
+from sluicegate.gateway.dispatch.prober import Prober
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.types import Endpoint
+from sluicegate.wire.plans import ServingPlans
+from sluicegate.wire.protocol import ServingState
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
 from tests.support.scripted_client import ScriptedClient
-from wire.plans import ServingPlans
-from wire.protocol import ServingState
 
 pytestmark = pytest.mark.anyio
 EU = endpoint("eu-0")

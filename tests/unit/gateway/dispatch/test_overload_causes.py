@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.dispatch.backend_call import BackendCall
-from gateway.dispatch.failures import EXPIRED, shed
-from gateway.dispatch.hedging import Latencies
-from gateway.dispatch.overload import OverloadCauses
-from gateway.dispatch.work import OpenItem
-from gateway.types import Endpoint, ItemOutcome, Source
+from sluicegate.gateway.dispatch.backend_call import BackendCall
+from sluicegate.gateway.dispatch.failures import EXPIRED, shed
+from sluicegate.gateway.dispatch.hedging import Latencies
+from sluicegate.gateway.dispatch.overload import OverloadCauses
+from sluicegate.gateway.dispatch.work import OpenItem
+from sluicegate.gateway.types import Endpoint, ItemOutcome, Source
 from tests.support.dispatch_scene import EU, US, Scene
 from tests.support.dispatching import GivenWork, Started, served, work
 

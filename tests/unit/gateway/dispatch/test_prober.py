@@ -6,15 +6,15 @@ from random import Random
 import pytest
 from typing_extensions import override
 
-from gateway.config.document import RoutingConfig
-from gateway.dispatch.prober import JITTER, MOST_PROBES, Prober, effective_interval
-from gateway.routing.endpoint_state import Health
-from gateway.routing.fleet import Fleet
-from gateway.types import Endpoint
-from gateway.upstream.transport import KEEPALIVE_EXPIRY
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.dispatch.prober import JITTER, MOST_PROBES, Prober, effective_interval
+from sluicegate.gateway.routing.endpoint_state import Health
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.types import Endpoint
+from sluicegate.gateway.upstream.transport import KEEPALIVE_EXPIRY
+from sluicegate.wire.protocol import ServingState
 from tests.support.dispatching import endpoint, state
 from tests.support.scripted_client import ScriptedClient
-from wire.protocol import ServingState
 
 pytestmark = pytest.mark.anyio
 

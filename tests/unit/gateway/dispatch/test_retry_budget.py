@@ -1,6 +1,6 @@
 """How much may be tried again."""
 
-from gateway.dispatch.budget import BASE_RATE, WINDOW, RetryBudget
+from sluicegate.gateway.dispatch.budget import BASE_RATE, WINDOW, RetryBudget
 from tests.support.clock import Clock
 
 

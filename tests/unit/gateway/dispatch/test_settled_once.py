@@ -6,16 +6,16 @@ from random import Random
 
 import pytest
 
-from gateway.config.document import RoutingConfig
-from gateway.dispatch.dispatcher import Dispatcher
-from gateway.routing.fleet import Fleet
-from gateway.types import Endpoint
-from gateway.upstream.base import CallFailed, Cause
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.dispatch.dispatcher import Dispatcher
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.types import Endpoint
+from sluicegate.gateway.upstream.base import CallFailed, Cause
+from sluicegate.wire.protocol import Call, Done, Failed, Report
 from testing.stub_backend import echo
 from testing.waiting import until
 from tests.support.dispatching import Outcomes, dispatch, endpoint, state, work
 from tests.support.scripted_client import Hang, Pause, Script, ScriptedClient, Step
-from wire.protocol import Call, Done, Failed, Report
 
 pytestmark = pytest.mark.anyio
 

@@ -5,13 +5,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.routing.endpoint_state import ProbeFailure
-from gateway.types import Endpoint
-from gateway.upstream.base import Cause
+from sluicegate.gateway.routing.endpoint_state import ProbeFailure
+from sluicegate.gateway.types import Endpoint
+from sluicegate.gateway.upstream.base import Cause
+from sluicegate.wire.protocol import Call
 from testing.waiting import until
 from tests.support.dispatch_scene import EU, US, Scene, failing
 from tests.support.scripted_client import Step, echo_all
-from wire.protocol import Call
 
 pytestmark = pytest.mark.anyio
 LATE = ProbeFailure(detail="late", silence=1.0)

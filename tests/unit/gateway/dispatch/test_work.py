@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import pytest
 from typing_extensions import override
 
-from gateway.dispatch import failures
-from gateway.dispatch.work import OpenItem, run, settle, settle_failed
-from gateway.types import ItemOutcome, Source
+from sluicegate.gateway.dispatch import failures
+from sluicegate.gateway.dispatch.work import OpenItem, run, settle, settle_failed
+from sluicegate.gateway.types import ItemOutcome, Source
 from tests.support.dispatching import Outcomes, Started, work
 from tests.support.inference_scene import RecordedTasks
 

@@ -5,8 +5,8 @@ from typing import get_type_hints
 import msgspec
 import pytest
 
-from gateway.events.block import Block, MalformedBlock, Unpacker, from_fields, gap, pack
-from gateway.types import RequestEvent, RequestUsage
+from sluicegate.gateway.events.block import Block, MalformedBlock, Unpacker, from_fields, gap, pack
+from sluicegate.gateway.types import RequestEvent, RequestUsage
 from tests.support.events import make_event
 
 

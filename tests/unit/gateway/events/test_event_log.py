@@ -9,10 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.errors import EventLogUnavailable
-from gateway.events.log import EventLog
-from gateway.events.reader import LogReader, list_logs
-from gateway.types import RequestEvent
+from sluicegate.gateway.errors import EventLogUnavailable
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.events.reader import LogReader, list_logs
+from sluicegate.gateway.types import RequestEvent
 from tests.support.events import make_event
 
 SMALL = 4096
@@ -134,8 +134,8 @@ def test_who_asks_whether_events_are_kept_has_that_tried_again(tmp_path: Path) -
 LIMITED = """
 import resource, sys
 from pathlib import Path
-from gateway.errors import EventLogUnavailable
-from gateway.events.log import EventLog
+from sluicegate.gateway.errors import EventLogUnavailable
+from sluicegate.gateway.events.log import EventLog
 from tests.support.events import make_event
 
 now = [0.0]

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from gateway.events.template import EventTemplate
-from gateway.types import RequestId, RevisionUsage
+from sluicegate.gateway.events.template import EventTemplate
+from sluicegate.gateway.types import RequestId, RevisionUsage
 from tests.support.events import make_event, make_usage
 
 

@@ -1,7 +1,7 @@
 """A run stands for requests whose ids follow on from its own."""
 
-from gateway.events.hit_run import HitRun, ids_of
-from gateway.types import RequestId
+from sluicegate.gateway.events.hit_run import HitRun, ids_of
+from sluicegate.gateway.types import RequestId
 from tests.support.events import make_event, make_run
 
 

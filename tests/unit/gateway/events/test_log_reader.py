@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from gateway.events import segment
-from gateway.events.committed import CommittedMark
-from gateway.events.log import EventLog
-from gateway.events.reader import LogPosition, LogReader, UnreadableLog, list_logs
-from gateway.events.syncing import LogSync
+from sluicegate.gateway.events import segment
+from sluicegate.gateway.events.committed import CommittedMark
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.events.reader import LogPosition, LogReader, UnreadableLog, list_logs
+from sluicegate.gateway.events.syncing import LogSync
 from tests.support.events import make_event
 
 SMALL = 4096

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.events.log import EventLog
-from gateway.events.reader import LogReader
-from gateway.events.syncing import MARK_NAME, LogSync, read_mark
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.events.reader import LogReader
+from sluicegate.gateway.events.syncing import MARK_NAME, LogSync, read_mark
 from testing.waiting import wait_until
 from tests.support.events import make_event
 

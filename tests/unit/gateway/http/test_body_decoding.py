@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from gateway.http.body_decoding import BodyDecoder, UnknownField
+from sluicegate.gateway.http.body_decoding import BodyDecoder, UnknownField
 
 
 class Inner(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from gateway.errors import Overloaded
-from gateway.http.byte_budget import LARGE, ByteBudget, HeldBytes
+from sluicegate.gateway.errors import Overloaded
+from sluicegate.gateway.http.byte_budget import LARGE, ByteBudget, HeldBytes
 
 pytestmark = pytest.mark.anyio
 LONG = 1e9

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from gateway.http.peers import client_of
-from gateway.sockets.networks import Networks, parse_address
+from sluicegate.gateway.http.peers import client_of
+from sluicegate.gateway.sockets.networks import Networks, parse_address
 
 TRUSTED = Networks("10.0.0.0/8, ::1")
 PROXY = "10.0.0.1"

@@ -5,7 +5,7 @@ import math
 import msgspec
 import pytest
 
-from gateway.errors import (
+from sluicegate.gateway.errors import (
     AuthenticationFailed,
     ConfigurationError,
     GatewayError,
@@ -13,7 +13,7 @@ from gateway.errors import (
     ModelNotFound,
     Overloaded,
 )
-from gateway.http.problem_details import encode_problem, problem_headers
+from sluicegate.gateway.http.problem_details import encode_problem, problem_headers
 
 
 def told(error: GatewayError) -> dict[str, object]:

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from gateway.errors import Overloaded
-from gateway.http.unsent_answers import LIMIT_BYTES, UnsentAnswers, unsent_limit
+from sluicegate.gateway.errors import Overloaded
+from sluicegate.gateway.http.unsent_answers import LIMIT_BYTES, UnsentAnswers, unsent_limit
+from sluicegate.wire.http.slow_readers import ReadingPeer, ReadProgress
 from tests.support.clock import Clock
-from wire.http.slow_readers import ReadingPeer, ReadProgress
 
 pytestmark = pytest.mark.anyio
 _KB = 1024

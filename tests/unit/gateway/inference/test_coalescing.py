@@ -5,9 +5,9 @@ from collections.abc import Iterable
 import pytest
 from msgspec.structs import replace
 
-from gateway.dispatch.work import OpenItem, settle
-from gateway.inference.coalescing import Flights
-from gateway.types import ItemOutcome, Source
+from sluicegate.gateway.dispatch.work import OpenItem, settle
+from sluicegate.gateway.inference.coalescing import Flights
+from sluicegate.gateway.types import ItemOutcome, Source
 from tests.support.caching import cache_key
 from tests.support.dispatching import GivenItem, Started, work
 

@@ -7,11 +7,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from gateway.errors import ModelNotFound, NotCached, TaskNotSupported, UpstreamUnavailable
-from gateway.types import CacheDirectives, Criticality, ItemFailure, KeyId, Source
+from sluicegate.gateway.errors import (
+    ModelNotFound,
+    NotCached,
+    TaskNotSupported,
+    UpstreamUnavailable,
+)
+from sluicegate.gateway.types import CacheDirectives, Criticality, ItemFailure, KeyId, Source
+from sluicegate.wire.protocol import Task
 from testing.waiting import until
 from tests.support.inference_scene import INFO, FailsOnce, Scene, sources
-from wire.protocol import Task
 
 pytestmark = pytest.mark.anyio
 _HIT, _COMPUTED, _COLLAPSED = Source.HIT, Source.COMPUTED, Source.COLLAPSED

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import pytest
 from typing_extensions import override
 
-from gateway.dispatch.work import OpenItem, Work
-from gateway.inference.coalescing import ItemWaits
-from gateway.types import (
+from sluicegate.gateway.dispatch.work import OpenItem, Work
+from sluicegate.gateway.inference.coalescing import ItemWaits
+from sluicegate.gateway.types import (
     Caller,
     ItemFailure,
     ItemOutcome,

@@ -7,9 +7,16 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from gateway.config.document import CacheConfig
-from gateway.errors import NotCached
-from gateway.types import Answer, CacheDirectives, Criticality, ItemFailure, Source, Stale
+from sluicegate.gateway.config.document import CacheConfig
+from sluicegate.gateway.errors import NotCached
+from sluicegate.gateway.types import (
+    Answer,
+    CacheDirectives,
+    Criticality,
+    ItemFailure,
+    Source,
+    Stale,
+)
 from testing.waiting import until
 from tests.support.inference_scene import INFO, Scene, sources
 

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from gateway.cache.base import LookupCallback, NullTier
-from gateway.cache.entry import CachedResult
-from gateway.cache.key import CacheKey
-from gateway.types import CacheDirectives, Source
+from sluicegate.gateway.cache.base import LookupCallback, NullTier
+from sluicegate.gateway.cache.entry import CachedResult
+from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.types import CacheDirectives, Source
 from tests.support.inference_scene import Scene, sources
 
 pytestmark = pytest.mark.anyio

@@ -8,16 +8,16 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from gateway.config.document import Document
-from gateway.dispatch.work import OpenItem, settle
-from gateway.inference.last_answers import Refresher
-from gateway.inference.outcomes import GIVEN_UP
-from gateway.inference.prepared_request import PreparedRequest
-from gateway.runtime.runtime import Runtime
-from gateway.types import InferenceRequest, KeyId, ModelName, Principal, TenantId
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.dispatch.work import OpenItem, settle
+from sluicegate.gateway.inference.last_answers import Refresher
+from sluicegate.gateway.inference.outcomes import GIVEN_UP
+from sluicegate.gateway.inference.prepared_request import PreparedRequest
+from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.types import InferenceRequest, KeyId, ModelName, Principal, TenantId
+from sluicegate.wire.protocol import ClassifyParameters, Task
 from testing.waiting import until
 from tests.support.inference_scene import GatedRunner, Scene
-from wire.protocol import ClassifyParameters, Task
 
 pytestmark = pytest.mark.anyio
 

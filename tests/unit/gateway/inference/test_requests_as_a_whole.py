@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import pytest
 from typing_extensions import override
 
-from gateway.api.answers import first_failure
-from gateway.dispatch.work import OpenItem
-from gateway.errors import Overloaded
-from gateway.types import ItemFailure, Source
+from sluicegate.gateway.api.answers import first_failure
+from sluicegate.gateway.dispatch.work import OpenItem
+from sluicegate.gateway.errors import Overloaded
+from sluicegate.gateway.types import ItemFailure, Source
 from testing.waiting import until
 from tests.support.inference_scene import FailingRunner, Scene
 

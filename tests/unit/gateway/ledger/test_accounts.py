@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 
-from gateway.errors import (
+from sluicegate.gateway.errors import (
     AuthenticationFailed,
     Conflict,
     DependencyUnavailable,
     InvalidRequest,
     NotFound,
 )
-from gateway.ledger import schema
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.store import to_datetime
-from gateway.types import Rule
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.store import to_datetime
+from sluicegate.gateway.types import Rule
 from testing.waiting import wait_until
 from tests.support.ledgers import Clock, ledger_url, principals
 

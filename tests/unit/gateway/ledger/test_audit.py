@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.store import to_datetime
-from gateway.ledger.types import AuditFilter
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.store import to_datetime
+from sluicegate.gateway.ledger.types import AuditFilter
 from tests.support.ledgers import Clock
 
 START = to_datetime(Clock().now)

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.errors import Conflict, NotFound, RateLimited
-from gateway.ledger.batch_types import BatchPart, BatchState, RequestBatch, StoredFile
-from gateway.ledger.batches import LeaseLost, in_status
-from gateway.ledger.ledger import Ledger
+from sluicegate.gateway.errors import Conflict, NotFound, RateLimited
+from sluicegate.gateway.ledger.batch_types import BatchPart, BatchState, RequestBatch, StoredFile
+from sluicegate.gateway.ledger.batches import LeaseLost, in_status
+from sluicegate.gateway.ledger.ledger import Ledger
 from tests.support.ledgers import Clock, ledger_url
 
 SECOND = 1_000_000_000

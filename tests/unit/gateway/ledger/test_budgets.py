@@ -7,12 +7,12 @@ import msgspec
 import pytest
 import sqlalchemy
 
-from gateway.config.document import PriceConfig
-from gateway.errors import InvalidRequest, NotFound
-from gateway.ledger import budgets, usage
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.pricing import NANO
-from gateway.ledger.types import Budget
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.errors import InvalidRequest, NotFound
+from sluicegate.gateway.ledger import budgets, usage
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.pricing import NANO
+from sluicegate.gateway.ledger.types import Budget
 from tests.support.events import START, make_event, make_usage
 from tests.support.ledgers import Clock, principals, record
 

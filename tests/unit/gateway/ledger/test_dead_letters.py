@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from gateway.errors import InvalidRequest, NotFound
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import EventBlock
-from gateway.types import RequestEvent
+from sluicegate.gateway.errors import InvalidRequest, NotFound
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import EventBlock
+from sluicegate.gateway.types import RequestEvent
 from tests.support.events import make_event
 from tests.support.ledgers import Clock, sums
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.ledger.event_rows import rows_of_runs
-from gateway.ledger.types import EventBlock
-from gateway.types import RequestEvent, RequestId
+from sluicegate.gateway.ledger.event_rows import rows_of_runs
+from sluicegate.gateway.ledger.types import EventBlock
+from sluicegate.gateway.types import RequestEvent, RequestId
 from tests.support.events import START, make_event, make_run, make_usage
 from tests.support.ledgers import open_ledger, record, sums
 

@@ -6,13 +6,13 @@ import io
 import msgspec
 import pytest
 
-from gateway.config.document import PriceConfig
-from gateway.errors import InvalidRequest
-from gateway.ledger.invoices import make_invoice, month_bounds
-from gateway.ledger.pricing import Price, decimal, starts_at
-from gateway.ledger.rendering import invoice_csv, usage_csv
-from gateway.ledger.types import GroupUsage, Units
-from gateway.ledger.usage import PricedUsage
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.ledger.invoices import make_invoice, month_bounds
+from sluicegate.gateway.ledger.pricing import Price, decimal, starts_at
+from sluicegate.gateway.ledger.rendering import invoice_csv, usage_csv
+from sluicegate.gateway.ledger.types import GroupUsage, Units
+from sluicegate.gateway.ledger.usage import PricedUsage
 
 CENT = 10_000_000
 

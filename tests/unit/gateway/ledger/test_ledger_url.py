@@ -3,8 +3,8 @@
 import pytest
 import sqlalchemy
 
-from gateway.errors import ConfigurationError
-from gateway.ledger.postgresql import parse_url
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.ledger.postgresql import parse_url
 
 _SEVERAL = {"host": "a,b", "port": "5432,5433"}
 

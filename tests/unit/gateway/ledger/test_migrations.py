@@ -5,12 +5,12 @@ import pytest
 import sqlalchemy
 from sqlalchemy import func, select
 
-from gateway.errors import DependencyUnavailable
-from gateway.ledger import schema
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.migrations import MIGRATIONS, VERSION, add_columns
-from gateway.ledger.store import to_datetime
-from gateway.ledger.types import GroupBy
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.migrations import MIGRATIONS, VERSION, add_columns
+from sluicegate.gateway.ledger.store import to_datetime
+from sluicegate.gateway.ledger.types import GroupBy
 from tests.support.events import START, make_event
 from tests.support.ledgers import Clock, record, tables_of
 from tests.support.older_ledgers import connected, record_as_schema_10, take_back

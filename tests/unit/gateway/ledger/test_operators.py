@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-from gateway.errors import Conflict, InvalidRequest, NotFound
-from gateway.ledger import operators
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.store import to_datetime
+from sluicegate.gateway.errors import Conflict, InvalidRequest, NotFound
+from sluicegate.gateway.ledger import operators
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.store import to_datetime
 from tests.support.ledgers import Clock
 
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from gateway.ledger.batch_types import FAILED
-from gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.batch_types import FAILED
+from sluicegate.gateway.ledger.ledger import Ledger
 from tests.support.events import START, make_event
 from tests.support.ledgers import Clock, record
 

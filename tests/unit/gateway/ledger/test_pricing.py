@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.config.document import PriceConfig
-from gateway.errors import ConfigurationError
-from gateway.ledger.pricing import (
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.ledger.pricing import (
     PriceList,
     amount,
     decimal,
@@ -14,8 +14,8 @@ from gateway.ledger.pricing import (
     round_amount,
     starts_at,
 )
-from gateway.ledger.store import to_datetime, to_nanoseconds
-from gateway.ledger.types import Units
+from sluicegate.gateway.ledger.store import to_datetime, to_nanoseconds
+from sluicegate.gateway.ledger.types import Units
 
 CENT = 10_000_000
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 
-from gateway.app.principals import PrincipalsFollower
-from gateway.auth.key_ring import KeyRing
-from gateway.auth.keys import hash_key
-from gateway.errors import AuthenticationFailed
-from gateway.ledger import principals as reading, schema
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.principals import record_change
-from gateway.ledger.store import to_datetime
-from gateway.ledger.types import KeyBounds, KeySpec
-from gateway.types import Principal, Rule
+from sluicegate.gateway.app.principals import PrincipalsFollower
+from sluicegate.gateway.auth.key_ring import KeyRing
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.errors import AuthenticationFailed
+from sluicegate.gateway.ledger import principals as reading, schema
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.principals import record_change
+from sluicegate.gateway.ledger.store import to_datetime
+from sluicegate.gateway.ledger.types import KeyBounds, KeySpec
+from sluicegate.gateway.types import Principal, Rule
 from testing.waiting import wait_until
 from tests.support.backups import back_up
 from tests.support.ledgers import Clock, principals

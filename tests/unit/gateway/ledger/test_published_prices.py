@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from sqlalchemy import select
 
-from gateway.config.document import PriceConfig
-from gateway.errors import ConfigurationError
-from gateway.ledger import schema
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.pricing import decimal
-from gateway.ledger.store import to_nanoseconds
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.pricing import decimal
+from sluicegate.gateway.ledger.store import to_nanoseconds
 from tests.support.events import make_event
 from tests.support.ledgers import Clock, record
 

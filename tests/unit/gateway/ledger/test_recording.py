@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.errors import DependencyUnavailable
-from gateway.ledger import schema
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.migrations import MIGRATIONS
-from gateway.ledger.store import to_datetime
-from gateway.ledger.types import EventBlock
-from gateway.types import RequestId
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.migrations import MIGRATIONS
+from sluicegate.gateway.ledger.store import to_datetime
+from sluicegate.gateway.ledger.types import EventBlock
+from sluicegate.gateway.types import RequestId
 from tests.support.events import START, make_event, make_run, make_usage
 from tests.support.ledgers import Clock, ledger_url, open_ledger, record, sums
 

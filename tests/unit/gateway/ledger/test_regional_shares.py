@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gateway.ledger.ledger import Ledger
-from gateway.rate_limit.bucket import RegionalRule
-from gateway.regional_limits.limits import DividedLimits
-from gateway.types import Rule
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.rate_limit.bucket import RegionalRule
+from sluicegate.gateway.regional_limits.limits import DividedLimits
+from sluicegate.gateway.types import Rule
 from tests.support.clock import Clock as Monotonic
 from tests.support.ledgers import Clock, ledger_url
 

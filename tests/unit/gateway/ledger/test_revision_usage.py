@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import pytest
 
-from gateway.config.document import PriceConfig
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.recording import UnrecordableBlock
-from gateway.ledger.usage_marks import HOUR
-from gateway.types import RequestEvent, RevisionUsage
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.recording import UnrecordableBlock
+from sluicegate.gateway.ledger.usage_marks import HOUR
+from sluicegate.gateway.types import RequestEvent, RevisionUsage
 from testing.postgresql import PostgreSQL
 from tests.support.events import START, make_event
 from tests.support.ledgers import Clock, record

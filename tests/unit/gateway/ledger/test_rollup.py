@@ -11,13 +11,13 @@ import pytest
 import sqlalchemy
 from sqlalchemy import func, select
 
-from gateway.config.document import PriceConfig
-from gateway.ledger import rollup, schema
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.store import to_nanoseconds
-from gateway.ledger.types import EventBlock, GroupBy, GroupUsage, Invoice
-from gateway.ledger.usage_marks import HOUR
-from gateway.types import RequestEvent
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.ledger import rollup, schema
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.store import to_nanoseconds
+from sluicegate.gateway.ledger.types import EventBlock, GroupBy, GroupUsage, Invoice
+from sluicegate.gateway.ledger.usage_marks import HOUR
+from sluicegate.gateway.types import RequestEvent
 from testing.postgresql import PostgreSQL
 from testing.waiting import wait_until
 from tests.support.events import make_event, make_usage

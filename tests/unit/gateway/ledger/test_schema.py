@@ -8,8 +8,8 @@ from sqlalchemy import Dialect, Table, event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable
 
-from gateway.ledger import schema
-from gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.ledger import Ledger
 from tests.support.ledgers import ledger_url, open_ledger
 
 

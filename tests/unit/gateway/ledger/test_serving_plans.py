@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from gateway.errors import Conflict
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import StoredPlan
+from sluicegate.gateway.errors import Conflict
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import StoredPlan
+from sluicegate.wire.plans import Serving, ServingPlans, Shadow
 from tests.support.ledgers import Clock
-from wire.plans import Serving, ServingPlans, Shadow
 
 FIRST = Serving(revisions={"1": 90, "2": 10}, shadow=Shadow(revision="3", share=5))
 SECOND = Serving(revisions={"2": 1})

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from msgspec import UNSET
 
-from gateway.config.document import PriceConfig
-from gateway.errors import InvalidRequest, NotFound
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.pricing import decimal
-from gateway.ledger.store import to_datetime, to_nanoseconds
-from gateway.ledger.types import GroupBy
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.errors import InvalidRequest, NotFound
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.pricing import decimal
+from sluicegate.gateway.ledger.store import to_datetime, to_nanoseconds
+from sluicegate.gateway.ledger.types import GroupBy
 from tests.support.events import START, make_event, make_usage
 from tests.support.ledgers import Clock, record
 

@@ -12,17 +12,17 @@ import msgspec
 import pytest
 from sqlalchemy import func, select
 
-from gateway.config.document import PriceConfig
-from gateway.errors import DependencyUnavailable
-from gateway.ledger import schema
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.migrations import VERSION, add_columns, migrate
-from gateway.ledger.store import to_datetime, to_nanoseconds
-from gateway.ledger.types import GroupBy
-from gateway.ledger.usage_marks import DAY, HOUR
-from gateway.ledger.usage_sources import Blocks, blocks_between
-from gateway.ledger.usage_totals import LENGTHS
-from gateway.types import RequestEvent
+from sluicegate.gateway.config.document import PriceConfig
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.migrations import VERSION, add_columns, migrate
+from sluicegate.gateway.ledger.store import to_datetime, to_nanoseconds
+from sluicegate.gateway.ledger.types import GroupBy
+from sluicegate.gateway.ledger.usage_marks import DAY, HOUR
+from sluicegate.gateway.ledger.usage_sources import Blocks, blocks_between
+from sluicegate.gateway.ledger.usage_totals import LENGTHS
+from sluicegate.gateway.types import RequestEvent
 from testing.postgresql import PostgreSQL
 from tests.support.events import make_event, make_usage
 from tests.support.ledgers import Clock, record

@@ -5,7 +5,7 @@ import threading
 import time
 from pathlib import Path
 
-from gateway.ledger.write_priority import FileWritePriority
+from sluicegate.gateway.ledger.write_priority import FileWritePriority
 from testing.waiting import wait_until
 from tests.support.events import START
 from tests.support.ledgers import open_ledger

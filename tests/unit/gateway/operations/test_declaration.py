@@ -4,10 +4,10 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.errors import PermissionDenied
-from gateway.operations.context import OperationContext
-from gateway.operations.declaration import SOON, Family
-from gateway.operations.operators import Operator, Role
+from sluicegate.gateway.errors import PermissionDenied
+from sluicegate.gateway.operations.context import OperationContext
+from sluicegate.gateway.operations.declaration import SOON, Family
+from sluicegate.gateway.operations.operators import Operator, Role
 
 pytestmark = pytest.mark.anyio
 FAMILY = Family("operations")

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.operations.fleet_view import merge_reports
+from sluicegate.gateway.operations.fleet_view import merge_reports
 
 OLD = {"backend": "eu-0", "health": "ready"}
 NEW = OLD | {"models": {"sentiment": "abc"}, "problems": {"topics": "it is broken"}}

@@ -2,11 +2,11 @@
 
 import pytest
 
-from gateway.auth.keys import hash_key, new_key
-from gateway.errors import DependencyUnavailable
-from gateway.ledger.operators import ValidOperatorKey
-from gateway.operations.operator_keys import OperatorKeys
-from gateway.operations.operators import Operator, Role
+from sluicegate.gateway.auth.keys import hash_key, new_key
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger.operators import ValidOperatorKey
+from sluicegate.gateway.operations.operator_keys import OperatorKeys
+from sluicegate.gateway.operations.operators import Operator, Role
 from testing.waiting import eventually
 
 pytestmark = pytest.mark.anyio

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.admin.operator_directory import OperatorDirectory
-from gateway.operations.operators import Operator, Role, required_role
+from sluicegate.gateway.admin.operator_directory import OperatorDirectory
+from sluicegate.gateway.operations.operators import Operator, Role, required_role
 
 
 def operator(*roles: Role) -> Operator:

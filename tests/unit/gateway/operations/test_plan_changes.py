@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from gateway.errors import PlanRefused
-from gateway.ledger.types import RevisionCost
-from gateway.operations.plan_changes import check_equal
-from gateway.operations.revisions import percentile, views
+from sluicegate.gateway.errors import PlanRefused
+from sluicegate.gateway.ledger.types import RevisionCost
+from sluicegate.gateway.operations.plan_changes import check_equal
+from sluicegate.gateway.operations.revisions import percentile, views
+from sluicegate.wire.plans import RevisionStatistics, Serving, duration_bucket
+from sluicegate.wire.protocol import ModelInfo
 from testing.stub_backend import stub_model
-from wire.plans import RevisionStatistics, Serving, duration_bucket
-from wire.protocol import ModelInfo
 
 SHARED = Serving(revisions={"1": 90, "2": 10})
 

@@ -2,11 +2,16 @@
 
 import msgspec
 
-from gateway.rate_limit.base import Charge
-from gateway.rate_limit.charges import Estimate, WorkLimits, charges_for, work_charges_for
-from gateway.rate_limit.reservations import estimate
-from gateway.types import KeyId, Principal, Rule, TenantId
-from wire.protocol import Task
+from sluicegate.gateway.rate_limit.base import Charge
+from sluicegate.gateway.rate_limit.charges import (
+    Estimate,
+    WorkLimits,
+    charges_for,
+    work_charges_for,
+)
+from sluicegate.gateway.rate_limit.reservations import estimate
+from sluicegate.gateway.types import KeyId, Principal, Rule, TenantId
+from sluicegate.wire.protocol import Task
 
 MINUTE = Rule(name="minute", unit="requests", capacity=60, window=60.0)
 ITEMS = Rule(name="items", unit="items", capacity=600, window=60.0)

@@ -4,9 +4,9 @@ from math import inf
 
 import pytest
 
-from gateway.rate_limit.base import Decision, PolicyState
-from gateway.rate_limit.headers import go_duration, rate_limit_headers
-from gateway.types import Rule
+from sluicegate.gateway.rate_limit.base import Decision, PolicyState
+from sluicegate.gateway.rate_limit.headers import go_duration, rate_limit_headers
+from sluicegate.gateway.types import Rule
 
 MINUTE = Rule(name="minute", unit="requests", capacity=60, window=60.0)
 DAY = Rule(name="day", unit="requests", capacity=1_000, window=86_400.0)

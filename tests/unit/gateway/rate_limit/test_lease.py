@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.rate_limit.lease import Lease, LeaseReservation, Leases
-from gateway.types import CONCURRENT, Rule
+from sluicegate.gateway.rate_limit.lease import Lease, LeaseReservation, Leases
+from sluicegate.gateway.types import CONCURRENT, Rule
 from tests.support.limits import charge, rule
 
 

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from gateway.rate_limit.memory import MemoryRateLimiter
-from gateway.types import Rule
+from sluicegate.gateway.rate_limit.memory import MemoryRateLimiter
+from sluicegate.gateway.types import Rule
 from tests.support.clock import Clock
 from tests.support.limits import charge, most_over_the_limit, rule
 

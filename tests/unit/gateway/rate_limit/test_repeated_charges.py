@@ -10,12 +10,16 @@ import pytest
 from hypothesis import given, strategies as st
 from redis.asyncio import Redis
 
-from gateway.rate_limit.base import Charge, LimiterStatistics
-from gateway.rate_limit.headers import go_duration, rate_limit_lines
-from gateway.rate_limit.lease import Lease
-from gateway.rate_limit.redis_limiter import RedisRateLimiter
-from gateway.rate_limit.repeated_charges import DelegatedCharge, LeasedCharge, RepeatedCharges
-from gateway.types import Rule
+from sluicegate.gateway.rate_limit.base import Charge, LimiterStatistics
+from sluicegate.gateway.rate_limit.headers import go_duration, rate_limit_lines
+from sluicegate.gateway.rate_limit.lease import Lease
+from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
+from sluicegate.gateway.rate_limit.repeated_charges import (
+    DelegatedCharge,
+    LeasedCharge,
+    RepeatedCharges,
+)
+from sluicegate.gateway.types import Rule
 from tests.support.clock import Clock
 from tests.support.limits import LocalRateLimiter
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import pytest
 from typing_extensions import override
 
-from gateway.errors import MAX_RETRY_AFTER
-from gateway.rate_limit.base import Charge, Decision
-from gateway.rate_limit.charges import Estimate, WorkLimits
-from gateway.rate_limit.reservations import reserve
-from gateway.types import KeyId, Principal, Rule, TenantId
+from sluicegate.gateway.errors import MAX_RETRY_AFTER
+from sluicegate.gateway.rate_limit.base import Charge, Decision
+from sluicegate.gateway.rate_limit.charges import Estimate, WorkLimits
+from sluicegate.gateway.rate_limit.reservations import reserve
+from sluicegate.gateway.types import KeyId, Principal, Rule, TenantId
 from tests.support.clock import Clock
 from tests.support.limits import LocalRateLimiter
 

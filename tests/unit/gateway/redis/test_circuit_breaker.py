@@ -1,6 +1,6 @@
 """The circuit breaker's states."""
 
-from gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
+from sluicegate.gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 
 
 def opened(now: float) -> CircuitBreaker:

@@ -2,7 +2,7 @@
 
 from redis.asyncio import UnixDomainSocketConnection
 
-from gateway.redis.client import connect
+from sluicegate.gateway.redis.client import connect
 
 
 def test_nothing_is_retried_and_everything_has_the_timeout() -> None:

@@ -4,8 +4,8 @@ import ssl
 
 import pytest
 
-from gateway.redis.locators import sentinel_locator
-from gateway.redis.url import read_servers
+from sluicegate.gateway.redis.locators import sentinel_locator
+from sluicegate.gateway.redis.url import read_servers
 from testing.ports import free_port
 
 pytestmark = pytest.mark.anyio

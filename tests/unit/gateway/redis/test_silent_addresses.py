@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, closing, suppress
 
 import pytest
 
-from gateway.redis.client import connect
-from gateway.redis.pipeline import StandaloneClient
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.redis.pipeline import StandaloneClient
 from tests.support.silent_addresses import Names, silent
 
 SILENT = tuple(f"127.0.0.{last}" for last in range(2, 9))

@@ -2,13 +2,13 @@
 
 import pytest
 
-from gateway.config.document import Document
-from gateway.errors import DependencyUnavailable
-from gateway.rate_limit.base import UndividedLimits
-from gateway.regional_limits.follower import SharesFollower, limits_of_region
-from gateway.regional_limits.limits import DividedLimits
-from gateway.regional_limits.values import BucketShare, BucketShares, ShareReport
-from gateway.types import Rule
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.rate_limit.base import UndividedLimits
+from sluicegate.gateway.regional_limits.follower import SharesFollower, limits_of_region
+from sluicegate.gateway.regional_limits.limits import DividedLimits
+from sluicegate.gateway.regional_limits.values import BucketShare, BucketShares, ShareReport
+from sluicegate.gateway.types import Rule
 from testing.waiting import until
 from tests.support.clock import Clock
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.regional_limits.limits import DividedLimits
-from gateway.regional_limits.values import BucketShare, BucketShares
-from gateway.types import Rule
+from sluicegate.gateway.regional_limits.limits import DividedLimits
+from sluicegate.gateway.regional_limits.values import BucketShare, BucketShares
+from sluicegate.gateway.types import Rule
 from tests.support.clock import Clock
 
 LIMIT = Rule(name="minute", unit="requests", capacity=100, window=60.0)

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from gateway.regional_limits.policy import LEASE, OtherRegions, ShareEntry, decide
+from sluicegate.gateway.regional_limits.policy import LEASE, OtherRegions, ShareEntry, decide
 
 SECOND = 1_000_000_000
 NOW = 1_000 * SECOND

@@ -3,11 +3,11 @@
 from collections import Counter
 from random import Random
 
-from gateway.config.document import RoutingConfig
-from gateway.routing.choice import ChoiceContext, choose, favourite
-from gateway.routing.endpoint_state import INITIAL_SHARE, EndpointState
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.routing.choice import ChoiceContext, choose, favourite
+from sluicegate.gateway.routing.endpoint_state import INITIAL_SHARE, EndpointState
+from sluicegate.wire.protocol import Report
 from tests.support.dispatching import endpoint
-from wire.protocol import Report
 
 NOW = 1000.0
 MOMENT = ChoiceContext(NOW, RoutingConfig(slow_start=5.0))

@@ -1,7 +1,7 @@
 """Ejecting a backend that fails, and readmitting it."""
 
-from gateway.config.document import RoutingConfig
-from gateway.routing.ejection import CLEAN, Ejection, after_failure, after_success
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.routing.ejection import CLEAN, Ejection, after_failure, after_success
 
 RULES = RoutingConfig(eject_after=5, eject_share=0.2, eject_for=10.0)
 

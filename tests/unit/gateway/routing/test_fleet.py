@@ -6,15 +6,20 @@ from typing import cast
 import pytest
 from msgspec.structs import replace
 
-from gateway.config.document import RoutingConfig
-from gateway.routing.endpoint_state import INITIAL_SHARE, CallVerdict, Health, ProbeFailure
-from gateway.routing.fleet import Fleet
-from gateway.routing.limit import LEAST
-from gateway.types import Criticality, Endpoint, ServedModel
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.routing.endpoint_state import (
+    INITIAL_SHARE,
+    CallVerdict,
+    Health,
+    ProbeFailure,
+)
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.routing.limit import LEAST
+from sluicegate.gateway.types import Criticality, Endpoint, ServedModel
+from sluicegate.wire.protocol import Report
 from testing.stub_backend import stub_model
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
-from wire.protocol import Report
 
 EU = [endpoint("eu-0"), endpoint("eu-1")]
 US = [endpoint("us-0", region="us")]

@@ -6,16 +6,16 @@ from random import Random
 import msgspec
 import pytest
 
-from gateway.config.document import RoutingConfig
-from gateway.routing import choice
-from gateway.routing.choice import WIDE
-from gateway.routing.endpoint_state import CallVerdict, EndpointState, ProbeFailure
-from gateway.routing.fleet import Fleet
-from gateway.types import BackendId, Endpoint, RegionName, ServedModel
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.routing import choice
+from sluicegate.gateway.routing.choice import WIDE
+from sluicegate.gateway.routing.endpoint_state import CallVerdict, EndpointState, ProbeFailure
+from sluicegate.gateway.routing.fleet import Fleet
+from sluicegate.gateway.types import BackendId, Endpoint, RegionName, ServedModel
+from sluicegate.wire.protocol import Report
 from testing.stub_backend import stub_model
 from tests.support.clock import Clock
 from tests.support.dispatching import state
-from wire.protocol import Report
 
 ENDPOINTS = 600
 ITEMS = [number.to_bytes(4, "big") for number in range(6000)]

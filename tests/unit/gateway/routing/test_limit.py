@@ -1,6 +1,6 @@
 """The limit on items in flight follows the latencies of a backend."""
 
-from gateway.routing.limit import CAUTIOUS, LEAST, UNLIMITED, Limit, after_answer
+from sluicegate.gateway.routing.limit import CAUTIOUS, LEAST, UNLIMITED, Limit, after_answer
 
 
 def after(limit: Limit, seconds: float, *, in_flight: int, answers: int) -> Limit:

@@ -3,12 +3,12 @@
 from collections import Counter
 from random import Random
 
-from gateway.config.document import RoutingConfig
-from gateway.routing.choice import ChoiceContext
-from gateway.routing.endpoint_state import EndpointState
-from gateway.routing.regions import Tier, choose_tier
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.routing.choice import ChoiceContext
+from sluicegate.gateway.routing.endpoint_state import EndpointState
+from sluicegate.gateway.routing.regions import Tier, choose_tier
+from sluicegate.wire.protocol import Report
 from tests.support.dispatching import endpoint
-from wire.protocol import Report
 
 NOW = 1000.0
 CONTEXT = ChoiceContext(NOW, RoutingConfig(spill_after=0.05, overflow_after=0.2))

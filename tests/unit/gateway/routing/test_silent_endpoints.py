@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.routing.endpoint_state import ProbeFailure
+from sluicegate.gateway.routing.endpoint_state import ProbeFailure
 from tests.support.clock import Clock
 from tests.support.dispatching import state
 from tests.unit.gateway.routing.test_fleet import EU, US, fleet_of, ids, model_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.rpc.call_metadata import request_headers
+from sluicegate.gateway.rpc.call_metadata import request_headers
 
 
 @pytest.mark.parametrize(

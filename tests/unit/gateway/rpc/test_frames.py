@@ -2,7 +2,8 @@
 
 import pytest
 
-from gateway.rpc.frames import BadFrames, ClientFrames, ServerFrames, goaway
+from sluicegate.gateway.rpc.frames import BadFrames, ClientFrames, ServerFrames, goaway
+from sluicegate.wire.http.request_head import MAX_FIELDS, MAX_HEAD_BYTES
 from tests.support.http2 import (
     CONTINUATION,
     DATA,
@@ -17,7 +18,6 @@ from tests.support.http2 import (
     frame,
     literal,
 )
-from wire.http.request_head import MAX_FIELDS, MAX_HEAD_BYTES
 
 _CALL = frame(HEADERS, call_head("/a"), flags=END_HEADERS, stream=1)
 _SENT = b"".join(

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from grpc import StatusCode
 
-from gateway.errors import ConfigurationError
-from gateway.types import ItemFailure, Rule
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.types import ItemFailure, Rule
 from testing.waiting import until
 from tests.support.api import AUTHORIZATION, KEY, NARROW_KEY
 from tests.support.rpc import RpcReply, floats, infer, message, packed, running_rpc

@@ -9,12 +9,12 @@ import pytest
 from grpc import StatusCode
 from typing_extensions import override
 
-from gateway.api.http import Headers, HttpReply
-from gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
-from gateway.rpc import handler, listener
-from gateway.rpc.handler import HeldAnswers
-from gateway.rpc.in_process import InProcessCalls
-from gateway.rpc.infer_route import SERVICE
+from sluicegate.gateway.api.http import Headers, HttpReply
+from sluicegate.gateway.http.unsent_answers import LARGE_BYTES, UnsentAnswers
+from sluicegate.gateway.rpc import handler, listener
+from sluicegate.gateway.rpc.handler import HeldAnswers
+from sluicegate.gateway.rpc.in_process import InProcessCalls
+from sluicegate.gateway.rpc.infer_route import SERVICE
 from testing.waiting import until
 from tests.support.api import KEY
 from tests.support.rpc import RunningRpc, infer, running_rpc, serialized

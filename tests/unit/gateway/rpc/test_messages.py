@@ -9,11 +9,11 @@ import pytest
 from google.protobuf import descriptor_pool
 from typing_extensions import override
 
-from gateway import rpc
-from gateway.errors import InvalidRequest, PayloadTooLarge
-from gateway.rpc.infer_route import rpc_dialect
-from gateway.rpc.messages import MessageTable, check_fields, decode_message
-from gateway.rpc.metadata_methods import METADATA_METHODS
+from sluicegate.gateway import rpc
+from sluicegate.gateway.errors import InvalidRequest, PayloadTooLarge
+from sluicegate.gateway.rpc.infer_route import rpc_dialect
+from sluicegate.gateway.rpc.messages import MessageTable, check_fields, decode_message
+from sluicegate.gateway.rpc.metadata_methods import METADATA_METHODS
 from tests.support.rpc import infer, message, serialized
 
 _PROTO = Path(str(rpc.__path__[0]), "inference.proto").read_text()

@@ -9,17 +9,17 @@ import pytest
 from grpc import StatusCode
 from typing_extensions import override
 
-from gateway.api.http import Headers, HttpReply
-from gateway.http.edge import HTTP_2, ListenerEdge, ListenerTls
-from gateway.rpc import handler, listener
-from gateway.rpc.in_process import InProcessCalls
-from gateway.rpc.infer_route import SERVICE
-from gateway.tasks import TaskScope
+from sluicegate.gateway.api.http import Headers, HttpReply
+from sluicegate.gateway.http.edge import HTTP_2, ListenerEdge, ListenerTls
+from sluicegate.gateway.rpc import handler, listener
+from sluicegate.gateway.rpc.in_process import InProcessCalls
+from sluicegate.gateway.rpc.infer_route import SERVICE
+from sluicegate.gateway.tasks import TaskScope
+from sluicegate.wire.http.request_head import MAX_FIELDS
 from testing.certificates import Authority
 from testing.waiting import eventually, until
 from tests.support.api import KEY
 from tests.support.rpc import floats, infer, running_rpc
-from wire.http.request_head import MAX_FIELDS
 
 pytestmark = pytest.mark.anyio
 _PUBLIC = ("/grpc.health.v1.Health/Check", f"{SERVICE}ServerLive", f"{SERVICE}ServerReady")

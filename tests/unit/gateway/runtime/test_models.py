@@ -6,9 +6,9 @@ import contextlib
 import pytest
 from typing_extensions import override
 
-from gateway.redis.client import connect
-from gateway.runtime.control import Control
-from gateway.runtime.models import ModelsFollower
+from sluicegate.gateway.redis.client import connect
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.models import ModelsFollower
 
 
 class SwallowingControl(Control):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.config.document import Document
-from gateway.runtime.runtime import Runtime, compile_runtime
-from gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.config.document import Document
+from sluicegate.gateway.runtime.runtime import Runtime, compile_runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
 from tests.support.config_texts import load_text
 
 pytestmark = pytest.mark.anyio

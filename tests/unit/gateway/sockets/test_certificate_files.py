@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from gateway.errors import ConfigurationError
-from gateway.http.edge import ListenerTls
-from gateway.sockets.certificate_files import expiry_of, first_certificate
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.http.edge import ListenerTls
+from sluicegate.gateway.sockets.certificate_files import expiry_of, first_certificate
 
 
 @pytest.mark.parametrize("year", [2031, 2049, 2050, 2999])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.sockets.connecting import Connector
+from sluicegate.gateway.sockets.connecting import Connector
 from tests.support.silent_addresses import Names, listening, silent
 
 # As short as time-outs of connections to backends are.

@@ -3,8 +3,8 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from gateway.errors import ConfigurationError
-from gateway.sockets.networks import Networks, client_network
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.sockets.networks import Networks, client_network
 
 TRUSTED = Networks("10.0.0.0/8, 192.168.1.7 fd00::/8\n::1")
 

@@ -8,7 +8,7 @@ from ipaddress import IPv4Address, IPv6Address
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gateway.sockets.proxy_protocol import (
+from sluicegate.gateway.sockets.proxy_protocol import (
     InvalidProxyHeader,
     parse_proxy_header,
     receive_proxy_header,

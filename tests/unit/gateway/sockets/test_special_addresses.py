@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from gateway.sockets.special_addresses import is_public
+from sluicegate.gateway.sockets.special_addresses import is_public
 
 # https://www.iana.org/assignments/iana-ipv4-special-registry, whole, and multicast.
 REGISTRY_4 = """

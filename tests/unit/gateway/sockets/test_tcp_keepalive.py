@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
-from gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, discard_at_close
+from sluicegate.gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, discard_at_close
 
 
 async def _use_a_closed_connection() -> None:

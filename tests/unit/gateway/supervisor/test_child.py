@@ -2,7 +2,7 @@
 
 from itertools import accumulate, repeat
 
-from gateway.supervisor.child import HEALTHY, LONGEST_DELAY, restart_delay
+from sluicegate.gateway.supervisor.child import HEALTHY, LONGEST_DELAY, restart_delay
 
 
 def test_each_crash_doubles_the_wait_up_to_the_longest() -> None:

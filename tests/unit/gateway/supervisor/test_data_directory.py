@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.supervisor.data_directory import choose_credentials, open_directory
-from gateway.supervisor.errors import CannotStart, ExitCode
+from sluicegate.gateway.supervisor.data_directory import choose_credentials, open_directory
+from sluicegate.gateway.supervisor.errors import CannotStart, ExitCode
 
 
 def silent(_: str) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gateway.supervisor import listeners
-from gateway.supervisor.errors import CannotStart, ExitCode
-from gateway.supervisor.listeners import (
+from sluicegate.gateway.supervisor import listeners
+from sluicegate.gateway.supervisor.errors import CannotStart, ExitCode
+from sluicegate.gateway.supervisor.listeners import (
     check_free,
     claim,
     free_port,

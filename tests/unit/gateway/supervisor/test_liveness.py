@@ -2,7 +2,7 @@
 
 import os
 
-from gateway.supervisor.liveness import LONGEST_STEP, Activity, Silence, activity_of
+from sluicegate.gateway.supervisor.liveness import LONGEST_STEP, Activity, Silence, activity_of
 
 ASLEEP = Activity(state="S")
 

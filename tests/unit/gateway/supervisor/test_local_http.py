@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.supervisor.local_http import ask
-from gateway.supervisor.probes import probe_http
+from sluicegate.gateway.supervisor.local_http import ask
+from sluicegate.gateway.supervisor.probes import probe_http
 
 pytestmark = pytest.mark.anyio
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gateway.supervisor.log_files import rotate
+from sluicegate.gateway.supervisor.log_files import rotate
 
 
 def test_a_file_that_is_too_large_is_emptied_under_its_writer(tmp_path: Path) -> None:

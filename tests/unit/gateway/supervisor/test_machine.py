@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from gateway.settings import Settings
-from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.machine import (
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.supervisor.errors import CannotStart
+from sluicegate.gateway.supervisor.machine import (
     PROVIDER,
     Devices,
     available_memory,
     choose_devices,
     processes_for_a_gpu,
 )
-from gateway.supervisor.spec import ProcessSpec
-from gateway.supervisor.topology import backend_specs, first_of_devices
-from wire.gpus import Gpu, GpusFound
+from sluicegate.gateway.supervisor.spec import ProcessSpec
+from sluicegate.gateway.supervisor.topology import backend_specs, first_of_devices
+from sluicegate.wire.gpus import Gpu, GpusFound
 
 GPUS = tuple(
     Gpu(

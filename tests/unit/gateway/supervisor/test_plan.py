@@ -8,16 +8,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.config.load import WORKER_BASE_BYTES
-from gateway.settings import Settings, load_settings
-from gateway.supervisor.data_directory import Credentials, DataDirectory, open_directory
-from gateway.supervisor.errors import CannotStart
-from gateway.supervisor.machine import available_memory
-from gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up, write_placement
-from gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
-from gateway.supervisor.topology import backend_specs, reachable
-from gateway.supervisor.up import check_configuration, check_models
-from gateway.supervisor.valkey import url
+from sluicegate.gateway.config.load import WORKER_BASE_BYTES
+from sluicegate.gateway.settings import Settings, load_settings
+from sluicegate.gateway.supervisor.data_directory import Credentials, DataDirectory, open_directory
+from sluicegate.gateway.supervisor.errors import CannotStart
+from sluicegate.gateway.supervisor.machine import available_memory
+from sluicegate.gateway.supervisor.plan import ProcessPlan, UpOptions, plan_up, write_placement
+from sluicegate.gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
+from sluicegate.gateway.supervisor.topology import backend_specs, reachable
+from sluicegate.gateway.supervisor.up import check_configuration, check_models
+from sluicegate.gateway.supervisor.valkey import url
 from tests.support.config_texts import load_text
 
 KEYS = Credentials(admin_key="the-admin-key-0123", demo_key="the-demo-key-01234")

@@ -9,7 +9,7 @@ import pytest
 _CODE = """
 import os, sys
 from pathlib import Path
-from gateway.supervisor.priority import give_way
+from sluicegate.gateway.supervisor.priority import give_way
 give_way(Path(sys.argv[1]))
 print(os.getpriority(os.PRIO_PROCESS, 0))
 """
@@ -17,7 +17,7 @@ print(os.getpriority(os.PRIO_PROCESS, 0))
 _TOGETHER = """
 import ctypes, os, sys
 from pathlib import Path
-from gateway.supervisor.priority import give_way
+from sluicegate.gateway.supervisor.priority import give_way
 if os.geteuid() == 0:
     os.setuid(65534)
     ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # its files in /proc are its own

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from gateway.supervisor.probes import broken_models
-from gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
-from wire.protocol import Report, ServingState
+from sluicegate.gateway.supervisor.probes import broken_models
+from sluicegate.gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
+from sluicegate.wire.protocol import Report, ServingState
 
 pytestmark = pytest.mark.anyio
 

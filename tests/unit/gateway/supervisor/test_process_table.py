@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.supervisor.process_table import (
+from sluicegate.gateway.supervisor.process_table import (
     FILE,
     ProcessEntry,
     end_leftovers,
@@ -17,7 +17,7 @@ from gateway.supervisor.process_table import (
     start_of,
     write_table,
 )
-from gateway.supervisor.spec import ProcessRole
+from sluicegate.gateway.supervisor.spec import ProcessRole
 
 
 @pytest.fixture

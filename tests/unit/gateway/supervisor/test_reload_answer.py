@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from gateway.supervisor.reload import ReloadAnswer, describe
+from sluicegate.gateway.supervisor.reload import ReloadAnswer, describe
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The order in which processes stop."""
 
-from gateway.supervisor.spec import STOP_ORDER, ProcessRole, ProcessSpec, stop_groups
+from sluicegate.gateway.supervisor.spec import STOP_ORDER, ProcessRole, ProcessSpec, stop_groups
 
 
 def spec(role: ProcessRole, index: int = 0) -> ProcessSpec:

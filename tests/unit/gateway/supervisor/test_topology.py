@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.settings import Settings
-from gateway.supervisor.topology import preface_of_workers
+from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.supervisor.topology import preface_of_workers
 
 
 @pytest.mark.parametrize(

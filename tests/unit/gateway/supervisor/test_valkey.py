@@ -2,8 +2,13 @@
 
 from pathlib import Path
 
-from gateway.supervisor.spec import ProcessRole, ProcessSpec
-from gateway.supervisor.valkey import STATE_OPTIONS, cache_options, find_program, valkey_spec
+from sluicegate.gateway.supervisor.spec import ProcessRole, ProcessSpec
+from sluicegate.gateway.supervisor.valkey import (
+    STATE_OPTIONS,
+    cache_options,
+    find_program,
+    valkey_spec,
+)
 
 
 def spec_of(role: ProcessRole, options: tuple[str, ...]) -> ProcessSpec:

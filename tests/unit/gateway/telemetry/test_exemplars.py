@@ -7,9 +7,9 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest
 
-from gateway.telemetry.exemplars import ExemplarFile, read_exemplars, with_exemplars
-from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.metrics_page import ReadMetrics
+from sluicegate.gateway.telemetry.exemplars import ExemplarFile, read_exemplars, with_exemplars
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.gateway.telemetry.metrics_page import ReadMetrics
 
 _ROUTE = "/v1/classify"
 _TRACE = "0af7651916cd43dd8448eb211c80319c"

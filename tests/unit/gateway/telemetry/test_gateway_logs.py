@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.telemetry.logs import JsonFormatter, LineHandler, TextFormatter
+from sluicegate.gateway.telemetry.logs import JsonFormatter, LineHandler, TextFormatter
 
 _TEXT = "the text of a caller"
 

@@ -12,11 +12,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from typing_extensions import override
 
-from gateway.telemetry.otel_tracer import OtelTracer
-from gateway.telemetry.tracing import ReplayedHit
+from sluicegate.gateway.telemetry.otel_tracer import OtelTracer
+from sluicegate.gateway.telemetry.tracing import ReplayedHit
+from sluicegate.wire.otlp.encoding import SpanBatch, encode_message
+from sluicegate.wire.otlp.spans import SpanQueue
 from tests.support.tracing import BlockedExporter
-from wire.otlp.encoding import SpanBatch, encode_message
-from wire.otlp.spans import SpanQueue
 
 _PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 _BEGAN = 1_700_000_000_000_000_000

@@ -11,20 +11,24 @@ from prometheus_client import CollectorRegistry, generate_latest, values
 from prometheus_client.mmap_dict import mmap_key
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from gateway.telemetry.metric_files import ReservedDict, add_up_dead, keep_metrics_in_files
+from sluicegate.gateway.telemetry.metric_files import (
+    ReservedDict,
+    add_up_dead,
+    keep_metrics_in_files,
+)
 from tests.support.small_disk import mounted
 
 # Counts `n` requests and one in flight; then waits, or is gone at once.
 PROCESS = """
 import os, sys
 from pathlib import Path
-from gateway.telemetry.metric_files import keep_metrics_in_files
+from sluicegate.gateway.telemetry.metric_files import keep_metrics_in_files
 folder = Path(sys.argv[1])
 os.environ["PROMETHEUS_MULTIPROC_DIR"] = sys.argv[1]
 keep_metrics_in_files(folder)
 from prometheus_client import CollectorRegistry
-from gateway.telemetry.metrics import GatewayMetrics
-from wire.metric_declaration import gauge
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.wire.metric_declaration import gauge
 metrics = GatewayMetrics(CollectorRegistry())
 for _ in range(int(sys.argv[2])):
     metrics.request("/v1/classify", "sentiment", 0.001)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from prometheus_client.mmap_dict import mmap_key
 
-from gateway.telemetry.metric_files import ReservedDict
-from gateway.telemetry.metric_reading import MetricReader
+from sluicegate.gateway.telemetry.metric_files import ReservedDict
+from sluicegate.gateway.telemetry.metric_reading import MetricReader
 
 
 def write(path: Path, metric: str, sample: str, value: float) -> None:

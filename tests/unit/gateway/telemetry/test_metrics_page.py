@@ -5,8 +5,8 @@ from pathlib import Path
 
 from prometheus_client.mmap_dict import mmap_key
 
-from gateway.telemetry.metric_files import ReservedDict
-from gateway.telemetry.metrics_page import read_metrics
+from sluicegate.gateway.telemetry.metric_files import ReservedDict
+from sluicegate.gateway.telemetry.metrics_page import read_metrics
 
 
 def test_what_only_some_processes_show_no_more_is_that_of_the_others(tmp_path: Path) -> None:

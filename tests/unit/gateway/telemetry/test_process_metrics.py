@@ -6,8 +6,8 @@ from time import thread_time
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.telemetry.process_metrics import ProcessMetrics, measured_process
-from wire.loop_delays import INTERVAL
+from sluicegate.gateway.telemetry.process_metrics import ProcessMetrics, measured_process
+from sluicegate.wire.loop_delays import INTERVAL
 
 _HELD = 2 * INTERVAL + 0.1
 

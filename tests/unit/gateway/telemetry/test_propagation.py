@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.telemetry.opening import tracer_from
-from gateway.telemetry.propagation import ContextReader
+from sluicegate.gateway.telemetry.opening import tracer_from
+from sluicegate.gateway.telemetry.propagation import ContextReader
 
 _PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 _HEADERS = [(b"traceparent", _PARENT.encode())]

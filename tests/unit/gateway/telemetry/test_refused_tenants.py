@@ -1,6 +1,6 @@
 """Refused requests are counted by tenant over a while, for a bounded number of tenants."""
 
-from gateway.telemetry.refused_tenants import RefusedTenants
+from sluicegate.gateway.telemetry.refused_tenants import RefusedTenants
 from tests.support.clock import Clock
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.telemetry.restarts import FILE, RestartCounts, read_restarts
-from gateway.telemetry.restarts_collector import RestartsCollector
+from sluicegate.gateway.telemetry.restarts import FILE, RestartCounts, read_restarts
+from sluicegate.gateway.telemetry.restarts_collector import RestartsCollector
 
 
 def page(folder: Path) -> str:

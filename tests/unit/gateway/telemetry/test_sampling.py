@@ -5,7 +5,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import Decision
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from gateway.telemetry.sampling import HeadSampler
+from sluicegate.gateway.telemetry.sampling import HeadSampler
 
 _SAMPLERS = (
     "always_on",

@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from gateway.telemetry.metrics import GatewayMetrics, outcome_of
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics, outcome_of
 
 _ROUTE = "/v1/classify"
 

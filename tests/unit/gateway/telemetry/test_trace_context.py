@@ -2,7 +2,12 @@
 
 import pytest
 
-from gateway.telemetry.trace_context import context_of, is_sampled, split_context, unsampled
+from sluicegate.gateway.telemetry.trace_context import (
+    context_of,
+    is_sampled,
+    split_context,
+    unsampled,
+)
 
 _TRACE = "0af7651916cd43dd8448eb211c80319c"
 _SPAN = "b7ad6b7169203331"

@@ -9,14 +9,14 @@ import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import SpanKind, StatusCode
 
-from gateway.errors import RateLimited
-from gateway.settings import process_environment
-from gateway.telemetry.logs import configure_logging
-from gateway.telemetry.opening import tracer_from
-from gateway.telemetry.otel_tracer import OtelTracer
-from gateway.telemetry.spans import UnsampledSpan
-from gateway.telemetry.tracing import Tracer
-from gateway.upstream.base import CallFailed, Cause
+from sluicegate.gateway.errors import RateLimited
+from sluicegate.gateway.settings import process_environment
+from sluicegate.gateway.telemetry.logs import configure_logging
+from sluicegate.gateway.telemetry.opening import tracer_from
+from sluicegate.gateway.telemetry.otel_tracer import OtelTracer
+from sluicegate.gateway.telemetry.spans import UnsampledSpan
+from sluicegate.gateway.telemetry.tracing import Tracer
+from sluicegate.gateway.upstream.base import CallFailed, Cause
 from tests.support.tracing import Recorded
 
 _PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -253,7 +253,7 @@ def test_attributes_keep_to_the_limits_of_the_environment(monkeypatch: pytest.Mo
 def test_the_sdk_is_not_imported_while_tracing_is_off() -> None:
     """It raises as it is imported where one of its variables is wrong."""
     code = (
-        "import sys, gateway.app.worker, backends.telemetry.spans;"
+        "import sys, sluicegate.gateway.app.worker, sluicegate.backends.telemetry.spans;"
         "sys.exit('opentelemetry.sdk.trace' in sys.modules)"
     )
     environ = dict(process_environment()) | {"OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": "abc"}

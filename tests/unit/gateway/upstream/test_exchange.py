@@ -8,16 +8,25 @@ from typing import cast
 import msgspec
 import pytest
 
-from gateway.config.document import RoutingConfig
-from gateway.types import Endpoint
-from gateway.upstream.base import CallFailed, Cause, StartedCall
-from gateway.upstream.exchange import CallExchange, refused
-from gateway.upstream.http import HttpBackendClient
 from loadtests.simulate.virtual_time import run_virtual
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.types import Endpoint
+from sluicegate.gateway.upstream.base import CallFailed, Cause, StartedCall
+from sluicegate.gateway.upstream.exchange import CallExchange, refused
+from sluicegate.gateway.upstream.http import HttpBackendClient
+from sluicegate.wire.protocol import (
+    Call,
+    CallItem,
+    Done,
+    Failed,
+    Refusal,
+    Report,
+    Task,
+    encode_frame,
+)
 from testing.stub_backend import Reply, StubBackend, answer, answer_when, echo
 from testing.waiting import until
 from tests.support.dispatching import endpoint_of
-from wire.protocol import Call, CallItem, Done, Failed, Refusal, Report, Task, encode_frame
 
 pytestmark = pytest.mark.anyio
 

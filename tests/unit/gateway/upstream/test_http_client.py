@@ -6,13 +6,14 @@ from random import Random
 import msgspec
 import pytest
 
-from gateway.config.document import RoutingConfig
-from gateway.types import Endpoint
-from gateway.upstream import http
-from gateway.upstream.base import CallFailed, Cause
-from gateway.upstream.http import HttpBackendClient
-from gateway.upstream.httpx_transport import HttpxTransport
-from gateway.upstream.transport import BackendTransport
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.types import Endpoint
+from sluicegate.gateway.upstream import http
+from sluicegate.gateway.upstream.base import CallFailed, Cause
+from sluicegate.gateway.upstream.http import HttpBackendClient
+from sluicegate.gateway.upstream.httpx_transport import HttpxTransport
+from sluicegate.gateway.upstream.transport import BackendTransport
+from sluicegate.wire.protocol import TOKEN_HEADER, Call, CallItem, Done, Failed, Report, Task
 from testing.stub_backend import (
     Reply,
     StubBackend,
@@ -23,7 +24,6 @@ from testing.stub_backend import (
 )
 from testing.waiting import until
 from tests.support.dispatching import call_backend, endpoint, endpoint_of
-from wire.protocol import TOKEN_HEADER, Call, CallItem, Done, Failed, Report, Task
 
 pytestmark = pytest.mark.anyio
 

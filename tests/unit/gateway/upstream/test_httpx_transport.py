@@ -5,13 +5,13 @@ import asyncio
 import msgspec
 import pytest
 
-from gateway.config.document import RoutingConfig
-from gateway.upstream.base import CallFailed
-from gateway.upstream.http import HttpBackendClient
+from sluicegate.gateway.config.document import RoutingConfig
+from sluicegate.gateway.upstream.base import CallFailed
+from sluicegate.gateway.upstream.http import HttpBackendClient
+from sluicegate.wire.protocol import ServingState
 from testing.stub_backend import StubBackend
 from tests.support.dispatching import endpoint, endpoint_of, state
 from tests.support.raw_server import RawServer
-from wire.protocol import ServingState
 
 pytestmark = pytest.mark.anyio
 

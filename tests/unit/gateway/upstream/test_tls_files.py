@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import ConfigurationError
-from gateway.sockets.certificate_files import follow_files
-from gateway.upstream.tls import ClientTls
+from sluicegate.gateway.errors import ConfigurationError
+from sluicegate.gateway.sockets.certificate_files import follow_files
+from sluicegate.gateway.upstream.tls import ClientTls
 from testing.certificates import Authority
 from testing.waiting import until
 

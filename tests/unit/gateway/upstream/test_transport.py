@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.upstream.base import Transport, TransportError, locate
-from gateway.upstream.httpx_transport import HttpxTransport
-from gateway.upstream.transport import BackendTransport
+from sluicegate.gateway.upstream.base import Transport, TransportError, locate
+from sluicegate.gateway.upstream.httpx_transport import HttpxTransport
+from sluicegate.gateway.upstream.transport import BackendTransport
 from tests.support.raw_server import HEAD, RawServer, ask, replying_with
 
 pytestmark = pytest.mark.anyio
@@ -174,8 +174,8 @@ def test_an_address_is_taken_apart(url: str, host: bytes, path: bytes) -> None:
 # One thread resolves names, in turn: when the second look-up is done, so is the first.
 _LOOKED_UP_TOO_LATE = """
 import asyncio, gc, uvloop
-from gateway.upstream.base import TransportError, locate
-from gateway.upstream.transport import BackendTransport
+from sluicegate.gateway.upstream.base import TransportError, locate
+from sluicegate.gateway.upstream.transport import BackendTransport
 
 async def main():
     complaints = []

@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from gateway.upstream.base import Transport, TransportError, locate, wait_for_change
-from gateway.upstream.exchange import read_body
-from gateway.upstream.httpx_transport import HttpxTransport
-from gateway.upstream.transport import BackendTransport
+from sluicegate.gateway.upstream.base import Transport, TransportError, locate, wait_for_change
+from sluicegate.gateway.upstream.exchange import read_body
+from sluicegate.gateway.upstream.httpx_transport import HttpxTransport
+from sluicegate.gateway.upstream.transport import BackendTransport
 from tests.support.raw_server import HEAD, RawServer, Streams, ask
 
 pytestmark = pytest.mark.anyio

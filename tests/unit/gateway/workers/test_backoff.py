@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.workers.backoff import StoppableBackoff, pause
+from sluicegate.gateway.workers.backoff import StoppableBackoff, pause
 
 
 def test_waits_double_up_to_the_longest() -> None:

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from gateway.errors import DependencyUnavailable
-from gateway.ledger.budgets import BudgetEvent
-from gateway.workers.budget_monitor import BudgetMonitor, BudgetStatistics
+from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.ledger.budgets import BudgetEvent
+from sluicegate.gateway.workers.budget_monitor import BudgetMonitor, BudgetStatistics
 
 pytestmark = pytest.mark.anyio
 _FOUND = [BudgetEvent(tenant="acme", month="2026-09", threshold=80)]

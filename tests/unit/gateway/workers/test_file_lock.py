@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gateway.workers.file_lock import FileLock
+from sluicegate.gateway.workers.file_lock import FileLock
 
 
 def test_a_lock_has_one_holder(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.events.block import Block, gap, pack
-from gateway.ledger.ledger import Ledger
-from gateway.ledger.types import EventBlock
-from gateway.workers.group import StreamEntry
-from gateway.workers.ledger_writer import LedgerWriter, merged
+from sluicegate.gateway.events.block import Block, gap, pack
+from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.ledger.types import EventBlock
+from sluicegate.gateway.workers.group import StreamEntry
+from sluicegate.gateway.workers.ledger_writer import LedgerWriter, merged
 from tests.support.events import START, make_event
 from tests.support.ledgers import open_ledger, sums
 

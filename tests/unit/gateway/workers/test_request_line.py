@@ -2,8 +2,8 @@
 
 import msgspec
 
-from gateway.types import RequestEvent, RevisionUsage
-from gateway.workers.request_log import request_lines
+from sluicegate.gateway.types import RequestEvent, RevisionUsage
+from sluicegate.gateway.workers.request_log import request_lines
 from tests.support.events import make_event, make_run
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.events.log import EventLog
-from gateway.workers.retention import RetainedLog, SegmentRetention, missing_bytes
+from sluicegate.gateway.events.log import EventLog
+from sluicegate.gateway.workers.retention import RetainedLog, SegmentRetention, missing_bytes
 from tests.support.clock import Clock
 from tests.support.events import make_event
 

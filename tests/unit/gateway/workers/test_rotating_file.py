@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gateway.workers.rotating_file import RotatingFile
+from sluicegate.gateway.workers.rotating_file import RotatingFile
 
 
 def test_a_line_is_never_split_over_two_files(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import DependencyUnavailable, GatewayError, InvalidRequest
-from gateway.workers.usage_rollup import UsageRollup
+from sluicegate.gateway.errors import DependencyUnavailable, GatewayError, InvalidRequest
+from sluicegate.gateway.workers.usage_rollup import UsageRollup
 from tests.support.events import make_event
 from tests.support.ledgers import open_ledger, record
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from sluicegate.wire.http.connection import Connection, Front, ServerState
+from sluicegate.wire.http.exchange import BUFFERED_HTTP
+from sluicegate.wire.http.messages import App, answer_head
+from sluicegate.wire.http.refusals import Refusal
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
+from sluicegate.wire.http.writing import WriteCoalescer
 from tests.support.entry_points import RecordedTransport
-from wire.http.connection import Connection, Front, ServerState
-from wire.http.exchange import BUFFERED_HTTP
-from wire.http.messages import App, answer_head
-from wire.http.refusals import Refusal
-from wire.http.timeouts import ConnectionTimeouts
-from wire.http.writing import WriteCoalescer
 
 pytestmark = pytest.mark.anyio
 _GET = b"GET /path%2Fa%20b?c=d HTTP/1.1\r\nhost: h\r\n\r\n"

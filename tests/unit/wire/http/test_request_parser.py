@@ -6,8 +6,8 @@ import re
 import msgspec
 import pytest
 
-from gateway.errors import InvalidRequest
-from gateway.http.problem_details import encode_problem
+from sluicegate.gateway.errors import InvalidRequest
+from sluicegate.gateway.http.problem_details import encode_problem
 from testing.waiting import until
 from tests.support.api import KEY
 from tests.support.entry_points import HALF_CLOSE, EntryPoint

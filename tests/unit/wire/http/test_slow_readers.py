@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from wire.http.slow_readers import (
+from sluicegate.wire.http.slow_readers import (
     LEAST_RATE,
     WINDOW,
     ReadingPeer,

@@ -2,8 +2,8 @@
 
 import pytest
 
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
 from tests.support.entry_points import EntryPoint
-from wire.http.timeouts import ConnectionTimeouts
 
 pytestmark = pytest.mark.anyio
 _IDLE = ConnectionTimeouts().idle

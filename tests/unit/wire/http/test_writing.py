@@ -7,9 +7,9 @@ import weakref
 import pytest
 from typing_extensions import override
 
-from wire.http.exchange import BUFFERED_HTTP, Exchange
-from wire.http.messages import Scope
-from wire.http.writing import AnswerWriter, WriteCoalescer
+from sluicegate.wire.http.exchange import BUFFERED_HTTP, Exchange
+from sluicegate.wire.http.messages import Scope
+from sluicegate.wire.http.writing import AnswerWriter, WriteCoalescer
 
 pytestmark = pytest.mark.anyio
 

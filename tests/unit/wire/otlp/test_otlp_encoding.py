@@ -6,7 +6,13 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import SpanContext, TraceFlags
 
-from wire.otlp.encoding import SCOPE, SpanBatch, encode_fields, encode_message, encode_spans
+from sluicegate.wire.otlp.encoding import (
+    SCOPE,
+    SpanBatch,
+    encode_fields,
+    encode_message,
+    encode_spans,
+)
 
 _RESOURCE = Resource({"service.name": "x"})
 

@@ -12,14 +12,14 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, M
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import HistogramMetricFamily, Metric as Family
 
-from gateway.cache.statistics import BYTES
-from gateway.telemetry.metric_files import add_up_dead, counted_since
-from gateway.telemetry.metric_push import NoPush, push_from
-from gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.gateway.cache.statistics import BYTES
+from sluicegate.gateway.telemetry.metric_files import add_up_dead, counted_since
+from sluicegate.gateway.telemetry.metric_push import NoPush, push_from
+from sluicegate.gateway.telemetry.metrics import GatewayMetrics
+from sluicegate.wire.otlp.metrics import MetricPusher, open_pusher
+from sluicegate.wire.otlp.variables import TracingProblem, is_push_wanted
 from testing.waiting import until
 from tests.support.otlp_sink import HttpSink
-from wire.otlp.metrics import MetricPusher, open_pusher
-from wire.otlp.variables import TracingProblem, is_push_wanted
 
 _ROUTE = "/v1/classify"
 

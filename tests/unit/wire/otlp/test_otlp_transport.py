@@ -15,8 +15,8 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import SpanContext, TraceFlags
 
+from sluicegate.wire.otlp.spans import open_exporter
 from testing.ports import free_port
-from wire.otlp.spans import open_exporter
 
 _OK = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 _SUCCESS = SpanExportResult.SUCCESS
@@ -239,7 +239,7 @@ def test_a_later_sdk_exports_by_its_own_means(monkeypatch: pytest.MonkeyPatch, l
     if lacks == "argument":
         monkeypatch.setattr(trace_exporter, "OTLPSpanExporter", LaterExporter)
     else:
-        monkeypatch.delitem(sys.modules, "wire.otlp.transport", raising=False)
+        monkeypatch.delitem(sys.modules, "sluicegate.wire.otlp.transport", raising=False)
         monkeypatch.setitem(sys.modules, "opentelemetry.exporter.http.transport._urllib3", None)
 
     with ScriptedCollector(answering(_OK)) as collector:

@@ -11,12 +11,12 @@ from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SpanExporter, Sp
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from typing_extensions import override
 
-from backends.settings import process_environment
+from sluicegate.backends.settings import process_environment
+from sluicegate.wire.otlp.spans import SpanQueue, open_provider, open_queue
+from sluicegate.wire.otlp.variables import OTLP, TracingProblem, drop_unusable, is_tracing_wanted
 from testing.waiting import wait_until
 from tests.support.otlp_sink import HttpSink
 from tests.support.tracing import BlockedExporter, GrpcSink, Sink
-from wire.otlp.spans import SpanQueue, open_provider, open_queue
-from wire.otlp.variables import OTLP, TracingProblem, drop_unusable, is_tracing_wanted
 
 _ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from backends.model_tools.comparing.results import (
+from sluicegate.backends.model_tools.comparing.results import (
     Entity,
     Results,
     compare_results,

@@ -12,16 +12,16 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.executors.padded_batch import pad
-from backends.model_tools.demo import build, source as demo_source
-from backends.model_tools.demo.__main__ import main
-from backends.model_tools.demo.build import MANIFEST, build_demo_models
-from backends.model_tools.demo.source import DemoModelsError, find_source
-from backends.qualification.device_graphs import find_device_graphs
-from backends.repository.staging import MARK as STAGING_MARK
-from backends.types import OutputKind
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.executors.padded_batch import pad
+from sluicegate.backends.model_tools.demo import build, source as demo_source
+from sluicegate.backends.model_tools.demo.__main__ import main
+from sluicegate.backends.model_tools.demo.build import MANIFEST, build_demo_models
+from sluicegate.backends.model_tools.demo.source import DemoModelsError, find_source
+from sluicegate.backends.qualification.device_graphs import find_device_graphs
+from sluicegate.backends.repository.staging import MARK as STAGING_MARK
+from sluicegate.backends.types import OutputKind
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 
 NAMES = {
@@ -287,9 +287,11 @@ def test_a_missing_builder_is_named(
     published: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without `onnx` the error says which package to install."""
-    monkeypatch.delitem(sys.modules, "backends.model_tools.demo.encoder", raising=False)
+    monkeypatch.delitem(sys.modules, "sluicegate.backends.model_tools.demo.encoder", raising=False)
     for module in ("bert", "packed"):
-        monkeypatch.delitem(sys.modules, f"backends.model_tools.graphs.{module}", raising=False)
+        monkeypatch.delitem(
+            sys.modules, f"sluicegate.backends.model_tools.graphs.{module}", raising=False
+        )
     monkeypatch.setitem(sys.modules, "onnx", None)
 
     with pytest.raises(DemoModelsError, match="`pip install onnx`"):

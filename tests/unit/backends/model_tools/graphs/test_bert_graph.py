@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from backends.executors.onnx import OnnxExecutor
-from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.heads import add_pooling
-from backends.model_tools.graphs.options import GraphOptions
-from backends.model_tools.graphs.shapes import BertShape
-from backends.model_tools.graphs.weights import Weights, WeightsError
-from backends.types import OutputKind
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.model_tools.graphs.bert import build_bert
+from sluicegate.backends.model_tools.graphs.heads import add_pooling
+from sluicegate.backends.model_tools.graphs.options import GraphOptions
+from sluicegate.backends.model_tools.graphs.shapes import BertShape
+from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
+from sluicegate.backends.types import OutputKind
 from testing.bert import pooled_bert, seeded_weights
 from tests.support.bert_reference import reference_tokens
 from tests.support.graph_runs import Row, open_graph, run_rows

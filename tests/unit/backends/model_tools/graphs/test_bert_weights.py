@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.model_tools.graphs.shapes import BertShape, weight_shapes
-from backends.model_tools.graphs.weights import WeightsError, read_safetensors
 from loadtests.gpu.plan import PRESETS
+from sluicegate.backends.model_tools.graphs.shapes import BertShape, weight_shapes
+from sluicegate.backends.model_tools.graphs.weights import WeightsError, read_safetensors
 from testing.bert import seeded_weights
 
 SHAPE = BertShape(layers=1, hidden=8, heads=2, intermediate=16, vocab=10, positions=6)

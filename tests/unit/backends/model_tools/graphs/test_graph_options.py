@@ -11,15 +11,15 @@ import pytest
 from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 
-from backends.errors import ModelProblem
-from backends.executors.graph import GraphSource
-from backends.executors.onnx import OnnxExecutor
-from backends.model_tools.graphs.bert import build_bert
-from backends.model_tools.graphs.grids import WIDTHS
-from backends.model_tools.graphs.options import Attention, GraphOptions, Precision
-from backends.model_tools.graphs.shapes import BertShape
-from backends.model_tools.graphs.weights import Weights, WeightsError
-from backends.types import OutputKind
+from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.onnx import OnnxExecutor
+from sluicegate.backends.model_tools.graphs.bert import build_bert
+from sluicegate.backends.model_tools.graphs.grids import WIDTHS
+from sluicegate.backends.model_tools.graphs.options import Attention, GraphOptions, Precision
+from sluicegate.backends.model_tools.graphs.shapes import BertShape
+from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
+from sluicegate.backends.types import OutputKind
 from testing.bert import pooled_bert, seeded_weights
 from tests.support.bert_reference import reference_tokens
 from tests.support.graph_runs import Row, open_graph, run_rows

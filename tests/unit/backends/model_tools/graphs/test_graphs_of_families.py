@@ -18,9 +18,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto
 
-from backends.model_tools.graphs.checkpoint import build_checkpoint
-from backends.model_tools.graphs.options import Attention, GraphOptions, Precision
-from backends.model_tools.graphs.weights import WeightsError, read_safetensors
+from sluicegate.backends.model_tools.graphs.checkpoint import build_checkpoint
+from sluicegate.backends.model_tools.graphs.options import Attention, GraphOptions, Precision
+from sluicegate.backends.model_tools.graphs.weights import WeightsError, read_safetensors
 from tests.parity.checkpoints import Checkpoint, Family, Purpose, write_checkpoint
 from tests.support.expanded_graphs import expand
 from tests.support.graph_runs import with_shapes

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from onnx import FunctionProto, ModelProto, TensorProto, helper, numpy_helper
 
-from backends.model_tools.graphs.half import halve
-from backends.types import FloatArray
+from sluicegate.backends.model_tools.graphs.half import halve
+from sluicegate.backends.types import FloatArray
 
 WIDTH = 8
 ROWS = np.arange(1, 41, dtype=np.int32).reshape(1, 40)

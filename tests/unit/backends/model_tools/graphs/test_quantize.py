@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from onnx import ModelProto, TensorProto
 
-from backends.model_tools.graphs.options import Attention, GraphOptions
-from backends.model_tools.graphs.quantize import expose, find_products, quantize
-from backends.model_tools.graphs.ranges import ProductPlan, plan_product
-from backends.model_tools.graphs.shapes import BertShape
-from backends.model_tools.tuning.calibration import collect
-from backends.qualification.text_runs import make_batches
-from backends.types import Encoding, FloatArray, OutputKind
+from sluicegate.backends.model_tools.graphs.options import Attention, GraphOptions
+from sluicegate.backends.model_tools.graphs.quantize import expose, find_products, quantize
+from sluicegate.backends.model_tools.graphs.ranges import ProductPlan, plan_product
+from sluicegate.backends.model_tools.graphs.shapes import BertShape
+from sluicegate.backends.model_tools.tuning.calibration import collect
+from sluicegate.backends.qualification.text_runs import make_batches
+from sluicegate.backends.types import Encoding, FloatArray, OutputKind
 from testing.bert import pooled_bert, seeded_weights
 from tests.support.graph_runs import Row, open_graph, run_rows
 

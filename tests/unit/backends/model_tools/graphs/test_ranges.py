@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from backends.model_tools.graphs.ranges import (
+from sluicegate.backends.model_tools.graphs.ranges import (
     ProductPlan,
     Samples,
     approximate,
     plan_product,
     quantize_rows,
 )
-from backends.types import FloatArray
+from sluicegate.backends.types import FloatArray
 
 RANDOM = np.random.default_rng(4)
 KERNEL = RANDOM.standard_normal((64, 48)).astype(np.float32)

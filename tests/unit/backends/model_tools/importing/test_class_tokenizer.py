@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from backends.errors import StartProblem
-from backends.model_tools.importing.class_tokenizer import ClassTokenizer, build_tokenizer
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.importing.class_tokenizer import (
+    ClassTokenizer,
+    build_tokenizer,
+)
 from tests.parity.texts import DATA
 
 _FILES = {"BPE": "bpe", "WordPiece": "wordpiece", "Unigram": "unigram"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.model_tools.importing.leftovers import files_of
+from sluicegate.backends.model_tools.importing.leftovers import files_of
 
 
 def write(folder: Path, *names: str) -> None:

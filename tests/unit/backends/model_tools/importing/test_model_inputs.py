@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from backends.executors.provider import DeviceOptions, open_session
-from backends.model_tools.importing.model_inputs import complete_inputs
-from backends.repository.config_defaults import complete_config
+from sluicegate.backends.executors.provider import DeviceOptions, open_session
+from sluicegate.backends.model_tools.importing.model_inputs import complete_inputs
+from sluicegate.backends.repository.config_defaults import complete_config
 
 IDS = np.array([[5, 6, 7, 8], [9, 5, 0, 0]])
 MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0]])

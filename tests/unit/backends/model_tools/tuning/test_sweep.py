@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.errors import OutOfMemory, StartProblem
-from backends.executors.dummy import DummyExecutor, PacedExecutor
-from backends.model_tools.tuning.reports import describe_sweep, plot_sweep
-from backends.model_tools.tuning.speed import Sweep
-from backends.model_tools.tuning.sweep import (
+from sluicegate.backends.errors import OutOfMemory, StartProblem
+from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
+from sluicegate.backends.model_tools.tuning.reports import describe_sweep, plot_sweep
+from sluicegate.backends.model_tools.tuning.speed import Sweep
+from sluicegate.backends.model_tools.tuning.sweep import (
     Point,
     batch_sizes,
     choose,
@@ -19,10 +19,10 @@ from backends.model_tools.tuning.sweep import (
     sweep_clients,
     thread_counts,
 )
-from backends.qualification.golden_texts import default_texts
-from backends.qualification.records import MachineInfo
-from backends.qualification.text_runs import make_batches, run_texts
-from backends.types import Encoding, OutputKind, Text
+from sluicegate.backends.qualification.golden_texts import default_texts
+from sluicegate.backends.qualification.records import MachineInfo
+from sluicegate.backends.qualification.text_runs import make_batches, run_texts
+from sluicegate.backends.types import Encoding, OutputKind, Text
 
 
 def point(size: int, rate: float, **changes: int) -> Point:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from backends.model_tools.tuning.variant_maker import find_sensitive
+from sluicegate.backends.model_tools.tuning.variant_maker import find_sensitive
 
 SIZES = {"small": 1, "middle": 2, "large": 8, "harmless": 4}
 HARM = {"small": 3.0, "middle": 4.0, "large": 4.0, "harmless": 0.0}

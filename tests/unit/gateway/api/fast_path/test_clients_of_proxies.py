@@ -5,8 +5,8 @@ import re
 import msgspec
 import pytest
 
-from gateway.http.peers import AddressCounts, ProxyPeer
-from gateway.sockets.networks import Networks
+from sluicegate.gateway.http.peers import AddressCounts, ProxyPeer
+from sluicegate.gateway.sockets.networks import Networks
 from tests.support.api import KEY
 from tests.support.entry_points import EntryPoint
 

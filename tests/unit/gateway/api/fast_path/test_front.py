@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.events.hit_run import ids_of
-from gateway.types import Rule
+from sluicegate.gateway.events.hit_run import ids_of
+from sluicegate.gateway.types import Rule
+from sluicegate.wire.http.timeouts import ConnectionTimeouts
 from tests.support.entry_points import EntryPoint, ask
-from wire.http.timeouts import ConnectionTimeouts
 
 pytestmark = pytest.mark.anyio
 _IDLE = ConnectionTimeouts().idle

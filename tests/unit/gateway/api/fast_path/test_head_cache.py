@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.api.fast_path.head_cache import CachedHead, RequestHeadCache
-from gateway.auth.keys import hash_key
-from gateway.types import KeyId, Principal, TenantId
+from sluicegate.gateway.api.fast_path.head_cache import CachedHead, RequestHeadCache
+from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.types import KeyId, Principal, TenantId
 from tests.support.api import KEY
 from tests.support.entry_points import EntryPoint, ask
 

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 from typing_extensions import override
 
-from gateway.api.fast_path.head_cache import RepeatedRequest
-from gateway.config.document import LimitsConfig
-from gateway.rate_limit.base import Charge, Decision
-from gateway.rate_limit.repeated_charges import RepeatedCharges
-from gateway.types import Rule
+from sluicegate.gateway.api.fast_path.head_cache import RepeatedRequest
+from sluicegate.gateway.config.document import LimitsConfig
+from sluicegate.gateway.rate_limit.base import Charge, Decision
+from sluicegate.gateway.rate_limit.repeated_charges import RepeatedCharges
+from sluicegate.gateway.types import Rule
 from tests.support.api import KEY, NARROW_KEY
 from tests.support.entry_points import EntryPoint
 from tests.support.limits import LocalRateLimiter

@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar
 import httpx
 import msgspec
 
-from sluicegate.errors import ApiError, NoAnswer, SluicegateError, error_of
-from sluicegate.options import Options
-from sluicegate.results import Answer
+from sluicegate.client.errors import ApiError, NoAnswer, SluicegateError, error_of
+from sluicegate.client.options import Options
+from sluicegate.client.results import Answer
 
 T = TypeVar("T")
 Outcome = httpx.Response | httpx.RequestError | None

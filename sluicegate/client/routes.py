@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from sluicegate.calls import Call
-from sluicegate.results import (
+from sluicegate.client.calls import Call
+from sluicegate.client.results import (
     Answer,
     Choice,
     DecodedText,

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sluicegate.errors import InvalidItem
-from sluicegate.results import Answer, Usage
+from sluicegate.client.errors import InvalidItem
+from sluicegate.client.results import Answer, Usage
 
 I = TypeVar("I")  # noqa: E741 - an item, as R is a result
 

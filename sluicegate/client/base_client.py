@@ -6,8 +6,8 @@ from typing import Any, TypeVar
 
 import httpx
 
-from sluicegate.options import Options
-from sluicegate.settings import default_key, default_url
+from sluicegate.client.options import Options
+from sluicegate.client.settings import default_key, default_url
 
 M = TypeVar("M", bound=Callable[..., Any])
 

@@ -10,13 +10,13 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import httpx
 import msgspec
 
-from sluicegate import routes
-from sluicegate.base_client import BaseClient, described, has_certificate
-from sluicegate.calls import Call, Outcome, exchange
-from sluicegate.errors import InvalidItem
-from sluicegate.options import Options
-from sluicegate.parts import Parts, Progress, Tally, has_failed, shift_index
-from sluicegate.results import Answer
+from sluicegate.client import routes
+from sluicegate.client.base_client import BaseClient, described, has_certificate
+from sluicegate.client.calls import Call, Outcome, exchange
+from sluicegate.client.errors import InvalidItem
+from sluicegate.client.options import Options
+from sluicegate.client.parts import Parts, Progress, Tally, has_failed, shift_index
+from sluicegate.client.results import Answer
 
 I = TypeVar("I")  # noqa: E741 - an item, as R is a result
 P = ParamSpec("P")
