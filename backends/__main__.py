@@ -1,4 +1,4 @@
-"""Runs `python -m sluicegate.backends`, which is also `sluicegate backend` and `sluicegate models`."""
+"""Runs `python -m sluicegate.backends`: also `sluicegate backend` and `sluicegate models`."""
 
 import sys
 

@@ -4,7 +4,7 @@ import sys
 
 from sluicegate.wire.installing import install_command
 
-_OWN = ("backends", "bulk", "gateway")
+_OWN = "sluicegate"
 
 
 def main() -> None:
@@ -16,7 +16,7 @@ def main() -> None:
         from sluicegate.bulk.cli import main as command  # noqa: PLC0415
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        if package in _OWN:
+        if package == _OWN:
             raise
         sys.exit(
             f"Error: the package `{package}` is not installed; run"

@@ -9,6 +9,7 @@ COPY gateway/ gateway/
 COPY sluicegate/ sluicegate/
 COPY backends/ backends/
 COPY wire/ wire/
+COPY bulk/ bulk/
 RUN /opt/sluicegate/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
     && /opt/sluicegate/bin/pip uninstall --yes \
         editables hatchling pathspec pluggy tomlkit trove-classifiers setuptools pip
@@ -19,6 +20,7 @@ WORKDIR /src
 RUN python -m venv /opt/build
 COPY requirements/demo.txt requirements/
 RUN /opt/build/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements/demo.txt
+COPY sluicegate/ sluicegate/
 COPY backends/ backends/
 COPY wire/ wire/
 RUN /opt/build/bin/python -m sluicegate.backends.model_tools.demo --output /models

@@ -10,6 +10,7 @@ COPY gateway/ gateway/
 COPY sluicegate/ sluicegate/
 COPY backends/ backends/
 COPY wire/ wire/
+COPY bulk/ bulk/
 RUN /opt/sluicegate/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
     && /opt/sluicegate/bin/pip uninstall --yes \
         editables hatchling pathspec pluggy tomlkit trove-classifiers setuptools pip

@@ -1,7 +1,4 @@
-"""Defines the API for model owners' algorithms: `Ask` calls models, `Refused` rejects an item.
-
-See docs/algorithms.md, "Your own algorithm".
-"""
+"""Defines what `sluicegate.algorithms` gives to model owners: `Ask` and `Refused`."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

@@ -7,6 +7,7 @@ import inspect
 import sys
 import traceback
 import typing
+import warnings
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,10 @@ from typing import Any
 import msgspec
 from typing_extensions import Buffer, override
 
+from sluicegate.backends.algorithms import authoring
+
 _FUNCTION = "run"
+_FORMER_NAME = "backends.algorithms.authoring"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -36,6 +40,20 @@ class _Uncached(importlib.machinery.SourceFileLoader):
         pass
 
 
+class _FormerName(ModuleType):
+    """Stands for `sluicegate.algorithms` under its former name, and warns who uses it."""
+
+    @override
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            warnings.warn(
+                f"`{_FORMER_NAME}` has moved: import `{name}` from `sluicegate.algorithms`",
+                FutureWarning,  # Python shows it to everybody, unlike a `DeprecationWarning`
+                stacklevel=2,
+            )
+        return getattr(authoring, name)
+
+
 def read_user_code(code: str, folder: Path) -> UserCode:
     """Import `FILE.py` of a model's folder, or an entry point `package.module:function`.
 
@@ -43,6 +61,7 @@ def read_user_code(code: str, folder: Path) -> UserCode:
         ValueError: the code is missing, cannot be imported, or has no valid `run`. The message
             names the source line.
     """
+    sys.modules.setdefault(_FORMER_NAME, _FormerName(_FORMER_NAME))
     if code.endswith(".py"):
         module, name = _import_file(folder / Path(code).name), _FUNCTION
     else:

@@ -1,4 +1,6 @@
-"""Packs a graph's weights for this CPU: `python -m sluicegate.backends.executors.packing GRAPH TARGET`.
+"""Packs a graph's weights for this CPU.
+
+The command is `python -m sluicegate.backends.executors.packing GRAPH TARGET`.
 
 Large graphs are packed in a child process, because packing leaks tens of MiB.
 """

@@ -5,7 +5,7 @@ import sys
 
 from sluicegate.wire.installing import install_command
 
-_OWN = ("backends", "gateway")
+_OWN = "sluicegate"
 _BULK = "bulk"
 
 
@@ -13,14 +13,14 @@ def main() -> None:
     """Run the command that `sys.argv` names, and exit."""
     if sys.argv[1:2] == [_BULK]:
         # A machine for bulk jobs may not have the packages that a gateway needs.
-        command_line = [sys.executable, "-P", "-m", _BULK, *sys.argv[2:]]
+        command_line = [sys.executable, "-P", "-m", f"{_OWN}.{_BULK}", *sys.argv[2:]]
         os.execv(sys.executable, command_line)  # noqa: S606 - its own program
     try:
         # Imported late, because a client's machine may not have the packages.
         from sluicegate.gateway.cli.root import main as command  # noqa: PLC0415
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        if package in _OWN:
+        if package == _OWN:
             raise
         sys.exit(
             f"Error: the package `{package}` is not installed; run {install_command('up')}. The"

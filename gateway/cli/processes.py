@@ -48,7 +48,7 @@ def admin() -> None:
 
 
 def become(module: str, *arguments: str) -> NoReturn:
-    """Replace this process with `python -m module arguments`.
+    """Replace this process with `python -m sluicegate.MODULE ARGUMENTS`.
 
     Raises:
         Failure: the module's dependencies are not installed.
@@ -58,7 +58,7 @@ def become(module: str, *arguments: str) -> NoReturn:
 
 
 def run(module: str, *arguments: str) -> int:
-    """Run `python -m module arguments`, and return its exit code.
+    """Run `python -m sluicegate.MODULE ARGUMENTS`, and return its exit code.
 
     Raises:
         Failure: the module's dependencies are not installed.
@@ -73,4 +73,4 @@ def _command(module: str, arguments: Sequence[str]) -> list[str]:
             f"no model runtime is installed; run {install_command('backend-cpu')}",
             ExitCode.FAILED,
         )
-    return [sys.executable, "-P", "-m", module, *arguments]
+    return [sys.executable, "-P", "-m", f"sluicegate.{module}", *arguments]

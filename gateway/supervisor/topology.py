@@ -78,7 +78,16 @@ def backend_specs(
                 role=ProcessRole.BACKEND,
                 region=region,
                 index=index,
-                argv=(*PYTHON, "backends", "serve", *options, "--region", region, "--id", name),
+                argv=(
+                    *PYTHON,
+                    "sluicegate.backends",
+                    "serve",
+                    *options,
+                    "--region",
+                    region,
+                    "--id",
+                    name,
+                ),
                 # A backend stops without a delay, because the gateways that call it stop first.
                 environment={
                     "SLUICEGATE_BACKEND_TOKEN": settings.backend_token,
@@ -231,7 +240,7 @@ def url_of(preface: Preface, host: str, port: int) -> str:
 
 def child_command(entry: str) -> tuple[str, ...]:
     """Return the command line of the internal command `entry` of `python -m sluicegate.gateway`."""
-    return (*PYTHON, "gateway", entry)
+    return (*PYTHON, "sluicegate.gateway", entry)
 
 
 def _address_of(host: str) -> str:

@@ -28,7 +28,7 @@ class Child:
     """A child process that runs a module of the product."""
 
     def __init__(self, *argv: str, values: Mapping[str, str]) -> None:
-        self._command = [sys.executable, "-m", *argv]
+        self._command = [sys.executable, "-m", f"sluicegate.{argv[0]}", *argv[1:]]
         self._environment = dict(process_environment()) | dict(values)
         self._process: subprocess.Popen[bytes] | None = None
 

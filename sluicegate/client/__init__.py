@@ -1,13 +1,4 @@
-"""Calls a Sluicegate gateway, with `Sluicegate` (blocking) or `AsyncSluicegate` (asyncio).
-
-from sluicegate import Sluicegate
-
-with Sluicegate("http://127.0.0.1:8080", key="sk-...") as client:
-    answer = client.classify("sentiment", ["a gorgeous, witty movie"])
-    print(answer.results[0].labels[0].label)
-"""
-
-from importlib.metadata import version as _version
+"""Calls a gateway: `import sluicegate` gives the names of this package."""
 
 try:
     from sluicegate.client.async_client import AsyncSluicegate
@@ -64,7 +55,6 @@ from sluicegate.client.results import (
     UsageReport,
 )
 
-__version__ = _version("sluicegate")
 __all__ = [
     "Answer",
     "ApiError",
@@ -106,5 +96,4 @@ __all__ = [
     "Usage",
     "UsageLine",
     "UsageReport",
-    "__version__",
 ]

@@ -30,7 +30,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from sluicegate.backends.algorithms.authoring import Ask, Refused
+from sluicegate.algorithms import Ask, Refused
 
 
 class Item(TypedDict):

@@ -18,7 +18,7 @@ TEXTS = [f"good film {number}" for number in range(200)]
 ABOVE = """
 from typing import Any
 
-from sluicegate.backends.algorithms.authoring import Ask
+from sluicegate.algorithms import Ask
 
 
 async def run(item: str, ask: Ask) -> dict[str, Any]:

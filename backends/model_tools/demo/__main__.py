@@ -1,4 +1,4 @@
-"""Builds the repository of demo models: `python -m sluicegate.backends.model_tools.demo --output DIR`."""
+"""Builds the demo models: `python -m sluicegate.backends.model_tools.demo --output DIR`."""
 
 from pathlib import Path
 

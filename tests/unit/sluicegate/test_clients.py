@@ -7,7 +7,8 @@ import httpx
 import msgspec
 import pytest
 
-from sluicegate import AsyncSluicegate, InvalidItem, NoAnswer, Options, Sluicegate, calls
+from sluicegate import AsyncSluicegate, InvalidItem, NoAnswer, Options, Sluicegate
+from sluicegate.client import calls
 from sluicegate.client.parts import has_failed
 
 pytestmark = pytest.mark.anyio

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 import sluicegate
-from sluicegate import AsyncSluicegate, Sluicegate, results, routes
+from sluicegate import AsyncSluicegate, Sluicegate
+from sluicegate.client import results, routes
 from sluicegate.client.errors import ApiError, InvalidRequest, error_of
 from sluicegate.gateway.api.openapi_parts import codes, problem_example
 from sluicegate.gateway.errors import GatewayError
@@ -152,19 +153,20 @@ def _all(kind: type[GatewayError]) -> set[type[GatewayError]]:
 
 def test_the_client_loads_neither_gateway_nor_backends_and_says_its_version() -> None:
     program = (
-        "import sys, sluicegate; print(sluicegate.__version__,"
-        " [name for name in sys.modules if name.split('.')[0] in ('gateway', 'backends')])"
+        "import sys, sluicegate; print(sluicegate.__version__, sluicegate.Sluicegate.__name__,"
+        " [name for name in sys.modules if name.split('.')[:2] in"
+        " (parts.split('.') for parts in ('sluicegate.gateway', 'sluicegate.backends'))])"
     )
 
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
 
-    assert done.stdout == f"{sluicegate.__version__} []\n"
+    assert done.stdout == f"{sluicegate.__version__} Sluicegate []\n"
 
 
 def test_without_httpx_it_says_what_to_install() -> None:
-    program = "import sys; sys.modules['httpx'] = None; import sluicegate"
+    program = "import sys; sys.modules['httpx'] = None; import sluicegate; sluicegate.Sluicegate"
 
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False

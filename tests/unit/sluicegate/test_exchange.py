@@ -18,8 +18,8 @@ from sluicegate import (
     Options,
     RateLimited,
     Unavailable,
-    routes,
 )
+from sluicegate.client import routes
 from sluicegate.client.base_client import BaseClient
 from sluicegate.client.calls import Outcome, exchange
 from sluicegate.client.errors import error_of

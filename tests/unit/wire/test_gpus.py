@@ -144,7 +144,10 @@ def test_a_driver_that_hangs_is_a_reason(driver: FakeDriver) -> None:
 
 def test_a_driver_that_hangs_is_not_measured(driver: FakeDriver) -> None:
     driver.show(_CARDS, init=-1)
-    program = "from sluicegate.backends.telemetry.nvml import open_gpus; print(open_gpus(patience=0.1).uuids)"
+    program = (
+        "from sluicegate.backends.telemetry.nvml import open_gpus;"
+        " print(open_gpus(patience=0.1).uuids)"
+    )
 
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -10,7 +10,8 @@ from sluicegate.backends.repository.publishing import publish_revision
 from sluicegate.backends.repository.staging import open_staging, remove_abandoned
 
 _HOLD = (
-    "import sys; from pathlib import Path; from sluicegate.backends.repository.staging import open_staging\n"
+    "import sys; from pathlib import Path;"
+    " from sluicegate.backends.repository.staging import open_staging\n"
     "with open_staging(Path(sys.argv[1]), '.importing-') as folder:\n"
     "    (folder / 'graph').write_bytes(b'0' * 1000); print(folder, flush=True); sys.stdin.read()\n"
 )

@@ -34,7 +34,8 @@ def opened(settings: Settings) -> Any:
 
 def test_a_worker_without_grpc_imports_none_of_it() -> None:
     code = (
-        "import sys; from sluicegate.gateway.app import worker; from sluicegate.gateway.app.rpc import dialects_of;"
+        "import sys; from sluicegate.gateway.app import worker;"
+        " from sluicegate.gateway.app.rpc import dialects_of;"
         "from sluicegate.gateway.settings import Settings; dialects_of(Settings());"
         "print([name for name in ('grpc', 'sluicegate.gateway.rpc') if name in sys.modules])"
     )

@@ -132,7 +132,10 @@ def assert_right(example: str, name: str, command: click.Command) -> None:
 
 
 def test_a_machine_without_the_packages_of_a_gateway_is_told_what_to_install() -> None:
-    program = "import sys; sys.modules['yaml'] = None; from sluicegate.gateway.cli.entry import main; main()"
+    program = (
+        "import sys; sys.modules['yaml'] = None;"
+        " from sluicegate.gateway.cli.entry import main; main()"
+    )
 
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
