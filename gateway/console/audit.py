@@ -13,11 +13,6 @@ from sluicegate.gateway.ledger.types import AuditFilter
 from sluicegate.gateway.operations.operators import Role
 
 PER_PAGE = 50
-KINDS = (
-    *("tenant", "tenant.create", "tenant.limits", "tenant.budget"),
-    *("key", "key.create", "key.limits", "key.bounds", "key.rotate", "key.revoke"),
-    *("operator", "config", "backend", "models", "cache", "dead_letter"),
-)
 _FIELDS = ("operator", "kind", "subject", "from", "to")
 
 
@@ -47,10 +42,11 @@ class AuditController(Controller):
         entries = await asyncio.to_thread(
             ledger.audit.entries, limit=PER_PAGE + 1, before=before, of=of
         )
+        names = await asyncio.to_thread(ledger.audit.names)
         context = {
             "wanted": wanted,
-            "kinds": KINDS,
-            "actors": await asyncio.to_thread(ledger.audit.actors),
+            "kinds": sorted({*names.kinds, of.kind} - {""}),
+            "actors": names.actors,
             "entries": entries[:PER_PAGE],
             "older": entries[PER_PAGE - 1].number if len(entries) > PER_PAGE else None,
             "is_first": before is None,

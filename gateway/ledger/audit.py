@@ -1,6 +1,7 @@
 """Records who changed what, and when."""
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Final
 
 import msgspec
@@ -8,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, func, insert, or_, select
 
 from sluicegate.gateway.ledger import schema
 from sluicegate.gateway.ledger.store import Store, to_datetime, to_nanoseconds
-from sluicegate.gateway.ledger.types import AuditEntry, AuditFilter
+from sluicegate.gateway.ledger.types import AuditEntry, AuditFilter, AuditNames
 
 _RECENT: Final = 10_000
 
@@ -78,13 +79,22 @@ class Audit:
                 for row in connection.execute(query.where(*_conditions(of)))
             ]
 
-    def actors(self) -> list[str]:
-        """Return the names of all who made the latest 10,000 changes, in alphabetical order."""
-        table = schema.audit
-        newest = select(func.max(table.c.number)).scalar_subquery()
-        query = select(table.c.actor).distinct().where(table.c.number > newest - _RECENT)
+    def names(self) -> AuditNames:
+        """Return the names in the latest 10,000 changes."""
+        table = schema.audit.c
+        newest = select(func.max(table.number)).scalar_subquery()
+        query = select(table.actor, table.action).distinct().where(table.number > newest - _RECENT)
         with self._store.reading() as connection:
-            return sorted(connection.scalars(query))
+            rows = connection.execute(query).all()
+        return AuditNames(
+            actors=sorted({row.actor for row in rows}),
+            kinds=sorted({kind for row in rows for kind in _kinds_of(row.action)}),
+        )
+
+
+def _kinds_of(action: str) -> Iterator[str]:
+    """Yield the kinds of an action, such as `key` and `key.revoke`."""
+    return accumulate(action.split("."), "{}.{}".format)
 
 
 def _conditions(of: AuditFilter) -> Iterator[ColumnElement[bool]]:

@@ -111,7 +111,8 @@ def is_current(connection: Connection) -> bool:
     if newest > VERSION:
         _check_compatible(connection, newest)
         return True
-    return newest == VERSION and tables >= set(schema.metadata.tables)
+    has_tables = newest == VERSION and tables >= set(schema.metadata.tables)
+    return has_tables and not usage_marks.are_missing(connection)
 
 
 def add_columns(connection: Connection) -> None:
@@ -155,10 +156,9 @@ def migrate(
     tables, indexes = _definitions(connection.dialect.name)
     for statement in tables:
         connection.exec_driver_sql(statement)
+    for statement in [] if found is None else _changes_of_data(connection, found):
+        connection.exec_driver_sql(statement)
     for migration in MIGRATIONS:
-        if found is not None and migration.version > found:
-            for statement in migration.statements:
-                connection.exec_driver_sql(statement)
         row = {"version": migration.version, "compatible_from": migration.compatible_from}
         # A new ledger records the time 0, because no older program uses it.
         applied = {"applied": 0 if found is None else now}
@@ -169,6 +169,20 @@ def migrate(
     # Programs of schema version 2 read only this table, and accept only their own version.
     legacy = MIGRATIONS[-1].compatible_from
     insert_new(connection, schema.schema_version, [{"version": legacy}])
+
+
+def _changes_of_data(connection: Connection, found: int) -> list[str]:
+    """Return the statements that change the data of a ledger with the schema `found`.
+
+    Raises:
+        DependencyUnavailable: another transaction still records events.
+    """
+    if found == VERSION and usage_marks.are_missing(connection):
+        # Somebody deleted marks. Without them, nothing says which totals exist.
+        if not usage_marks.hold_recorders(connection):
+            raise DependencyUnavailable("events are being recorded", retry_after=1.0)
+        return [*usage_marks.RESTART_TOTALS]
+    return [each for one in MIGRATIONS if one.version > found for each in one.statements]
 
 
 @cache

@@ -192,12 +192,17 @@ class Store:
         The time is in nanoseconds. It is the time of the PostgreSQL server, or of `clock` for
         SQLite.
         """
-        if self._is_sqlite:  # a writer locks the whole database, and SQLite has no clock of its own
+        if not self._is_sqlite:  # there, a writer locks the whole database
+            table = schema.changes
+            self.insert_new(connection, table, [{"subject": subject, "count": 0}])
+            row = sqlalchemy.select(table).where(table.c.subject == subject).with_for_update()
+            connection.execute(row).one()
+        return self._time_of(connection)
+
+    def _time_of(self, connection: Connection) -> int:
+        """Return the Unix time in nanoseconds, of the PostgreSQL server or of `clock`."""
+        if self._is_sqlite:  # which has no clock of its own
             return self.clock()
-        table = schema.changes
-        self.insert_new(connection, table, [{"subject": subject, "count": 0}])
-        row = sqlalchemy.select(table).where(table.c.subject == subject).with_for_update()
-        connection.execute(row).one()
         return int(_server_time(connection) * _SECOND)
 
     def server_time(self) -> float | None:
@@ -244,8 +249,9 @@ class Store:
                 with self._migrating() as connection:
                     migrations.add_columns(connection)
                 with self._migrating() as connection:
+                    now = min(self._time_of(connection), self.clock())
                     migrations.migrate(
-                        connection, insert_new=self.insert_new, now=self.clock(), creates=creates
+                        connection, insert_new=self.insert_new, now=now, creates=creates
                     )
             self._ready.set()
         finally:

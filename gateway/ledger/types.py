@@ -319,6 +319,13 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     detail: dict[str, object]
 
 
+class AuditNames(msgspec.Struct, frozen=True, kw_only=True):
+    """Names the operators and the kinds of changes by which entries can be filtered."""
+
+    actors: Sequence[str]
+    kinds: Sequence[str]
+
+
 class AuditFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Selects audit entries. An entry must match every field. An empty field matches any entry."""
 

@@ -9,7 +9,7 @@ event, so that older programs sum the event's day again.
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import Connection, Select, bindparam, func, select, update
+from sqlalchemy import Connection, Select, bindparam, exc, func, select, update
 
 from sluicegate.gateway.errors import DependencyUnavailable
 from sluicegate.gateway.ledger import schema
@@ -24,9 +24,12 @@ _ROLLED_UP: Final = "usage.hours"
 _BLOCKS: Final = "usage.blocks"
 _OLD_DAYS: Final = "usage.days"
 _OLD_HOURS: Final = "usage.kept_hours"
+_NEEDED: Final = frozenset((_ROLLED_UP, _BLOCKS, _OLD_DAYS))
 _NEVER: Final = 2**63 - 1
 # The number of PostgreSQL's advisory lock that protects the mark `blocks`.
 _BLOCKS_LOCK: Final = int.from_bytes(b"sg:block")
+_LONGEST_HOLD: Final = 1.0
+_LOCK_NOT_AVAILABLE: Final = "55P03"  # PostgreSQL's code of a lock that did not come in time
 START_TOTALS: Final = (
     # A restored backup of an older schema leaves totals of events that are then added again.
     "DELETE FROM usage_totals",
@@ -35,6 +38,8 @@ START_TOTALS: Final = (
 )
 """These statements of the migration remove all totals, and have programs of schema 10 read events
 where they read sums of hours."""
+RESTART_TOTALS: Final = (*START_TOTALS, "UPDATE usage_events SET is_summed = 0")
+"""These statements have billing make all totals anew."""
 _marks: Final = schema.usage_rollups
 _set_back: Final = (
     update(_marks)
@@ -46,7 +51,10 @@ _locked: Final = _all.order_by(_marks.c.subject).with_for_update()
 
 
 class MarksMissing(DependencyUnavailable):
-    """The ledger has no marks of this program's schema, as after the restore of an older backup."""
+    """The ledger has no marks of this program's schema, as after the restore of an older backup.
+
+    The next call migrates the ledger.
+    """
 
 
 class Marks(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +64,7 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
     """The roll-up has replaced all events before this time by hourly sums."""
     blocks: int
     """Totals of several days exist for all blocks that end at or before this time. The mark is the
-    beginning of a day, and only moves forward."""
+    beginning of a day."""
 
 
 def initial(now: int) -> list[dict[str, Any]]:
@@ -64,6 +72,11 @@ def initial(now: int) -> list[dict[str, Any]]:
     marks = {_ROLLED_UP: 0, _BLOCKS: (now - AGE) // DAY * DAY}
     marks |= {"usage": _NEVER, _OLD_DAYS: 0, _OLD_HOURS: _NEVER}
     return [{"subject": subject, "until": until} for subject, until in marks.items()]
+
+
+def are_missing(connection: Connection) -> bool:
+    """Return whether the ledger lacks marks that this program needs."""
+    return not set(connection.scalars(select(_marks.c.subject))) >= _NEEDED
 
 
 def hold_marks(connection: Connection, oldest: int) -> None:
@@ -81,13 +94,27 @@ def hold_marks(connection: Connection, oldest: int) -> None:
         connection.execute(_locked)
 
 
-def hold_recorders(connection: Connection) -> None:
+def hold_recorders(connection: Connection) -> bool:
     """Wait for all transactions that record events, and have new ones wait for this transaction.
 
-    The transaction can then move the mark `blocks`.
+    The transaction can then move the mark `blocks`. From this call on, it waits at most
+    `_LONGEST_HOLD` for a lock.
+
+    Returns:
+        Whether all transactions that record events have ended. One that is frozen does not, and
+        new ones must not wait for it.
     """
-    if connection.dialect.name == "postgresql":  # in SQLite, there is only one writer
-        connection.execute(select(func.pg_advisory_xact_lock(_BLOCKS_LOCK)))
+    if connection.dialect.name != "postgresql":  # in SQLite, there is only one writer
+        return True
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(_LONGEST_HOLD * 1000)}")
+    try:
+        with connection.begin_nested():
+            connection.execute(select(func.pg_advisory_xact_lock(_BLOCKS_LOCK)))
+    except exc.OperationalError as error:
+        if getattr(error.orig, "sqlstate", "") != _LOCK_NOT_AVAILABLE:
+            raise
+        return False
+    return True
 
 
 def reopen(connection: Connection, oldest: int) -> Marks:
@@ -125,7 +152,7 @@ def move_blocks(connection: Connection, until: int) -> None:
 
 def _read(connection: Connection, query: Select[Any]) -> dict[str, int]:
     found = {row.subject: int(row.until) for row in connection.execute(query)}
-    if not found.keys() >= {_ROLLED_UP, _BLOCKS, _OLD_DAYS}:
+    if not found.keys() >= _NEEDED:
         raise MarksMissing("the ledger was replaced by an older one", retry_after=1.0)
     return found
 

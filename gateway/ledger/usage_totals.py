@@ -9,6 +9,7 @@ program wrote are in no total. Queries read these rows in addition to the totals
 adds the rows.
 """
 
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -33,6 +34,7 @@ from sluicegate.gateway.ledger.usage_marks import (
 )
 from sluicegate.wire.protocol import TOKEN_TASKS
 
+_log = logging.getLogger(__name__)
 HOURS_OF_DAY: Final = 24
 LENGTHS: Final = (1, *(HOURS_OF_DAY * 2**power for power in range(8)))
 """Lengths of blocks in hours. A block begins at a multiple of its length, counted from 1970."""
@@ -113,13 +115,14 @@ def _blocks_of(hour: int, blocks: int) -> list[tuple[int, int]]:
 def catch_up(store: Store, *, limit: int) -> bool:
     """Add at most `limit` rows of older programs to the totals.
 
-    If there are no such rows, make the totals of the blocks of several days that end with the next
-    day, if it has ended.
+    If there are no such rows, delete the totals of an hour that are no longer kept. If there is no
+    such hour, make the totals of the blocks of several days that end with the next day, if it has
+    ended. If the mark `blocks` is ahead of the clocks, move it back.
 
     Returns:
-        Whether there may be more to do.
+        Whether there may be more to do now.
     """
-    return _add_missing(store, limit=limit) or _add_blocks(store)
+    return _add_missing(store, limit=limit) or _delete_hour(store) or _move_blocks(store)
 
 
 def _add_missing(store: Store, *, limit: int) -> bool:
@@ -146,28 +149,85 @@ def _add_missing(store: Store, *, limit: int) -> bool:
         return len(rows) == limit
 
 
-def _add_blocks(store: Store) -> bool:
-    """Make the totals of the blocks that end with the next day, and return whether it has ended.
+def _delete_hour(store: Store) -> bool:
+    """Delete the oldest totals of an hour, if they are no longer kept; return whether they were.
 
-    The totals of single hours that are then no longer kept are deleted, and nothing makes them
-    again. So a wrong clock must not end days: the earliest of both clocks and the newest event
-    decides.
+    Nothing reads or adds to these totals any more, so the deletion holds no recorder.
     """
     with store.writing(in_bulk=True) as connection:
-        now = min(store.lock_subject(connection, LOCK), store.clock())
-        newest = connection.scalar(select(func.max(_events.time)))
-        until = read_marks(connection).blocks + DAY
-        if newest is None or until > min(now, int(newest)) - AGE:
+        store.lock_subject(connection, LOCK)
+        oldest = connection.scalar(select(func.min(_totals.hour)).where(_totals.length == 1))
+        if oldest is None or oldest >= hours_since(read_marks(connection).blocks):
             return False
-        hold_recorders(connection)
-        end = until // HOUR
-        for shorter, length in pairwise(LENGTHS[1:]):
-            if end % length == 0:
-                _join(connection, shorter, first=end - length, end=end)
-        old = (_totals.length == 1, _totals.hour < hours_since(until))
-        connection.execute(delete(_table).where(*old))
-        move_blocks(connection, until)
+        connection.execute(delete(_table).where(_totals.length == 1, _totals.hour == oldest))
         return True
+
+
+def _move_blocks(store: Store) -> bool:
+    """Move the mark `blocks` by a day if it is due, and return whether it was.
+
+    Moving it forward needs an ended day: the totals of single hours that are then no longer kept
+    are deleted. So a wrong clock must not end days: the earliest of both clocks and the newest
+    event decides. If all of them were ahead, the mark goes back once neither clock is.
+
+    If a recorder is frozen, the mark stays.
+    """
+    with store.writing(in_bulk=True) as connection:
+        clocks = (store.lock_subject(connection, LOCK), store.clock())
+        newest = connection.scalar(select(func.max(_events.time)))
+        blocks = read_marks(connection).blocks
+        is_ahead = blocks + DAY > max(clocks)
+        has_ended = newest is not None and blocks + DAY <= min(*clocks, int(newest)) - AGE
+        if not (is_ahead or has_ended):
+            return False
+        if not hold_recorders(connection):
+            _log.warning("a day is not summed yet: a transaction that records events does not end")
+            return False
+        if is_ahead:
+            _take_day_back(connection, blocks)
+        else:
+            _add_day(connection, blocks + DAY)
+        return True
+
+
+def _add_day(connection: Connection, until: int) -> None:
+    """Make the totals of the blocks that end at `until`, and move the mark there."""
+    end = until // HOUR
+    for shorter, length in pairwise(LENGTHS[1:]):
+        if end % length == 0:
+            _join(connection, shorter, first=end - length, end=end)
+    move_blocks(connection, until)
+
+
+def _take_day_back(connection: Connection, until: int) -> None:
+    """Move the mark back from `until` by a day.
+
+    The totals of the blocks that end at `until` are deleted. The hours that are then kept again get
+    their totals from the events.
+    """
+    end, kept = until // HOUR, hours_since(until)
+    for length in LENGTHS[2:]:
+        if end % length == 0:
+            same = (_totals.length == length, _totals.hour == end - length)
+            connection.execute(delete(_table).where(*same))
+    connection.execute(delete(_table).where(_totals.length == 1, _totals.hour < kept))
+    _sum_hours(connection, first=kept - HOURS_OF_DAY, end=kept)
+    move_blocks(connection, until - DAY)
+
+
+def _sum_hours(connection: Connection, *, first: int, end: int) -> None:
+    """Make the totals of the hours from `first` to before `end` from events."""
+    in_totals = _events.is_summed == schema.IN_TOTALS
+    kind = (_events.model, _events.batch, is_free.label("is_free"))
+    for tenant in (_events.tenant, literal(ALL_TENANTS).label("tenant")):
+        hour = (_events.time // HOUR).label("hour")
+        rows = select(hour, tenant, *kind, *(_events[name] for name in SUMMED))
+        rows = rows.where(in_totals, _events.time >= first * HOUR, _events.time < end * HOUR)
+        found = rows.subquery().c
+        place = [found[name] for name in _COLUMNS[1:6]]
+        sums = (func.sum(found[name]) for name in SUMMED)
+        query = select(literal(1), *place, *sums).group_by(*place)
+        connection.execute(_table.insert().from_select(_COLUMNS, query))
 
 
 def _join(connection: Connection, shorter: int, *, first: int, end: int) -> None:

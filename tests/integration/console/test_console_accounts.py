@@ -127,5 +127,6 @@ async def test_changes_are_found_by_operator_kind_and_time(
     assert ("k59<" in newest, "k5<" in newest) == (True, False)
     assert "k5<" in rest
     assert re.findall(r"<code>([\w.]+)</code>", by_kind) == ["tenant.create"]
+    assert "<option selected>tenant</option><option>tenant.create</option>" in by_kind
     assert "No change matches." in future
     assert wrong.status_code == 400

@@ -53,5 +53,11 @@ def test_a_filter_continues_before_a_number(ledger: Ledger) -> None:
     assert [entry.subject for entry in found] == ["acme"]
 
 
-def test_actors_are_those_who_made_changes(ledger: Ledger) -> None:
-    assert ledger.audit.actors() == ["admin", "kim"]
+def test_names_to_filter_by_are_those_of_the_changes(ledger: Ledger) -> None:
+    ledger.audit("kim", "models.reload.done", "big")
+
+    names = ledger.audit.names()
+
+    assert names.actors == ["admin", "kim"]
+    assert {"key", "key.create", "models", "models.reload", "models.reload.done"} < {*names.kinds}
+    assert names.kinds == sorted(names.kinds)

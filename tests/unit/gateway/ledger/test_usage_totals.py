@@ -167,6 +167,13 @@ def mark_of_blocks(database: str) -> int:
     return int(found)
 
 
+def set_mark_of_blocks(database: str, until: int) -> None:
+    marks = schema.usage_rollups
+    own = marks.c.subject == "usage.blocks"
+    with connected(database) as connection:
+        connection.execute(marks.update().where(own).values(until=until))
+
+
 def await_waiting(database: str, query: str, of: Future[Any]) -> None:
     """Wait until a statement that contains `query` waits for a lock, or until `of` is done."""
     waiting = (
@@ -226,6 +233,7 @@ def test_usage_is_that_of_the_rows_after_every_step(database: str, seed: int) ->
             *(record_new, record_new, record_new, record_as_before),
             lambda: clock.advance(chance.randrange(3600 * 18)),
             lambda: clock.advance(chance.randrange(3600 * 24 * 20)),
+            lambda: clock.advance(-chance.randrange(3600 * 24 * 20)),
             lambda: roll_up_as_schema_10(database, chance.choice(recorded).time // HOUR),
             lambda: sum_hours_as_schema_10(database),
             lambda: ledger.rollup.add_up(before=clock.now - 3 * DAY, limit=20),
@@ -475,6 +483,52 @@ def test_a_clock_that_is_ahead_ends_no_days(database: str) -> None:
     assert totals(database)[1] == before == 40
 
 
+def test_a_mark_that_is_ahead_goes_back_and_usage_stays_right(database: str) -> None:
+    clock = Clock(to_nanoseconds(NOW))
+    found = events(90, ages=(0, 12))
+    with Ledger.create(database, clock=clock) as ledger:
+        ledger.accounts.tenants()
+        set_mark_of_blocks(database, clock.now // DAY * DAY + 20 * DAY)
+        record(ledger, "w0-1", 90, found)
+        assert totals(database).get(1, 0) == 0
+
+        while ledger.rollup.catch_up(limit=100):
+            check(ledger, database, clock, random.Random(1))
+
+        blocks = mark_of_blocks(database)
+        assert clock.now - 2 * DAY < blocks <= clock.now - DAY
+        assert totals(database)[1] == sum(e.time >= blocks - 8 * DAY for e in found)
+        clock.advance(20 * 86400)
+        record(ledger, "w0-2", 1, [make_event(999, time=clock.now)])
+        catch_up(ledger)
+        check(ledger, database, clock, random.Random(2))
+
+
+@pytest.mark.system
+def test_a_new_ledger_does_not_trust_a_clock_that_is_ahead(postgresql: PostgreSQL) -> None:
+    database = postgresql.database()
+    Ledger.create(database, clock=Clock(to_nanoseconds(NOW) + 400 * DAY)).close()
+
+    assert mark_of_blocks(database) < to_nanoseconds(NOW)
+
+
+def test_deleted_marks_and_totals_are_made_anew(database: str) -> None:
+    clock = Clock(to_nanoseconds(NOW))
+    with Ledger.create(database, clock=clock) as ledger:
+        record(ledger, "w0-1", 60, events(60))
+        before = totals(database)
+        with connected(database) as connection:
+            connection.execute(schema.usage_rollups.delete())
+
+        with pytest.raises(DependencyUnavailable):
+            record(ledger, "w0-1", 61, [make_event(999, time=clock.now)])
+        check(ledger, database, clock, random.Random(1))
+        assert catch_up(ledger, limit=10) > 3
+        check(ledger, database, clock, random.Random(2))
+
+    assert totals(database) == before
+
+
 def test_blocks_go_on_while_an_old_program_records(database: str) -> None:
     begin = to_nanoseconds(NOW) // DAY * DAY - 30 * DAY
     clock = Clock(begin + 2 * DAY)
@@ -556,10 +610,43 @@ def test_a_recorder_whose_clock_is_behind_loses_no_event(postgresql: PostgreSQL)
             assert mark_of_blocks(database) == former
 
         assert recorded.result().counted == 1
-        assert stepped.result() > 3
+        stepped.result()
+        catch_up(billing)
         asked: Asked = (NOW - timedelta(days=60), NOW + timedelta(days=1), [], None, None)
         assert shown(billing, asked)[()]["requests"] == 3
     assert totals(database)[48] == 2
+
+
+@pytest.mark.system
+def test_billing_goes_on_while_one_recorder_is_frozen(postgresql: PostgreSQL) -> None:
+    database = postgresql.database()
+    present = to_nanoseconds(NOW)
+    late = present - 4 * DAY
+    with (
+        Ledger.create(database, clock=Clock(present - 5 * DAY)) as frozen,
+        Ledger(database, clock=Clock(present)) as billing,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        record(frozen, "w0-1", 1, [make_event(1, time=late)])
+        record(billing, "w1-1", 1, [make_event(2, time=present)])
+        former = mark_of_blocks(database)
+        with connected(database) as other:
+            of_late = schema.usage_totals.c.hour <= late // HOUR
+            other.execute(select(schema.usage_totals).where(of_late).with_for_update())
+            recorded = threads.submit(record, frozen, "w0-1", 2, [make_event(3, time=late)])
+            await_waiting(database, "INSERT INTO usage_totals", recorded)
+            stepped = threads.submit(catch_up, billing)
+            await_waiting(database, "pg_advisory_xact_lock", stepped)
+
+            assert record(billing, "w1-1", 2, [make_event(4, time=present)]).counted == 1
+            assert stepped.result() == 0
+            assert not recorded.done()
+            assert mark_of_blocks(database) == former
+
+        assert recorded.result().counted == 1
+        catch_up(billing)
+        assert mark_of_blocks(database) > former
+        check(billing, database, Clock(present), random.Random(1))
 
 
 @pytest.mark.system
