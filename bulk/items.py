@@ -8,7 +8,7 @@ import msgspec
 from sluicegate.backends.bulk.runner import BulkRunner
 from sluicegate.bulk.options import BulkOptions
 from sluicegate.bulk.reading import BadRow, Row
-from sluicegate.gateway.cache.key import CacheKey, KeyMaker, Prefix
+from sluicegate.gateway.cache.key import CacheKey, KeyMaker, KeyParts, Prefix
 from sluicegate.wire.protocol import Task
 
 _TEXT_TASKS = frozenset({Task.ZERO_SHOT, Task.RERANK, Task.ENTITIES, Task.TOKENIZE})
@@ -82,14 +82,15 @@ def key_prefix(
 
     With a gateway's `secret`, `scope` and `epoch`, the gateway computes the same prefix.
     """
-    return KeyMaker(secret=secret).prefix(
+    parts = KeyParts(
         scope=scope,
         epoch=epoch,
         model=runner.info.name,
-        info=runner.info,
+        variant=runner.info.variant,
         task=runner.task,
         parameters=_encode(runner.parameters),
     )
+    return KeyMaker(secret=secret).prefix(parts)
 
 
 def item_keys(prefix: Prefix, items: Sequence[Any]) -> list[CacheKey | BadRow]:

@@ -10,7 +10,7 @@ import msgspec
 from sluicegate.bulk.errors import BulkStopped
 from sluicegate.bulk.results import StoredResult, result_json, vector_bytes
 from sluicegate.gateway.cache.entry import CachedResult, decode_entry, encode_entry, pack, unpack
-from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.cache.key import CacheKey, epoch_of
 from sluicegate.wire.installing import install_command
 from sluicegate.wire.protocol import Task
 
@@ -114,7 +114,7 @@ class RedisCache:
         now = time.time()  # noqa: TID251 - as above
         if entry.status != _OK or entry.expires_at < now or now - entry.stored_at > self._ttl:
             return False
-        return not entry.owner or entry.owner_epoch == self._epochs.number(entry.owner)
+        return not entry.owner or entry.owner_epoch == self._epochs.epochs.get(entry.owner, 0)
 
     def _try(self, call: Any, *arguments: Any) -> Any:
         from redis.exceptions import RedisError  # noqa: PLC0415 - its extra is optional
@@ -152,17 +152,12 @@ class CacheEpochs(msgspec.Struct, frozen=True):
     unreachable.
     """
 
-    epochs: dict[bytes, bytes]
-    purge_history: bytes
-
-    def number(self, name: str) -> int:
-        """Return how often a model or scope was purged."""
-        return int(self.epochs.get(name.encode(), 0))
+    epochs: Mapping[str, int]
+    purge_history: str
 
     def of(self, model: str, scope: str) -> str:
-        """Return the text in cache keys for the epochs of a model and a scope."""
-        numbers = [self.number(name) for name in (f"model:{model}", scope)]
-        return f"{numbers[0]}.{numbers[1]}{self.purge_history.decode()}"
+        """Return the part of cache keys for the epochs of a model and a scope."""
+        return epoch_of(model, scope, self.epochs, self.purge_history)
 
 
 def read_epochs(client: Any) -> CacheEpochs:
@@ -182,4 +177,6 @@ def read_epochs(client: Any) -> CacheEpochs:
             "--cache-state: no gateway has used this Redis; give the URL of the gateways' state "
             "Redis (SLUICEGATE_STATE_URL)"
         )
-    return CacheEpochs(epochs, purge_history)
+    return CacheEpochs(
+        {name.decode(): int(number) for name, number in epochs.items()}, purge_history.decode()
+    )

@@ -15,6 +15,7 @@ from typing import Final
 OUTSIDE: Final = {"../CHANGELOG.md": "changelog.md", "../CONTRIBUTING.md": "contributing.md"}
 """The pages of the site that are made from files outside `docs`."""
 FOLDERS: Final = {
+    "reference/clients": ("API", "Clients of other products"),
     "decisions": ("Development", "Decisions"),
     "runbooks": ("Operation", "Runbooks"),
 }

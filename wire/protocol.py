@@ -18,7 +18,8 @@ status is not 200, and the body is a `Refusal`.
 
 import struct
 from enum import StrEnum
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from operator import attrgetter
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -312,12 +313,30 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     retry_after: float | None = None
 
 
-class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Describes a model that a backend serves.
+class Variant(NamedTuple):
+    """Holds the fields of `ModelInfo` that affect results. All are part of the cache key.
+
+    During an upgrade of the backends, two variants can have the same revision, because some
+    backends still execute an older version of the model's algorithm.
 
     - `revision` is a digest (12 hex digits) of all files that determine results, including the
       files of the models on which this model builds.
     - `algorithm` and `algorithm_version` identify the code that answers.
+    """
+
+    revision: str
+    profile: str
+    algorithm: str
+    algorithm_version: int
+
+
+_variant_values = attrgetter(*Variant._fields)
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes a model that a backend serves.
+
+    - `Variant` describes the fields that affect results.
     - `earlier` has revisions that were replaced a short while ago. The backend still answers calls
       that name them.
     - `serving` has the model's traffic split and other revisions. It is `None` for a revision with
@@ -339,6 +358,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     earlier: list[str] = []
     serving: Serving | None = None
     shows_tokens: bool = False
+
+    @property
+    def variant(self) -> Variant:
+        """The fields that affect results."""
+        return Variant._make(_variant_values(self))
 
 
 class PlanVerdict(msgspec.Struct, frozen=True, kw_only=True):

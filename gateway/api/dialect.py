@@ -15,6 +15,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     name: str
     """The tag of its routes in the OpenAPI document."""
+    title: str
+    """The title of its page in the reference. Dialects with equal titles share a page."""
     description: str
     routes: Mapping[InferenceRoute, Operation | None]
     """Its inference routes, and what the OpenAPI document says of each; `None`: it is left out."""

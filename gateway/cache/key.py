@@ -1,18 +1,27 @@
 """Makes the cache key of an item from everything that affects the item's result."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from hashlib import blake2b
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
+import msgspec
 from xxhash import xxh3_128
 
-from sluicegate.wire.protocol import ModelInfo, Task
+from sluicegate.wire.protocol import Task, Variant
 
 KEY_VERSION = 2
 """A part of every key. Raise it if the encoding of keys changes, or the meaning of entries."""
 
+# The parts of version 2 are hashed even if they are empty, in this order.
+_ALWAYS_HASHED = (
+    *("scope", "epoch", "model", "variant.revision", "variant.profile", "variant.algorithm"),
+    *("variant.algorithm_version", "task", "parameters"),
+)
+_always_hashed = attrgetter(*_ALWAYS_HASHED)
+_OF_VERSION_2 = frozenset({part for path in _ALWAYS_HASHED for part in path.split(".")})
 _LENGTH = struct.Struct("<Q")
 _new_tuple = tuple.__new__
 _TAG_BYTES = 16
@@ -60,6 +69,35 @@ class Prefix(NamedTuple):
         return keys
 
 
+class KeyParts(msgspec.Struct, frozen=True, kw_only=True):
+    """States everything except the item that affects a result. Every part is in the key.
+
+    To add a fact of the model, add it with an empty default to `ModelInfo` and `Variant` in
+    `wire/protocol.py`, and give its value in `backends/algorithms/registry.py`. Gateways, bulk jobs
+    and routing follow. To add another part, add a field without a default here. Give its value in
+    `RequestPlans` for gateways and in `key_prefix` for bulk jobs, because bulk jobs share gateways'
+    results. The tests of the key try every part.
+
+    An added part is hashed after its name, and only if it is not empty (`""`, 0, `None`). So an
+    empty value must mean that results from before the part existed are still valid.
+    """
+
+    scope: str
+    """Who may get the result: `tenant:<id>`, or `shared` for all tenants."""
+    epoch: str
+    """What `epoch_of` returns. It changes with each purge."""
+    model: str
+    variant: Variant
+    task: Task
+    parameters: bytes
+    """The parameters in canonical encoding: equal values have equal bytes."""
+
+    def unrevised(self) -> "KeyParts":
+        """Return the parts without the model's revision."""
+        variant = self.variant._replace(revision="")
+        return msgspec.structs.replace(self, variant=variant)
+
+
 class KeyMaker:
     """Makes keys with a `secret`.
 
@@ -70,33 +108,36 @@ class KeyMaker:
         # The secret is hashed first, because BLAKE2b accepts keys of at most 64 bytes.
         self._secret = blake2b(secret, person=b"sluicegate.tag").digest()
 
-    def prefix(
-        self,
-        *,
-        scope: str,
-        epoch: str,
-        model: str,
-        info: ModelInfo,
-        task: Task,
-        parameters: bytes,
-    ) -> Prefix:
+    def prefix(self, parts: KeyParts) -> Prefix:
         """Return the common prefix of the cache keys of all items of a request.
 
-        Each field is hashed after its length, so that different requests never hash equal data.
-        `parameters` and the items must be in canonical encoding: equal values have equal bytes.
+        Each part is hashed after its length, so that different parts never hash equal data.
         """
-        shared = (
-            *(KEY_VERSION, scope, epoch, model, info.revision, info.profile, info.algorithm),
-            *(info.algorithm_version, task, parameters),
-        )
-        head = b"".join(
-            [_field(value if isinstance(value, bytes) else str(value).encode()) for value in shared]
-        )
+        fields = [
+            value if isinstance(value, bytes) else str(value).encode() for value in _hashed(parts)
+        ]
+        head = b"".join([_LENGTH.pack(len(field)) + field for field in fields])
         return Prefix(
             address=xxh3_128(head),
             tag=blake2b(head, key=self._secret, digest_size=_TAG_BYTES),
         )
 
 
-def _field(value: bytes) -> bytes:
-    return _LENGTH.pack(len(value)) + value
+def epoch_of(model: str, scope: str, epochs: Mapping[str, int], purge_history: str) -> str:
+    """Return `KeyParts.epoch` from the cache epochs and the id of the history of purges."""
+    return f"{epochs.get(f'model:{model}', 0)}.{epochs.get(scope, 0)}{purge_history}"
+
+
+def _hashed(parts: KeyParts) -> list[object]:
+    variant = parts.variant
+    hashed = [KEY_VERSION, *_always_hashed(parts)]
+    for holder, names in ((variant, variant._fields), (parts, parts.__struct_fields__)):
+        for name in _added(names):
+            if value := getattr(holder, name):
+                hashed += (name, value)
+    return hashed
+
+
+@cache
+def _added(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple([name for name in names if name not in _OF_VERSION_2])

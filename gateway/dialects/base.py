@@ -1,20 +1,92 @@
-"""Holds functions that all dialects (APIs of other products) share.
-
-They count tokens, check texts and describe operations.
-"""
+"""Holds what dialects (APIs of other products) share: their usual route, and checks of texts."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+from typing_extensions import override
+
 from sluicegate.gateway.api.inference_operations import INFERENCE_ERRORS, INFERENCE_HEADERS
-from sluicegate.gateway.api.inference_route import BodySource, InferenceRoute
+from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
 from sluicegate.gateway.api.openapi_parts import Content, Json, Kind, Operation
 from sluicegate.gateway.config.document import ModelConfig
 from sluicegate.gateway.errors import InvalidRequest
-from sluicegate.gateway.types import Answer
+from sluicegate.gateway.http.body_decoding import BodyDecoder
+from sluicegate.gateway.http.problem_details import PROBLEMS, ErrorFormat
+from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, Usage
+from sluicegate.wire.protocol import Task
 
 _DEFAULT_ENTRY = ModelConfig()
+
+
+class DialectBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Holds a body that names the model, and writes the response to it."""
+
+    model: str
+    """The name of a model, as in `GET /v1/models`."""
+
+    def items(self) -> list[Any]:
+        """Return the texts. Their number is checked before the request is made."""
+        raise NotImplementedError
+
+    def request(self, model: str = "") -> InferenceRequest:
+        """Return the equivalent request of a native route, so that both have the same cache key."""
+        raise NotImplementedError
+
+    def response(self, answer: Answer, request_id: RequestId) -> Any:
+        """Return the response, which is encoded as JSON."""
+        raise NotImplementedError
+
+
+class BodyRoute(InferenceRoute):
+    """Answers `POST` to a path with the response of its `DialectBody`."""
+
+    def __init__(
+        self, path: str, task: Task, body: type[DialectBody], *, errors: ErrorFormat = PROBLEMS
+    ) -> None:
+        self.path = path
+        self.task = task
+        self.errors = errors
+        self._decode = BodyDecoder(body)
+        super().__init__()
+
+    @override
+    def decode(self, source: BodySource) -> DialectBody:
+        return self._decode(source.raw)
+
+    @override
+    def encode(
+        self, body: DialectBody, answer: Answer, usage: Usage, request_id: RequestId
+    ) -> Rendered:
+        return Rendered(JSON, msgspec.json.encode(body.response(answer, request_id)))
+
+
+def body_route(
+    path: str,
+    task: Task,
+    body: type[DialectBody],
+    *,
+    dialect: str,
+    summary: str,
+    example: Json,
+    answer: type[msgspec.Struct],
+    answer_example: Json,
+    errors: ErrorFormat = PROBLEMS,
+) -> dict[InferenceRoute, Operation]:
+    """Return a `BodyRoute` with its OpenAPI operation, for `Dialect.routes`."""
+    route = BodyRoute(path, task, body, errors=errors)
+    operation = dialect_operation(
+        route,
+        dialect=dialect,
+        id=f"{dialect.replace('-', '_')}_{path.rpartition('/')[2]}",
+        summary=summary,
+        body=body,
+        example=example,
+        answer=answer,
+        answer_example=answer_example,
+    )
+    return {route: operation}
 
 
 def input_tokens(answer: Answer) -> int:

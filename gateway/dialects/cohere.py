@@ -13,7 +13,12 @@ from sluicegate.gateway.api.inference_operations import INFERENCE_OPERATIONS
 from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
 from sluicegate.gateway.api.schemas import ClassifyBody, EmbedBody, Positive, RerankBody
 from sluicegate.gateway.api.vectors import as_all
-from sluicegate.gateway.dialects.base import dialect_operation, input_tokens
+from sluicegate.gateway.dialects.base import (
+    DialectBody,
+    body_route,
+    dialect_operation,
+    input_tokens,
+)
 from sluicegate.gateway.dialects.cohere_errors import COHERE_ERRORS
 from sluicegate.gateway.dialects.cohere_route import SharedRoute
 from sluicegate.gateway.dialects.cohere_tokens import COHERE_TOKENS
@@ -67,7 +72,7 @@ class CohereEmbedBody(_CohereBody, frozen=True, kw_only=True):
         ).request()
 
 
-class CohereRerankBody(_CohereBody, frozen=True, kw_only=True):
+class CohereRerankBody(DialectBody, frozen=True, kw_only=True):
     """Order documents by relevance to a query, as in Cohere's API."""
 
     query: str
@@ -82,13 +87,21 @@ class CohereRerankBody(_CohereBody, frozen=True, kw_only=True):
     priority: int | None = None
     """Ignored. Use the header `Sluicegate-Criticality` instead."""
 
+    @override
     def items(self) -> list[Any]:
-        """Return the documents."""
         return self.documents
 
+    @override
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the equivalent request of the native route `POST /v1/rerank`."""
         return RerankBody(model=self.model, query=self.query, documents=self.documents).request()
+
+    @override
+    def response(self, answer: Answer, request_id: RequestId) -> "CohereRerankAnswer":
+        results = [
+            CohereDocument(index=index, relevance_score=score)
+            for index, score in ranking(answer, self.top_n)
+        ]
+        return CohereRerankAnswer(id=request_id, results=results, meta=_meta(search_units=1))
 
 
 class CohereClassifyBody(_CohereBody, frozen=True, kw_only=True):
@@ -256,32 +269,6 @@ class CohereEmbedRoute(InferenceRoute):
         )
 
 
-class CohereRerankRoute(InferenceRoute):
-    """Answers `POST /v2/rerank`."""
-
-    path = "/v2/rerank"
-    task = Task.RERANK
-    errors = COHERE_ERRORS
-    _decode = BodyDecoder(CohereRerankBody)
-
-    @override
-    def decode(self, source: BodySource) -> CohereRerankBody:
-        return self._decode(source.raw)
-
-    @override
-    def encode(
-        self, body: CohereRerankBody, answer: Answer, usage: Usage, request_id: RequestId
-    ) -> Rendered:
-        documents = [
-            CohereDocument(index=index, relevance_score=score)
-            for index, score in ranking(answer, body.top_n)
-        ]
-        meta = _meta(search_units=1)
-        return Rendered(
-            JSON, _encode(CohereRerankAnswer(id=request_id, results=documents, meta=meta))
-        )
-
-
 class CohereClassifyRoute(SharedRoute):
     """Serves `POST /v1/classify` for the native body and for Cohere's body."""
 
@@ -316,13 +303,14 @@ def _classification(index: int, text: str, result: bytes) -> CohereClassifyResul
     )
 
 
-_EMBED, _RERANK = CohereEmbedRoute(), CohereRerankRoute()
+_EMBED = CohereEmbedRoute()
 _CLASSIFY = CohereClassifyRoute(ClassifyBody, CohereClassifyBody, mark="inputs")
 _ALSO_NATIVE = (_CLASSIFY, *COHERE_TOKENS)
 _META = {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 4}}
 _ID = "req_1f0c5a9e7d3b2c4800000000a7"
 COHERE = Dialect(
     name="cohere",
+    title="As Cohere's client",
     description="The routes of Cohere's `ClientV2`: set its `base_url` to this gateway.",
     routes={
         _EMBED: dialect_operation(
@@ -346,12 +334,12 @@ COHERE = Dialect(
                 "meta": _META,
             },
         ),
-        _RERANK: dialect_operation(
-            _RERANK,
+        **body_route(
+            "/v2/rerank",
+            Task.RERANK,
+            CohereRerankBody,
             dialect="cohere",
-            id="cohere_rerank",
             summary="Order documents by a query, as Cohere does",
-            body=CohereRerankBody,
             example={
                 "model": "minilm",
                 "query": "How do I reset my card PIN?",
@@ -363,6 +351,7 @@ COHERE = Dialect(
                 "results": [{"index": 0, "relevance_score": 0.71}],
                 "meta": _META | {"billed_units": {"search_units": 1}},
             },
+            errors=COHERE_ERRORS,
         ),
         **{route: INFERENCE_OPERATIONS["post", route.path] for route in _ALSO_NATIVE},
     },

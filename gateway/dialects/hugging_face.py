@@ -194,6 +194,7 @@ def _operation(
 
 HUGGING_FACE = Dialect(
     name="hugging-face",
+    title="As Hugging Face's client",
     description="The routes of Hugging Face's `InferenceClient`: use a model's URL here.",
     # The route whose path ends in a task comes first, because the pattern of the other route
     # matches such paths, too.

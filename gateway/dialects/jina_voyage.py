@@ -12,29 +12,28 @@ import msgspec
 from typing_extensions import override
 
 from sluicegate.gateway.api.dialect import Dialect
-from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
 from sluicegate.gateway.api.schemas import EmbedBody, Positive, RerankBody
 from sluicegate.gateway.api.vectors import NumberType, as_base64, as_json
-from sluicegate.gateway.dialects.base import dialect_operation, input_tokens
+from sluicegate.gateway.dialects.base import DialectBody, body_route, input_tokens
 from sluicegate.gateway.dialects.openai import OpenAIEmbedding
 from sluicegate.gateway.dialects.stored_results import ranking
 from sluicegate.gateway.errors import InvalidRequest
-from sluicegate.gateway.http.body_decoding import BodyDecoder
-from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, Usage
+from sluicegate.gateway.types import Answer, InferenceRequest, RequestId
 from sluicegate.wire.protocol import Task
 
-_encode = msgspec.json.encode
 
+class _NamedBody(DialectBody, frozen=True, kw_only=True):
+    """Writes the fields that all responses share."""
 
-class _NamedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds the field that all bodies share, and writes the response."""
-
-    model: str
-    """The name of a model, as in `GET /v1/models`."""
-
-    def items(self) -> list[Any]:
-        """Return the texts. Their number is checked before the request is made."""
-        raise NotImplementedError
+    @override
+    def response(self, answer: Answer, request_id: RequestId) -> Any:
+        tokens = input_tokens(answer)
+        about = {
+            "object": "list",
+            "model": answer.model.info.name,
+            "usage": {"total_tokens": tokens, "prompt_tokens": tokens},
+        }
+        return about | self.write(answer)
 
     def write(self, answer: Answer) -> dict[str, Any]:
         """Return the fields of the response, except model and usage."""
@@ -70,8 +69,8 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     def items(self) -> list[Any]:
         return _texts(self.input if isinstance(self.input, list) else [self.input])
 
+    @override
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the equivalent request of the native route `POST /v1/embed`."""
         if self.late_chunking:
             raise InvalidRequest("`late_chunking` is not supported; leave it out.")
         return EmbedBody(
@@ -108,8 +107,8 @@ class VoyageEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     def items(self) -> list[Any]:
         return self.input if isinstance(self.input, list) else [self.input]
 
+    @override
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the equivalent request of the native route `POST /v1/embed`."""
         return EmbedBody(
             model=self.model,
             input=self.items(),
@@ -140,8 +139,8 @@ class JinaRerankBody(_NamedBody, frozen=True, kw_only=True):
     def items(self) -> list[Any]:
         return _texts(self.documents)
 
+    @override
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the equivalent request of the native route `POST /v1/rerank`."""
         return RerankBody(model=self.model, query=self.query, documents=self.items()).request()
 
     @override
@@ -168,8 +167,8 @@ class VoyageRerankBody(_NamedBody, frozen=True, kw_only=True):
     def items(self) -> list[Any]:
         return self.documents
 
+    @override
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the equivalent request of the native route `POST /v1/rerank`."""
         return RerankBody(
             model=self.model, query=self.query, documents=self.documents, truncate=self.truncation
         ).request()
@@ -178,32 +177,6 @@ class VoyageRerankBody(_NamedBody, frozen=True, kw_only=True):
     def write(self, answer: Answer) -> dict[str, Any]:
         shown = self.documents if self.return_documents else None
         return {"data": _ranked(answer, self.top_k, shown)}
-
-
-class NamedRoute(InferenceRoute):
-    """Serves `POST` on one path of Jina's or Voyage's API."""
-
-    def __init__(self, path: str, task: Task, body: type[_NamedBody]) -> None:
-        self.path = path
-        self.task = task
-        self._decode = BodyDecoder(body)
-        super().__init__()
-
-    @override
-    def decode(self, source: BodySource) -> Any:
-        return self._decode(source.raw)
-
-    @override
-    def encode(
-        self, body: _NamedBody, answer: Answer, usage: Usage, request_id: RequestId
-    ) -> Rendered:
-        tokens = input_tokens(answer)
-        about = {
-            "object": "list",
-            "model": answer.model.info.name,
-            "usage": {"total_tokens": tokens, "prompt_tokens": tokens},
-        }
-        return Rendered(JSON, _encode(about | body.write(answer)))
 
 
 class NamedUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -313,33 +286,30 @@ def _dialect(
     name: str, embeddings: type[_NamedBody], rerank: type[_NamedBody], documents: type[NamedAnswer]
 ) -> Dialect:
     product = name.capitalize()
-    embed_route = NamedRoute(f"/{name}/v1/embeddings", Task.EMBED, embeddings)
-    rerank_route = NamedRoute(f"/{name}/v1/rerank", Task.RERANK, rerank)
     return Dialect(
         name=name,
+        title=f"As {product}'s clients",
         description=f"The routes of {product}'s clients: set their base URL to `/{name}/v1` here.",
-        routes={
-            embed_route: dialect_operation(
-                embed_route,
-                dialect=name,
-                id=f"{name}_embeddings",
-                summary=f"Turn texts into vectors, as {product} does",
-                body=embeddings,
-                example={"model": "minilm", "input": ["a sentence"]},
-                answer=NamedEmbeddings,
-                answer_example=_VECTOR,
-            ),
-            rerank_route: dialect_operation(
-                rerank_route,
-                dialect=name,
-                id=f"{name}_rerank",
-                summary=f"Order documents by a query, as {product} does",
-                body=rerank,
-                example=_QUERY,
-                answer=documents,
-                answer_example=_ABOUT | {documents.__struct_fields__[-1]: _BEST},
-            ),
-        },
+        routes=body_route(
+            f"/{name}/v1/embeddings",
+            Task.EMBED,
+            embeddings,
+            dialect=name,
+            summary=f"Turn texts into vectors, as {product} does",
+            example={"model": "minilm", "input": ["a sentence"]},
+            answer=NamedEmbeddings,
+            answer_example=_VECTOR,
+        )
+        | body_route(
+            f"/{name}/v1/rerank",
+            Task.RERANK,
+            rerank,
+            dialect=name,
+            summary=f"Order documents by a query, as {product} does",
+            example=_QUERY,
+            answer=documents,
+            answer_example=_ABOUT | {documents.__struct_fields__[-1]: _BEST},
+        ),
     )
 
 

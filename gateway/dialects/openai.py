@@ -140,6 +140,7 @@ class EmbeddingsRoute(InferenceRoute):
 _EMBEDDINGS, _MODERATIONS = EmbeddingsRoute(), ModerationsRoute()
 OPENAI = Dialect(
     name="openai",
+    title="As OpenAI's clients",
     description="The routes of OpenAI's clients: set `base_url` to `/v1` of this gateway.",
     routes={
         _EMBEDDINGS: dialect_operation(

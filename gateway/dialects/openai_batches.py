@@ -29,6 +29,7 @@ from sluicegate.gateway.dialects.batch_schemas import (
     batch_view,
     file_view,
 )
+from sluicegate.gateway.dialects.openai import OPENAI
 from sluicegate.gateway.dialects.openai_errors import OPENAI_ERRORS
 from sluicegate.gateway.dialects.uploads import MultipartReader
 from sluicegate.gateway.errors import (
@@ -352,6 +353,7 @@ def _principal(request: AnyRequest) -> Principal:
 
 OPENAI_BATCHES = Dialect(
     name=_NAME,
+    title=OPENAI.title,
     description="Files and batches for OpenAI's clients.",
     routes={},
     handlers=(FilesController, BatchesController),

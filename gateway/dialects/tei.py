@@ -319,6 +319,7 @@ def _routes() -> Iterator[tuple[InferenceRoute, Operation | None]]:
 
 TEI = Dialect(
     name="tei",
+    title="As TEI's clients",
     description="The routes of TEI (text-embeddings-inference): the base URL is `/tei/{model}`.",
     routes=dict(_routes()),
     handlers=model_probes("/tei/{model:str}", "tei"),

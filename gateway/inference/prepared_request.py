@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from sluicegate.gateway.cache.entry import CachedResult, Validity
-from sluicegate.gateway.cache.key import CacheKey, KeyMaker, Prefix
+from sluicegate.gateway.cache.key import CacheKey, KeyMaker, KeyParts, Prefix, epoch_of
 from sluicegate.gateway.config.document import ModelConfig
 from sluicegate.gateway.dispatch.work import ItemOwner, Work
 from sluicegate.gateway.errors import TaskNotSupported, UpstreamUnavailable
@@ -22,7 +22,7 @@ from sluicegate.gateway.types import (
     Principal,
     ServedModel,
 )
-from sluicegate.wire.protocol import TOKEN_TASKS, ModelInfo, Task
+from sluicegate.wire.protocol import TOKEN_TASKS, Task
 
 _DEFAULT_ENTRY = ModelConfig()
 # Few models and parameters make up most requests; what is long is rarely seen again.
@@ -201,32 +201,22 @@ class RequestPlans:
             tasks = ", ".join(f"`{task}`" for task in info.tasks)
             raise TaskNotSupported(f"`{request.model}` answers {tasks}, not `{request.task}`.")
         scope = "shared" if entry.scope == "shared" else f"tenant:{principal.tenant}"
+        parts = KeyParts(
+            scope=scope,
+            epoch=epoch_of(request.model, scope, runtime.epochs, runtime.purge_history),
+            model=request.model,
+            variant=info.variant,
+            task=request.task,
+            parameters=request.parameters,
+        )
         return RequestPlan(
             runtime=runtime,
             model=model,
             scope=scope,
-            prefix=self._prefix(request, runtime, scope, info),
+            prefix=self._keys.prefix(parts),
             entry=entry,
-            unrevised=(
-                self._prefix(request, runtime, scope, msgspec.structs.replace(info, revision=""))
-                if _keeps_last(entry)
-                else None
-            ),
+            unrevised=self._keys.prefix(parts.unrevised()) if _keeps_last(entry) else None,
             owner=f"tenant:{principal.tenant}" if scope == "shared" else "",
-        )
-
-    def _prefix(
-        self, request: InferenceRequest, runtime: Runtime, scope: str, info: ModelInfo
-    ) -> Prefix:
-        """Return what keys of answers by the model begin with."""
-        epochs, name = runtime.epochs, request.model
-        return self._keys.prefix(
-            scope=scope,
-            epoch=f"{epochs.get(f'model:{name}', 0)}.{epochs.get(scope, 0)}{runtime.purge_history}",
-            model=name,
-            info=info,
-            task=request.task,
-            parameters=request.parameters,
         )
 
 

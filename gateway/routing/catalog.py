@@ -6,25 +6,12 @@ The catalog says which revision of a model is used, and which endpoints serve it
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import NamedTuple
 
 import msgspec
 
 from sluicegate.gateway.routing.endpoint_state import EndpointState, Health
 from sluicegate.gateway.types import RegionName, ServedModel
-from sluicegate.wire.protocol import ModelInfo
-
-
-class Variant(NamedTuple):
-    """Identifies what a backend executes for a model.
-
-    During an upgrade of the backends, two variants can have the same revision, because some
-    backends still execute an older version of the model's algorithm.
-    """
-
-    revision: str
-    precision: str
-    algorithm_version: int
+from sluicegate.wire.protocol import Variant
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,11 +34,6 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
         endpoints outside of the placement may also serve the revision of `model`.
         """
         return self.model is model or (not self.has_variants and self.model == model)
-
-
-def variant(info: ModelInfo) -> Variant:
-    """Return the variant of `info`."""
-    return Variant(info.revision, info.profile, info.algorithm_version)
 
 
 def tiers(
@@ -78,7 +60,7 @@ def chosen_variant(
     ready = [endpoint for endpoint in endpoints if endpoint.health is Health.READY]
     undrained = [endpoint for endpoint in ready if not endpoint.drained]
     counts = Counter(
-        (variant(endpoint.models[name]), endpoint.config.region)
+        (endpoint.models[name].variant, endpoint.config.region)
         for endpoint in undrained or ready or endpoints
     )
 
@@ -96,7 +78,7 @@ def place(
     Each of `endpoints` must serve some variant of the model.
     """
     wanted = chosen_variant(name, endpoints, regions)
-    serving = [endpoint for endpoint in endpoints if variant(endpoint.models[name]) == wanted]
+    serving = [endpoint for endpoint in endpoints if endpoint.models[name].variant == wanted]
     having = {endpoint.config.region for endpoint in serving}
     model = ServedModel(
         info=serving[0].models[name],

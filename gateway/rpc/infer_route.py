@@ -115,6 +115,7 @@ def rpc_dialect() -> Dialect:
     """Return the routes that only the gRPC listener uses."""
     return Dialect(
         name=OPEN_INFERENCE.name,
+        title=OPEN_INFERENCE.title,
         description=OPEN_INFERENCE.description,
         routes={ModelInferRoute(MessageTable()): None},
         errors=OIP_ERRORS,

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
+from sluicegate.gateway.api.dialect import Dialect
 from sluicegate.gateway.api.schemas import BODIES, Body, InferBody
+from sluicegate.gateway.dialects.registry import DIALECTS
 from sluicegate.gateway.errors import GatewayError
 from sluicegate.gateway.types import Usage
 from tests.docs.tables import ROOT, first_cells, page, rows
+from tools.reference.api_pages import PAGES
 
 PAGE = page("docs/api.md")
 
@@ -60,3 +63,10 @@ def test_every_field_of_a_request_is_documented_beside_its_route(body: type[Body
 
 def test_every_number_of_the_usage_is_documented() -> None:
     assert set(Usage.__struct_fields__) <= first_cells(PAGE)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
+def test_every_dialect_is_among_the_clients_of_other_products(dialect: Dialect) -> None:
+    (file,) = [one.file for one in PAGES if dialect.name in one.tags]
+
+    assert any(f"(reference/{file}.md)" in row[0] for row in rows(PAGE))

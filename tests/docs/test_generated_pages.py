@@ -28,7 +28,7 @@ OPERATORS = sorted(_ROUTE.findall(page(f"docs/{_OPERATORS}")))
 ROUTES = sorted(
     route
     for name in WRITTEN
-    if name.startswith("reference/api/") and name != _OPERATORS
+    if name.startswith(("reference/api/", "reference/clients/")) and name != _OPERATORS
     for route in _ROUTE.findall(page(f"docs/{name}"))
 )
 generated = functools.cache(pages)
@@ -81,7 +81,7 @@ def test_every_route_is_on_one_page_with_the_programs_that_a_test_runs() -> None
     for route, operation in described("customers").items():
         tags = set(operation["tags"])
         (own,) = [one for one in PAGES if tags & set(one.tags)]
-        section = sections(page(f"docs/reference/api/{own.file}.md"))[route]
+        section = sections(page(f"docs/reference/{own.file}.md"))[route]
 
         sources = [sample["source"].rstrip() for sample in operation["x-codeSamples"]]
         assert len(sources) == len(re.findall(r'^```\w+ title="', section, re.MULTILINE)), route

@@ -2,12 +2,25 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from xxhash import xxh3_128_digest
 
 from sluicegate.gateway.cache.base import RemoteTier
 from sluicegate.gateway.cache.entry import CachedResult
-from sluicegate.gateway.cache.key import CacheKey
+from sluicegate.gateway.cache.key import CacheKey, KeyParts
+from sluicegate.wire.protocol import Task, Variant
+
+_PARTS: dict[str, Any] = {
+    "scope": "tenant:acme",
+    "epoch": "0.0",
+    "model": "sentiment",
+    "variant": Variant("9f2c51d0a7be", "fp32", "classify", 1),
+    "task": Task.CLASSIFY,
+    "parameters": b"\x82\xa5top_k\x01",
+}
+KEY_PARTS = KeyParts(**dict.fromkeys(KeyParts.__struct_fields__, "") | _PARTS)
+"""Parts of a key. Parts that were added later are empty."""
 
 
 def cache_key(name: str | int) -> CacheKey:

@@ -13,6 +13,10 @@ _RESULTS = {
     Task.CLASSIFY: b'{"labels":[{"label":"good","score":0.75},{"label":"bad","score":0.25}]}',
     Task.ZERO_SHOT: b'{"labels":[{"label":"x","score":0.6},{"label":"y","score":0.4}]}',
     Task.EMBED: b'{"embedding":[0.25,-0.5]}',
+    Task.TOKENIZE: (
+        b'{"count":1,"fits":true,"windows":1,"ids":[7],"tokens":["a"],"offsets":[[0,1]]}'
+    ),
+    Task.DETOKENIZE: b'{"text":"a"}',
     Task.ENTITIES: (
         b'{"entities":[{"label":"PER","score":0.9,"text":"Sarah","start":11,"end":16}]}'
     ),
@@ -27,7 +31,9 @@ def serve_models(api: Api) -> Api:
         "entities": [Task.ENTITIES],
     }
     for name, tasks in kinds.items():
-        api.scene.models.infos[name] = msgspec.structs.replace(INFO, name=name, tasks=tasks)
+        api.scene.models.infos[name] = msgspec.structs.replace(
+            INFO, name=name, tasks=tasks, shows_tokens=True
+        )
 
     def result(body: bytes) -> bytes:
         task = api.scene.runner.works[-1].task

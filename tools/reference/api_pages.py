@@ -33,23 +33,29 @@ _MEDIA = ("application/json", "multipart/form-data", "application/octet-stream")
 
 
 class ReferencePage(NamedTuple):
-    """Describes a page: its file, its title, and the tags of its routes."""
+    """Describes a page: its file below `reference`, its title, and the tags of its routes."""
 
     file: str
     title: str
     tags: tuple[str, ...]
 
 
-PAGES = (
-    ReferencePage("inference", "Inference", ("inference",)),
-    ReferencePage("account", "Models, usage, keys, health", ("metadata", "health")),
-    ReferencePage("openai", "As OpenAI's clients", ("openai", "openai-batches")),
-    ReferencePage("cohere", "As Cohere's client", ("cohere",)),
-    ReferencePage("hugging-face", "As Hugging Face's client", ("hugging-face",)),
-    ReferencePage("tei", "As TEI's clients", ("tei",)),
-    ReferencePage("open-inference", "As clients of Triton and KServe", ("open-inference",)),
-    ReferencePage("jina-voyage", "As Jina's and Voyage's clients", ("jina", "voyage")),
-)
+def _pages() -> tuple[ReferencePage, ...]:
+    """Return the pages of native routes, and a page for each title of a dialect."""
+    tags: dict[str, list[str]] = {}
+    for dialect in DIALECTS:
+        tags.setdefault(dialect.title, []).append(dialect.name)
+    return (
+        ReferencePage("api/inference", "Inference", ("inference",)),
+        ReferencePage("api/account", "Models, usage, keys, health", ("metadata", "health")),
+        *(
+            ReferencePage(f"clients/{names[0]}", title, tuple(names))
+            for title, names in tags.items()
+        ),
+    )
+
+
+PAGES = _pages()
 """The pages. Each tag of the OpenAPI documents is on one page."""
 
 
@@ -62,13 +68,13 @@ def api_pages() -> dict[str, str]:
     document = customers()
     tags = {tag["name"]: tag["description"] for tag in document["tags"]}
     if lost := tags.keys() - {tag for page in PAGES for tag in page.tags}:
-        raise LookupError(f"add the tags {sorted(lost)} to a page in `PAGES` of `{__file__}`")
+        raise LookupError(f"add the tags {sorted(lost)} to a page in `_pages` of `{__file__}`")
     found = {page.file: _page(page, document, tags, _COMMON) for page in PAGES}
     operators = operators_routes()
     tags = {tag["name"]: tag["description"] for tag in operators["tags"]}
-    page = ReferencePage("operators", "The operators' listener", tuple(tags))
+    page = ReferencePage("api/operators", "The operators' listener", tuple(tags))
     found[page.file] = _page(page, operators, tags, _OPERATORS)
-    return {f"reference/api/{file}.md": text for file, text in found.items()}
+    return {f"reference/{file}.md": text for file, text in found.items()}
 
 
 def customers() -> Json:

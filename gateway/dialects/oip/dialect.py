@@ -38,6 +38,7 @@ def _operation(route: InferenceRoute, name: str, path: dict[str, str]) -> Operat
 _MODEL, _VERSION = OipInferRoute(), OipVersionInferRoute()
 OPEN_INFERENCE = Dialect(
     name="open-inference",
+    title="As clients of Triton and KServe",
     description="The Open Inference Protocol v2, for clients of Triton and KServe.",
     routes={
         _MODEL: _operation(_MODEL, "oip_infer", {"model": "sentiment"}),

@@ -13,7 +13,7 @@ from sluicegate.wire.protocol import Task
 
 pytest.importorskip("redis", reason="redis-py is not installed")
 _KEY = CacheKey(b"a" * 16, b"t" * 16)
-_EPOCHS = CacheEpochs({b"tenant:acme": b"2"}, b"x")
+_EPOCHS = CacheEpochs({"tenant:acme": 2}, "x")
 
 
 class _Client:

@@ -21,7 +21,7 @@ from sluicegate.gateway.api.schemas import (
 )
 from sluicegate.gateway.cache.key import CacheKey, KeyMaker
 from sluicegate.gateway.types import InferenceRequest
-from tests.support.inference_scene import INFO
+from tests.support.caching import KEY_PARTS
 
 _BASE: dict[type[TaskBody], dict[str, Any]] = {
     ClassifyBody: {"model": "m", "input": "a"},
@@ -72,15 +72,10 @@ def decode(body: type[TaskBody], fields: dict[str, Any]) -> TaskBody:
 
 
 def keys(request: InferenceRequest) -> list[CacheKey]:
-    prefix = KeyMaker(secret=b"s").prefix(
-        scope="t",
-        epoch="0",
-        model=request.model,
-        info=INFO,
-        task=request.task,
-        parameters=request.parameters,
+    parts = msgspec.structs.replace(
+        KEY_PARTS, model=request.model, task=request.task, parameters=request.parameters
     )
-    return prefix.keys(request.items)
+    return KeyMaker(secret=b"s").prefix(parts).keys(request.items)
 
 
 _FIELDS = [(body, field) for body in TASK_BODIES for field in body.__struct_fields__]
