@@ -73,13 +73,16 @@ class KeyParts(msgspec.Struct, frozen=True, kw_only=True):
     """States everything except the item that affects a result. Every part is in the key.
 
     To add a fact of the model, add it with an empty default to `ModelInfo` and `Variant` in
-    `wire/protocol.py`, and give its value in `backends/algorithms/registry.py`. Gateways, bulk jobs
-    and routing follow. To add another part, add a field without a default here. Give its value in
-    `RequestPlans` for gateways and in `key_prefix` for bulk jobs, because bulk jobs share gateways'
-    results. The tests of the key try every part.
+    `wire/protocol.py`, and give its value in `_serve` of `backends/algorithms/registry.py`: from
+    the manifest, where `_Manifest` of `backends/repository/manifest.py` declares what owners write,
+    or from the models below. Gateways, bulk jobs, routing and stale answers follow.
 
-    An added part is hashed after its name, and only if it is not empty (`""`, 0, `None`). So an
-    empty value must mean that results from before the part existed are still valid.
+    To add another part, add a field without a default here. Give its value in `RequestPlans` for
+    gateways and in `key_prefix` for bulk jobs, because bulk jobs share gateways' results. The tests
+    of the key try every part.
+
+    An added part is hashed after its name, and only if it is not empty (`""`, 0, `None`). So with
+    an empty value, results that were stored before the part existed stay valid.
     """
 
     scope: str

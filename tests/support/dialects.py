@@ -1,11 +1,13 @@
 """Sets up the API for tests of dialects, and compares its entry points."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from sluicegate.wire.protocol import Task
 from tests.support.api import Api
+from tests.support.documents import conforms, documents
 from tests.support.entry_points import EntryPoint
 from tests.support.inference_scene import INFO
 
@@ -21,6 +23,13 @@ _RESULTS = {
         b'{"entities":[{"label":"PER","score":0.9,"text":"Sarah","start":11,"end":16}]}'
     ),
 }
+
+
+def documented(path: str, answer: Any) -> None:
+    """Check that an answer has the form that the OpenAPI document states for its route."""
+    document = documents()["customers"]
+    told = document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]
+    conforms(document, told["schema"], answer)
 
 
 def serve_models(api: Api) -> Api:

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from sluicegate.gateway.dialects.registry import DIALECTS
 from testing.system import System
 from tests.support.browser import CHROMIUM, Page, open_page
 
@@ -44,7 +45,7 @@ _TRY = """(key, path) => {
   });
 }"""
 _GO = "location.hash = '#tag/{}'"
-_LAST = "Voyage"
+_LAST = DIALECTS[-1].name.title()
 
 
 @pytest.fixture(scope="module")

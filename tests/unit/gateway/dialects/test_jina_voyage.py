@@ -9,8 +9,7 @@ import pytest
 from sluicegate.gateway.api.vectors import as_base64, as_json
 from sluicegate.gateway.types import ItemFailure
 from tests.support.api import KEY, Api, problem
-from tests.support.dialects import answer_alike, sent, serve_models
-from tests.support.documents import conforms, documents
+from tests.support.dialects import answer_alike, documented, sent, serve_models
 
 pytestmark = pytest.mark.anyio
 _RESULT = b'{"embedding":[0.25,-0.5]}'
@@ -28,12 +27,6 @@ async def api(anyio_backend: str) -> Api:
 async def client(api: Api) -> AsyncIterator[httpx.AsyncClient]:
     async with api.client() as opened:
         yield opened
-
-
-def documented(path: str, answer: Any) -> None:
-    document = documents()["customers"]
-    told = document["paths"][path]["post"]["responses"]["200"]["content"]["application/json"]
-    conforms(document, told["schema"], answer)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from sluicegate.gateway.types import (
     Source,
     Stale,
 )
+from sluicegate.wire.protocol import Variant
 from testing.waiting import until
 from tests.support.inference_scene import INFO, Scene, sources
 
@@ -276,11 +277,13 @@ async def test_a_refresh_that_ends_after_a_purge_is_not_found(scene: Scene) -> N
     assert sources(await scene.ask("a")) == [_COMPUTED]
 
 
-@pytest.mark.parametrize("change", [{"profile": "int8"}, {"algorithm_version": 2}])
+@pytest.mark.parametrize("part", sorted({*Variant._fields} - {"revision"}))
 @pytest.mark.parametrize("directives", [CacheDirectives(), _ANY])
-async def test_an_answer_of_another_profile_or_algorithm_is_never_given(
-    change: dict[str, object], directives: CacheDirectives
+async def test_an_answer_of_another_variant_is_never_given(
+    part: str, directives: CacheDirectives
 ) -> None:
+    value = getattr(INFO, part)
+    change = {part: value + 1 if isinstance(value, int) else f"{value}x"}
     scene = Scene(tiers=True)
     scene.configure(cache_ttl=100.0, stale_if_error=80.0)
     await scene.ask("a")
