@@ -34,6 +34,7 @@ from sluicegate.client.options import Options
 from sluicegate.client.parts import Progress
 from sluicegate.client.results import (
     Answer,
+    AnswerSpan,
     BudgetReport,
     Choice,
     DecodedText,
@@ -49,6 +50,7 @@ from sluicegate.client.results import (
     RankedDocument,
     Readiness,
     RotatedKey,
+    Spans,
     Tokens,
     Usage,
     UsageLine,
@@ -57,6 +59,7 @@ from sluicegate.client.results import (
 
 __all__ = [
     "Answer",
+    "AnswerSpan",
     "ApiError",
     "AsyncSluicegate",
     "AuthenticationFailed",
@@ -90,6 +93,7 @@ __all__ = [
     "RotatedKey",
     "Sluicegate",
     "SluicegateError",
+    "Spans",
     "Tokens",
     "Unavailable",
     "UpstreamFailed",

@@ -19,6 +19,10 @@ _RESULTS = {
         b'{"count":1,"fits":true,"windows":1,"ids":[7],"tokens":["a"],"offsets":[[0,1]]}'
     ),
     Task.DETOKENIZE: b'{"text":"a"}',
+    Task.ANSWER: (
+        b'{"answers":[{"answer":"me","score":0.5,"start":3,"end":5},'
+        b'{"answer":"you","score":0.25,"start":0,"end":3}],"no_answer_score":0.375}'
+    ),
     Task.ENTITIES: (
         b'{"entities":[{"label":"PER","score":0.9,"text":"Sarah","start":11,"end":16}]}'
     ),
@@ -38,6 +42,7 @@ def serve_models(api: Api) -> Api:
         "minilm": [Task.EMBED, Task.RERANK],
         "topics": [Task.ZERO_SHOT],
         "entities": [Task.ENTITIES],
+        "answers": [Task.ANSWER],
     }
     for name, tasks in kinds.items():
         api.scene.models.infos[name] = msgspec.structs.replace(
