@@ -16,18 +16,20 @@ from sluicegate.backends.model_tools.graphs.graph_builder import (
     StoredWeights,
 )
 from sluicegate.backends.model_tools.graphs.heads import add_head, add_pooling, find_head
-from sluicegate.backends.model_tools.graphs.modernbert import write_modernbert
+from sluicegate.backends.model_tools.graphs.modernbert import describe_modernbert
 from sluicegate.backends.model_tools.graphs.options import GraphOptions, Output
+from sluicegate.backends.model_tools.graphs.stack import StackShape, write_stack
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 from sluicegate.backends.types import Pooling
 
-# Appends an encoder to a graph, and returns its inputs and the width of its output.
-_Write = Callable[[GraphBuilder, Mapping[str, Any], GraphOptions], tuple[list[str], int]]
-# For each family that `build_bert` does not compute, the prefix of its weights' names.
-_OTHERS: Mapping[str, tuple[str, _Write]] = MappingProxyType(
-    {"deberta-v2": ("deberta.", write_deberta), "modernbert": ("model.", write_modernbert)}
+# Describes the layers of a family's checkpoint, and renames its weights.
+_Describe = Callable[[Mapping[str, Any], Weights], tuple[StackShape, Weights]]
+_STACKS: Mapping[str, _Describe] = MappingProxyType({"modernbert": describe_modernbert})
+# The prefixes of the names of weights in checkpoints with a head.
+_PREFIXES: Mapping[str, str] = MappingProxyType(
+    {**PREFIXES, "deberta-v2": "deberta.", "modernbert": "model."}
 )
-FAMILIES = (*PREFIXES, *_OTHERS)
+FAMILIES = tuple(_PREFIXES)
 _CPU = GraphOptions(attention="gathered")
 
 
@@ -69,20 +71,25 @@ def _encoder(
 ) -> ModelProto:
     options = msgspec.structs.replace(options, output=output)
     kind = str(config.get("model_type"))
-    if kind not in _OTHERS:
-        shape, renamed = as_bert(config, weights)
-        return build_bert(shape, renamed, options, stored)
+    if kind in PREFIXES or kind not in _PREFIXES:
+        size, renamed = as_bert(config, weights)
+        return build_bert(size, renamed, options, stored)
     problem = options.problem()
     if options.attention == "fused" or options.precision == "bf16":
         problem = f"`{kind}` has no `{options.attention}` attention in {options.precision}"
     if problem is not None:
         raise WeightsError(problem)
-    prefix, write = _OTHERS[kind]
     is_plain = options.attention == "plain"
-    own = strip_prefix(weights, prefix)
-    graph = GraphBuilder(own, options.precision, plain=is_plain, stored=stored)
+    own = strip_prefix(weights, _PREFIXES[kind])
     try:
-        inputs, hidden = write(graph, config, options)
+        if kind in _STACKS:
+            shape, own = _STACKS[kind](config, own)
+            graph = GraphBuilder(own, options.precision, plain=is_plain, stored=stored)
+            write_stack(graph, shape, options)
+            inputs, hidden = shape.inputs, shape.hidden
+        else:
+            graph = GraphBuilder(own, options.precision, plain=is_plain, stored=stored)
+            inputs, hidden = write_deberta(graph, config, options)
     except KeyError as error:
         raise WeightsError(f"the weight {error} is missing") from None
     except msgspec.ValidationError as error:
