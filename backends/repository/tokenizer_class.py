@@ -25,6 +25,8 @@ CLASSES: Mapping[str, bool] = MappingProxyType(
         "DebertaV2Tokenizer": True,
         "T5Tokenizer": False,
         "CLIPTokenizer": False,
+        "Qwen2Tokenizer": False,
+        "GemmaTokenizer": False,
     }
 )
 CLASS_TOKENS: Mapping[str, str] = MappingProxyType(
@@ -68,6 +70,8 @@ _OF_TYPE: Mapping[str, str] = MappingProxyType(
         "jina_embeddings_v3": "XLMRobertaTokenizer",
         "t5": "T5Tokenizer",
         "clip_text_model": "CLIPTokenizer",
+        "qwen3": "Qwen2Tokenizer",
+        "gemma3_text": "GemmaTokenizer",
     }
 )
 # This model type gets the generic class, whatever class its files name.

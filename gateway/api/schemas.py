@@ -53,7 +53,8 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def task_parameters(self) -> Parameters:
         """Return what all items share: the fields that are parameters of the task."""
         kind = PARAMETERS[self.task]
-        return kind(**{name: getattr(self, name) for name in kind.__struct_fields__})
+        values = {name: getattr(self, name) for name in kind.__struct_fields__}
+        return kind(**{name: value for name, value in values.items() if value is not None})
 
     def request(self, model: str = "") -> InferenceRequest:
         """Return the request in the gateway's terms; `model` is that of the path, where one is."""
@@ -148,6 +149,9 @@ class RerankBody(TaskBody, frozen=True, kw_only=True):
     }
     query: str
     """What the documents are compared with."""
+    instruction: str | None = None
+    """What makes a document relevant, for models that read an instruction. Such a model has its own
+    instruction for requests without one."""
     documents: list[str]
     """The texts to put in order."""
     top_n: Positive | None = None
@@ -206,6 +210,9 @@ class EmbedBody(InputBody, frozen=True, kw_only=True):
     """Whether vectors have the length 1."""
     dimensions: Positive | None = None
     """Keeps the first so many numbers of a vector, before it is normalized."""
+    prompt_name: str | None = None
+    """The model's prompt to put before each text, a name of its `prompts` in `GET /v1/models`.
+    Without it, the model's default prompt is put there, if it has one."""
     encoding_format: Literal["float", "base64", "bytes"] = "float"
     """`base64`: a vector is a string; `bytes`: the answer is vectors, one after another, alone."""
     output_dtype: NumberType = "float"

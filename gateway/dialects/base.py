@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from typing_extensions import override
@@ -18,6 +18,17 @@ from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, Usage
 from sluicegate.wire.protocol import Task
 
 _DEFAULT_ENTRY = ModelConfig()
+_DOCUMENT = ("document", "passage", "corpus")
+# By the kinds of texts of Cohere, Jina and Voyage: the usual names of a model's prompt.
+_PROMPTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("query", "search_query", "retrieval.query"), ("query",)),
+        **dict.fromkeys(("document", "search_document", "retrieval.passage"), _DOCUMENT),
+        "classification": ("classification",),
+        **dict.fromkeys(("clustering", "separation"), ("clustering",)),
+        "text-matching": ("text-matching", "sts"),
+    }
+)
 
 
 class DialectBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,6 +40,10 @@ class DialectBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def items(self) -> list[Any]:
         """Return the texts. Their number is checked before the request is made."""
         raise NotImplementedError
+
+    def resolved(self, source: BodySource) -> Self:
+        """Return the body with the name of the model's prompt, instead of the kind of texts."""
+        return self
 
     def request(self, model: str = "") -> InferenceRequest:
         """Return the equivalent request of a native route, so that both have the same cache key."""
@@ -48,12 +63,13 @@ class BodyRoute(InferenceRoute):
         self.path = path
         self.task = task
         self.errors = errors
-        self._decode = BodyDecoder(body)
+        self.reads_models = task is Task.EMBED
+        self._decode: BodyDecoder[DialectBody] = BodyDecoder(body)
         super().__init__()
 
     @override
     def decode(self, source: BodySource) -> DialectBody:
-        return self._decode(source.raw)
+        return self._decode(source.raw).resolved(source)
 
     @override
     def encode(
@@ -109,6 +125,18 @@ def texts_only(values: Iterable[object], field: str) -> list[str]:
 def takes_tokens(source: BodySource, model: str) -> bool:
     """Return whether the configuration lets `model` accept token ids instead of texts."""
     return source.document.models.get(model, _DEFAULT_ENTRY).token_ids
+
+
+def prompt_for(source: BodySource, model: str, kind: str | None) -> str | None:
+    """Return the name of the model's prompt for a kind of texts, in the words of a dialect.
+
+    Return `None` if the model has no such prompt.
+    """
+    served = source.served(model)
+    if kind is None or served is None:
+        return None
+    names = {name.lower(): name for name in served.info.prompts}
+    return next((names[name] for name in _PROMPTS.get(kind, ()) if name in names), None)
 
 
 def tokens_refused(field: str) -> InvalidRequest:

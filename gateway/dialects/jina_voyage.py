@@ -6,15 +6,16 @@ problem documents, as on native routes. The clients of both products read the fi
 these documents.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 from typing_extensions import override
 
 from sluicegate.gateway.api.dialect import Dialect
+from sluicegate.gateway.api.inference_route import BodySource
 from sluicegate.gateway.api.schemas import EmbedBody, Positive, RerankBody
 from sluicegate.gateway.api.vectors import NumberType, as_base64, as_json
-from sluicegate.gateway.dialects.base import DialectBody, body_route, input_tokens
+from sluicegate.gateway.dialects.base import DialectBody, body_route, input_tokens, prompt_for
 from sluicegate.gateway.dialects.openai import OpenAIEmbedding
 from sluicegate.gateway.dialects.stored_results import ranking
 from sluicegate.gateway.errors import InvalidRequest
@@ -53,7 +54,7 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     input: str | list[str | JinaTextItem]
     """A text, or a list of texts. A request with images is refused."""
     task: str | None = None
-    """Ignored, because Sluicegate adds no prompt to texts."""
+    """Puts the model's prompt for this task before each text, if the model has one."""
     dimensions: Positive | None = None
     """Shortens each vector to this many dimensions."""
     normalized: bool = True
@@ -70,6 +71,11 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
         return _texts(self.input if isinstance(self.input, list) else [self.input])
 
     @override
+    def resolved(self, source: BodySource) -> Self:
+        prompt = prompt_for(source, self.model, self.task)
+        return msgspec.structs.replace(self, task=prompt)
+
+    @override
     def request(self, model: str = "") -> InferenceRequest:
         if self.late_chunking:
             raise InvalidRequest("`late_chunking` is not supported; leave it out.")
@@ -77,6 +83,7 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
             model=self.model,
             input=self.items(),
             dimensions=self.dimensions,
+            prompt_name=self.task,
             normalize=self.normalized,
             truncate=self.truncate,
         ).request()
@@ -93,7 +100,7 @@ class VoyageEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     input: str | list[str]
     """A text, or a list of texts."""
     input_type: Literal["query", "document"] | None = None
-    """Ignored, because Sluicegate adds no prompt to texts."""
+    """Puts the model's prompt for this type before each text, if the model has one."""
     truncation: bool = True
     """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
     output_dimension: Positive | None = None
@@ -108,11 +115,17 @@ class VoyageEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
         return self.input if isinstance(self.input, list) else [self.input]
 
     @override
+    def resolved(self, source: BodySource) -> Self:
+        prompt = prompt_for(source, self.model, self.input_type)
+        return msgspec.structs.replace(self, input_type=prompt)
+
+    @override
     def request(self, model: str = "") -> InferenceRequest:
         return EmbedBody(
             model=self.model,
             input=self.items(),
             dimensions=self.output_dimension,
+            prompt_name=self.input_type,
             truncate=self.truncation,
         ).request()
 

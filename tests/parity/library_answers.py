@@ -7,7 +7,10 @@ import msgspec
 
 CANDIDATES = ["money", "travel"]
 TEMPLATE = "This is about {}."
-FAMILIES = (
+PROMPT_NAMES = ("query", "STS")
+INSTRUCTION = "Find the same place"
+DECODERS = ("qwen3", "gemma3_text")
+ENCODERS = (
     "bert",
     "distilbert",
     "roberta",
@@ -24,6 +27,7 @@ FAMILIES = (
     "t5",
     "clip_text_model",
 )
+FAMILIES = (*ENCODERS, *DECODERS)
 # Of these families, fewer checkpoints get more texts.
 FEWER = FAMILIES[FAMILIES.index("eurobert") :]
 

@@ -10,12 +10,13 @@ from onnx import ModelProto
 from sluicegate.backends.model_tools.graphs.bert import build_bert
 from sluicegate.backends.model_tools.graphs.clip import describe_clip
 from sluicegate.backends.model_tools.graphs.deberta import write_deberta
+from sluicegate.backends.model_tools.graphs.decoders import describe_gemma3, describe_qwen3
 from sluicegate.backends.model_tools.graphs.eurobert import describe_eurobert
 from sluicegate.backends.model_tools.graphs.families import PREFIXES, as_bert, strip_prefix
 from sluicegate.backends.model_tools.graphs.graph_builder import (
-    NOTHING_STORED,
     GraphBuilder,
     StoredWeights,
+    nothing_stored,
 )
 from sluicegate.backends.model_tools.graphs.heads import (
     add_end_pooling,
@@ -47,6 +48,8 @@ _STACKS: Mapping[str, _Describe] = MappingProxyType(
         "jina_embeddings_v3": describe_jina,
         "t5": describe_t5,
         "clip_text_model": describe_clip,
+        "qwen3": describe_qwen3,
+        "gemma3_text": describe_gemma3,
     }
 )
 # The prefixes of the names of weights in checkpoints with a head.
@@ -62,6 +65,8 @@ _PREFIXES: Mapping[str, str] = MappingProxyType(
         "jina_embeddings_v3": "roberta.",
         "t5": "transformer.",
         "clip_text_model": "text_model.",
+        "qwen3": "model.",
+        "gemma3_text": "model.",
     }
 )
 FAMILIES = tuple(_PREFIXES)
@@ -74,7 +79,7 @@ def build_checkpoint(
     *,
     pooling: Pooling = "mean",
     options: GraphOptions = _CPU,
-    stored: StoredWeights = NOTHING_STORED,
+    stored: StoredWeights = nothing_stored,
 ) -> ModelProto:
     """Return the graph of a checkpoint; the default options suit CPUs.
 
@@ -93,7 +98,7 @@ def build_checkpoint(
             return add_end_pooling(encoder, config, weights, hidden=_hidden(encoder), stored=stored)
         return add_pooling(encoder, pooling, hidden=_hidden(encoder), exact=attention == "gathered")
     own = strip_prefix(weights, _PREFIXES.get(config["model_type"], ""))
-    output: Output = "tokens" if head.reads == "pooled" else head.reads
+    output: Output = "first" if head.reads == "first" else "tokens"
     encoder = _encoder(config, weights, output, options, stored)
     plain, exact = attention == "plain", attention == "gathered"
     return add_head(encoder, head, own, plain=plain, exact=exact, stored=stored)

@@ -1,6 +1,6 @@
 """Collects the nodes and weights of an ONNX graph in one precision."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
@@ -26,9 +26,13 @@ _GELUS: Mapping[str, str] = MappingProxyType({"gelu": "Gelu", "gelu_tanh": "Fast
 # The factor of the input of the sigmoid by which these activations multiply their input.
 _SLOPES: Mapping[str, float] = MappingProxyType({"silu": 1.0, "quick_gelu": 1.702})
 
-# Weights that are in another file already. Each tensor names the file and the place in it.
-StoredWeights = Mapping[str, TensorProto]
-NOTHING_STORED: StoredWeights = MappingProxyType({})
+# Takes the name and the values of a weight. If the weight is in another file, returns a tensor that
+# names the file and the place in it.
+StoredWeights = Callable[[str, NDArray[np.float32]], TensorProto | None]
+
+
+def nothing_stored(name: str, tensor: NDArray[np.float32]) -> None:
+    """Say that no weight is in another file."""
 
 
 class GraphBuilder:
@@ -45,7 +49,7 @@ class GraphBuilder:
         precision: Precision = "fp32",
         *,
         plain: bool = False,
-        stored: StoredWeights = NOTHING_STORED,
+        stored: StoredWeights = nothing_stored,
     ) -> None:
         self.weights = weights
         self.precision = precision
@@ -82,8 +86,8 @@ class GraphBuilder:
             WeightsError: a value is too large for the precision.
         """
         wanted = precision or self.precision
-        stored = self._stored.get(name)
-        if stored is None or tuple(stored.dims) != tensor.shape:
+        stored = self._stored(name, tensor)
+        if stored is None:
             self.initializers.append(_tensor(name, tensor, wanted))
             return name
         self.initializers.append(stored)

@@ -42,6 +42,8 @@ from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 # This is added to the scores of tokens that are too far away. Rounding then removes their weight.
 # The weight is not a denormal number, which would be slow on a CPU.
 _FAR = -80.0
+# The scores of decoders can be far apart, so their summand must be exact.
+_UNSEEN = -10000.0
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -264,7 +266,8 @@ class _StackWriter:
         away = np.abs(np.arange(1 - shape.positions, shape.positions))
         for name, kind in used.items():
             if kind.reach is not None:
-                far = np.where(away > kind.reach, _FAR, 0.0).astype(np.float32)
+                least = _UNSEEN if shape.norm == "rms" else _FAR
+                far = np.where(away > kind.reach, least, 0.0).astype(np.float32)
                 table = graph.floats(f"{name}.near.table", far)
                 graph.plain("Gather", [table, pairs], f"{name}.near.all")
                 self._biases[name] = graph.plain(
