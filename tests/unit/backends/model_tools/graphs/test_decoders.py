@@ -35,7 +35,7 @@ QWEN, GEMMA = {**SIZES, "model_type": "qwen3"}, {**SIZES, "model_type": "gemma3_
         (QWEN | {"layer_types": SLIDING}, "sliding_window"),
         (QWEN | {"layer_types": ["full_attention"]}, "layer_types"),
         (QWEN | {"layer_types": ["linear_attention"] * 2}, "layer_types"),
-        (QWEN | {"architectures": ["Qwen3ForMultipleChoice"]}, "multiple choice"),
+        (QWEN | {"architectures": ["Qwen3ForMultipleChoice"]}, "choices or questions"),
         (GEMMA | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         (GEMMA | {"hidden_activation": "tanh"}, "hidden_activation"),
         (GEMMA | {"sliding_window": None, "layer_types": SLIDING}, "sliding_window"),
