@@ -81,3 +81,5 @@ compile load requirements/load.in
 overrides=/dev/null
 compile parity requirements/parity.in --constraint "$pins" "$@"
 compile questions requirements/questions.in "$@"
+# The package `gliner` needs an older `transformers`.
+compile gliner requirements/gliner.in "$@"

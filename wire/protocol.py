@@ -43,6 +43,8 @@ AnswerCount = Annotated[int, msgspec.Meta(ge=1, le=100)]
 AnswerTokens = Annotated[int, msgspec.Meta(ge=1, le=512)]
 RowTokens = Annotated[int, msgspec.Meta(ge=1)]
 Overlap = Annotated[int, msgspec.Meta(ge=0)]
+MAX_ENTITIES = 20_000
+"""The most spans of a text that may have a score above the threshold of a request."""
 LABELS = stated(minItems=1, maxItems=MAX_LABELS)
 # The most special tokens of a row of two texts.
 _SPECIAL_TOKENS = 4
@@ -138,9 +140,21 @@ class RerankParameters(Parameters, frozen=True, kw_only=True):
 
 
 class EntitiesParameters(Parameters, frozen=True, kw_only=True):
-    """Selects how tokens are grouped into entities, as in Hugging Face's pipeline."""
+    """Selects which entities are found.
+
+    - `aggregation` selects how a token classifier's tokens are grouped, as in Hugging Face's
+      pipeline.
+    - The other fields are for models that find entities of any type, such as GLiNER: the types, the
+      score that an entity must exceed (0.5), whether entities may not overlap (true), and whether
+      an entity may have several types (false). Fields without a value are not encoded, so that
+      requests without them keep their cache keys.
+    """
 
     aggregation: Aggregation = "simple"
+    labels: list[str] | msgspec.UnsetType = msgspec.UNSET
+    threshold: float | msgspec.UnsetType = msgspec.UNSET
+    flat: bool | msgspec.UnsetType = msgspec.UNSET
+    multi_label: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class AnswerParameters(Parameters, frozen=True, kw_only=True):
@@ -245,7 +259,7 @@ TASKS: dict[Task, TaskTypes] = {
     ),
     Task.EMBED: TaskTypes(EmbedParameters, str | tuple[TokenId, ...]),
     Task.RERANK: TaskTypes(RerankParameters, str, repeats_parameters=True),
-    Task.ENTITIES: TaskTypes(EntitiesParameters, str, has_windows=True),
+    Task.ENTITIES: TaskTypes(EntitiesParameters, str, has_windows=True, repeats_parameters=True),
     Task.ANSWER: TaskTypes(AnswerParameters, AnswerItem, has_windows=True, rows=most_windows),
     Task.INFER: TaskTypes(InferParameters, Any, has_windows=True),
     Task.TOKENIZE: TaskTypes(TokenizeParameters, str),

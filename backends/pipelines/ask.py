@@ -1,6 +1,6 @@
 """Runs models on behalf of an item's algorithm."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from sluicegate.backends.batching.fair_queue import BULK
 from sluicegate.backends.pipelines.encoder import Encoder, QuestionWindow
 from sluicegate.backends.pipelines.token_reader import TokenReader
 from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.pipelines.word_rows import WordFormat, WordOutputs
 from sluicegate.backends.types import FloatArray, PlacedTokens, RowInput, TokenOffsets
 from sluicegate.wire.protocol import AnswerParameters
 
@@ -228,6 +229,12 @@ class AlgorithmContext:
         return await self._encoder(model).question_windows(
             question, context, self._caller, parameters=parameters, marked=marked
         )
+
+    def word_outputs(
+        self, model: str, text: str, labels: Sequence[str], form: WordFormat
+    ) -> AsyncIterator[WordOutputs]:
+        """Yield `model`'s raw outputs for the words of `text`; see `Encoder.word_outputs`."""
+        return self._encoder(model).word_outputs(text, labels, form, self._caller)
 
     def _encoder(self, name: str) -> Encoder:
         pipeline = self._pipelines[name]

@@ -9,18 +9,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from sluicegate.gateway.config.document import RequestConfig
 from sluicegate.gateway.errors import ExpansionTooLarge
 from sluicegate.gateway.http.byte_budget import LARGE
 from sluicegate.gateway.types import InferenceRequest, ServedModel
 from sluicegate.wire.protocol import (
+    MAX_ENTITIES,
     MAX_LABELS,
     AnswerItem,
     AnswerParameters,
     ChooseItem,
     ClassifyParameters,
     EmbedParameters,
+    EntitiesParameters,
     ModelInfo,
     RerankParameters,
     Task,
@@ -39,6 +42,8 @@ _ITEM, _LABEL, _SCORE, _NUMBER = 100, 48, 25, 15
 _ENTITY, _ENTITY_TEXT = 96, 2
 # An answer to a question, without its text.
 _ANSWER = 96
+# The most entities with a word in common, if one may be inside another.
+_NESTED = 12
 # A token: its number, its text (a byte may be written as `<0xE2>`), and its place without digits.
 _TOKEN = 21
 # Bytes of text for each byte of msgpack of a token's number.
@@ -183,10 +188,18 @@ def _rerank(asked: _Asked) -> _Product:
 
 
 def _entities(asked: _Asked) -> _Product:
-    each = _ENTITY + max(_json_lengths(_labels(asked.info)), default=0)
-    return _Product(
-        0, asked.texts // _ENTITY_TEXT * each, f"the entities of {asked.texts:,} bytes of text"
-    )
+    parameters = _decode(asked.request.parameters, type=EntitiesParameters)
+    what = f"the entities of {asked.texts:,} bytes of text"
+    if parameters.labels is UNSET:
+        each = _ENTITY + max(_json_lengths(_labels(asked.info)), default=0)
+        return _Product(0, asked.texts // _ENTITY_TEXT * each, what)
+    labels, items = parameters.labels[:MAX_LABELS], len(asked.request.items)
+    each = _ENTITY + max(_json_lengths(labels), default=0)
+    copies = len(labels) if parameters.multi_label is True else 1
+    copies *= 1 if parameters.flat is not False else _NESTED
+    entities = min(asked.texts // _ENTITY_TEXT * copies, items * MAX_ENTITIES)
+    expanded = items * len(asked.request.parameters)
+    return _Product(expanded, entities * each + asked.texts * copies, what)
 
 
 def _answer(asked: _Asked) -> _Product:

@@ -219,7 +219,7 @@ def add_head(
         _linear(graph, head.out, state, LOGITS, biased=head.out_biased)
         labels = weights[f"{head.out}.weight"].shape[0]
     rows = ["batch", "sequence"] if head.reads == TOKENS and not head.pools else ["batch"]
-    return _extended(model, graph, LOGITS, [*rows, labels])
+    return extend_model(model, graph, LOGITS, [*rows, labels])
 
 
 def add_pooling(
@@ -231,7 +231,7 @@ def add_pooling(
     """
     graph = GraphBuilder({}, "fp32")
     _pool(graph, pooling, exact=exact)
-    return _extended(model, graph, POOLED, ["batch", hidden], keep=[TOKENS])
+    return extend_model(model, graph, POOLED, ["batch", hidden], keep=[TOKENS])
 
 
 def add_end_pooling(
@@ -266,9 +266,9 @@ def add_end_pooling(
     state = "end.state" if is_projected else POOLED
     graph.plain("GatherND", [TOKENS, "end.places"], state, batch_dims=1)
     if not is_projected:
-        return _extended(model, graph, POOLED, ["batch", hidden], keep=[TOKENS])
+        return extend_model(model, graph, POOLED, ["batch", hidden], keep=[TOKENS])
     _linear(graph, "text_projection", state, POOLED, biased=False)
-    return _extended(model, graph, POOLED, ["batch", len(weights["text_projection.weight"])])
+    return extend_model(model, graph, POOLED, ["batch", len(weights["text_projection.weight"])])
 
 
 def _pool(graph: GraphBuilder, pooling: Pooling, *, exact: bool) -> None:
@@ -363,13 +363,17 @@ def _activate(graph: GraphBuilder, activation: str, state: str) -> str:
     return graph.plain(activation, [state], "head.active")
 
 
-def _extended(
+def extend_model(
     model: ModelProto,
     graph: GraphBuilder,
     output: str,
     size: list[int | str],
     keep: list[str] | None = None,
 ) -> ModelProto:
+    """Return `model` with the nodes of `graph`, and with `output`, which has the size `size`.
+
+    Of the outputs of `model`, those in `keep` remain.
+    """
     extended = copy_model(model)
     changed = extended.graph
     changed.node.extend(graph.nodes)

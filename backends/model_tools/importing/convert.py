@@ -25,6 +25,7 @@ from sluicegate.backends.model_tools.importing.finishing import (
     finish_graph,
     finish_model,
 )
+from sluicegate.backends.model_tools.importing.gliner import write_gliner
 from sluicegate.backends.model_tools.importing.rebuild import rebuild
 from sluicegate.backends.model_tools.importing.source import CheckpointFolder, open_source
 from sluicegate.backends.repository.graph_file import read_graph_file
@@ -63,6 +64,16 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
     """
     source = open_source(folder, given)
     target.mkdir(parents=True, exist_ok=True)
+    if source.gliner is not None:
+        (target / TOKENIZER).write_text(source.tokenizer.text, encoding="utf-8")
+        return write_gliner(
+            source.gliner,
+            source.config,
+            source.weights(),
+            source.tokenizer.load(),
+            target,
+            source.fields,
+        )
     origin, weights = _write_graph(source, target)
     fields = dict(source.fields)
     tokenizer = source.tokenizer
@@ -82,10 +93,17 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
         write_optimized_graphs(target / _GRAPH, source.config)
     fields.pop("graph", None)
     fields.pop("tokenizer", None)
+    _write_files(source, target, fields)
+    return origin
+
+
+def _write_files(source: CheckpointFolder, target: Path, fields: Mapping[str, Any]) -> None:
+    """Write the files beside the graph: tokenizer, configurations, and the manifest's `fields`."""
     for name in _KEPT:
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, target / name)
-    text, ranking = tokenizer.text, source.ranking
+        if (source.folder / name).is_file():
+            shutil.copyfile(source.folder / name, target / name)
+    tokenizer, ranking = source.tokenizer, source.ranking
+    text = tokenizer.text
     if ranking is not None:
         text = ranking.fill_tokenizer(text)
     (target / TOKENIZER).write_text(text, encoding="utf-8")
@@ -93,8 +111,7 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
         document = json.dumps(tokenizer.config, ensure_ascii=False, indent=2)
         (target / TOKENIZER_CONFIG).write_text(document, encoding="utf-8")
     if fields:
-        (target / _MANIFEST).write_text(yaml.safe_dump(fields), encoding="utf-8")
-    return origin
+        (target / _MANIFEST).write_text(yaml.safe_dump(dict(fields)), encoding="utf-8")
 
 
 def _check_types(source: CheckpointFolder, graph: Path) -> None:

@@ -47,7 +47,15 @@ _OTHER: dict[type[TaskBody], dict[str, Any]] = {
     },
     ChooseBody: {"model": "n", "input": {"prompt": "p", "choices": ["y", "x"]}},
     RerankBody: {"model": "n", "query": "r", "documents": ["b"], "instruction": "i"},
-    EntitiesBody: {"model": "n", "input": "b", "aggregation": "max"},
+    EntitiesBody: {
+        "model": "n",
+        "input": "b",
+        "aggregation": "max",
+        "labels": ["x"],
+        "threshold": 0.5,
+        "flat": True,
+        "multi_label": False,
+    },
     AnswerBody: {
         "model": "n",
         "input": {"question": "r", "context": "a"},
