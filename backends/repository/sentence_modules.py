@@ -115,7 +115,7 @@ def read_logit_score(files: Files) -> tuple[int, ...] | None:
     """
     path = files(FILE)
     listed = _listed(path) if path.is_file() else []
-    if [kind for kind, _ in listed] != ["Transformer", _LOGIT_SCORE]:
+    if [kind.rpartition(".")[2] for kind, _ in listed] != ["Transformer", _LOGIT_SCORE]:
         return None
     path = files(f"{listed[1][1]}/{_CONFIG}")
     try:

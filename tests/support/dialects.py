@@ -42,6 +42,7 @@ def serve_models(api: Api) -> Api:
         "minilm": [Task.EMBED, Task.RERANK],
         "topics": [Task.ZERO_SHOT],
         "entities": [Task.ENTITIES],
+        "gliner": [Task.ENTITIES],
         "answers": [Task.ANSWER],
     }
     for name, tasks in kinds.items():
