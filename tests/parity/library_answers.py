@@ -18,6 +18,8 @@ FAMILIES = (
     "deberta-v2",
     "modernbert",
 )
+# Checkpoints of other libraries; `small_checkpoints` writes them.
+SMALL = ("model2vec", "StaticEmbedding", "SetFit", "PEFT")
 
 
 class LibraryAnswers(msgspec.Struct, kw_only=True):
@@ -40,6 +42,11 @@ class LibraryAnswers(msgspec.Struct, kw_only=True):
 def answers_file(folder: Path) -> Path:
     """Return the file of the answers of a checkpoint's folder."""
     return folder.with_name(f"{folder.name}.answers.json")
+
+
+def base_folder(folder: Path) -> Path:
+    """Return where the base model of an adapter's folder is; only adapters have one."""
+    return folder.with_name(f"{folder.name}.base")
 
 
 def read_answers(folder: Path) -> LibraryAnswers:

@@ -8,7 +8,7 @@ import asyncio
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from sluicegate.backends.model_tools.importing.import_model import import_model
 from sluicegate.backends.settings import BackendSettings
 from sluicegate.wire.protocol import (
     Done,
+    EmbedParameters,
     EntitiesParameters,
     Parameters,
     RerankParameters,
@@ -30,8 +31,11 @@ from tests.parity.comparison import TOLERANCE
 from tests.parity.library_answers import (
     CANDIDATES,
     FAMILIES,
+    SMALL,
     TEMPLATE,
     LibraryAnswers,
+    answers_file,
+    base_folder,
     read_answers,
 )
 from tests.support.backend_calls import Backend, running_backend
@@ -59,6 +63,7 @@ def import_folder(folder: Path, models: Path) -> str | None:
             BackendSettings(models=models, threads=1),
             name=folder.name,
             given={},
+            base=base if (base := base_folder(folder)).is_dir() else None,
             variant=None,
             dry_run=False,
             echo=lambda _: None,
@@ -146,12 +151,33 @@ async def _answer(backend: Backend, found: LibraryAnswers) -> None:
     elif found.purpose == "choice":
         items = [{"prompt": text, "choices": texts[:3]} for text in texts]
         found.scores["choice"] = [answer["scores"] for answer in await ask(Task.CHOOSE, items)]
+    elif found.purpose in {"labels", "vectors"}:
+        found.scores = await _answer_twice(ask, found)
     elif found.purpose == "embed":
         vectors = await ask(Task.EMBED, texts)
         found.scores["embedding"] = [answer["embedding"] for answer in vectors]
     else:
         scored = await ask(Task.RERANK, texts, RerankParameters(query=texts[0]))
         found.scores["rerank"] = [answer["score"] for answer in scored]
+
+
+async def _answer_twice(
+    ask: Callable[..., Awaitable[list[Any]]], found: LibraryAnswers
+) -> dict[str, list[Any]]:
+    """Ask for all texts in one call, and for each text in a call of its own."""
+    asked: list[Any] = [Task.CLASSIFY]
+    if found.purpose == "vectors":
+        asked = [Task.EMBED, EmbedParameters(normalize=False)]
+    scores = {}
+    for name, size in (("together", len(found.texts)), ("alone", 1)):
+        answers = []
+        for start in range(0, len(found.texts), size):
+            answers += await ask(asked[0], found.texts[start : start + size], *asked[1:])
+        if found.purpose == "labels":
+            scores[name] = _scores(answers, found.labels)
+        else:
+            scores[name] = [answer["embedding"] for answer in answers]
+    return scores
 
 
 def _scores(answers: list[Any], labels: list[str]) -> list[list[float]]:
@@ -165,7 +191,7 @@ def _scores(answers: list[Any], labels: list[str]) -> list[list[float]]:
 def compare_all(root: Path) -> list[Verdict]:
     """Compare every checkpoint in a folder, family by family."""
     families: dict[str, list[Path]] = {}
-    for path in sorted(path for path in root.iterdir() if path.is_dir()):
+    for path in sorted(path for path in root.iterdir() if answers_file(path).is_file()):
         families.setdefault(read_answers(path).family, []).append(path)
     verdicts = []
     for folders in families.values():
@@ -177,7 +203,9 @@ def compare_all(root: Path) -> list[Verdict]:
 def make_table(verdicts: Sequence[Verdict]) -> str:
     """Return a table of families."""
     counted = Counter((verdict.family, verdict.kind) for verdict in verdicts)
-    families = [family for family in FAMILIES if any(v.family == family for v in verdicts)]
+    families = [
+        family for family in (*FAMILIES, *SMALL) if any(v.family == family for v in verdicts)
+    ]
     lines = [["family", "checkpoints", *_KINDS], ["---"] * (len(_KINDS) + 2)]
     for family in families:
         total = sum(verdict.family == family for verdict in verdicts)

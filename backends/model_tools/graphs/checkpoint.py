@@ -31,6 +31,12 @@ FAMILIES = (*PREFIXES, *_OTHERS)
 _CPU = GraphOptions(attention="gathered")
 
 
+def weight_prefix(config: Mapping[str, Any]) -> str:
+    """Return what begins the names of an encoder's weights in a checkpoint with a head."""
+    kind = str(config.get("model_type"))
+    return _OTHERS[kind][0] if kind in _OTHERS else PREFIXES.get(kind, "")
+
+
 def build_checkpoint(
     config: Mapping[str, Any],
     weights: Weights,

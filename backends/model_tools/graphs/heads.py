@@ -25,6 +25,7 @@ from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 from sluicegate.backends.types import Pooling
 
 LOGITS, POOLED = "logits", "pooled"
+_MASK = "attention_mask"
 Purpose = Literal["text", "tokens", "choice"]
 
 _ARCHITECTURES: Mapping[str, Purpose] = {
@@ -165,23 +166,24 @@ def add_head(
 
 
 def add_pooling(
-    model: ModelProto, pooling: Pooling, *, hidden: int, exact: bool = False
+    model: ModelProto, pooling: Pooling, *, hidden: int, exact: bool = False, mask: str = _MASK
 ) -> ModelProto:
     """Return `model` with the outputs `pooled`, `[batch, hidden]`, and `tokens`.
 
-    On a CPU, the bits of an `exact` mean do not depend on the width of the batch.
+    On a CPU, the bits of an `exact` mean do not depend on the width of the batch. A mean is over
+    the tokens in `mask`.
     """
     graph = GraphBuilder({}, "fp32")
-    _pool(graph, pooling, exact=exact)
+    _pool(graph, pooling, exact=exact, mask=mask)
     return _extended(model, graph, POOLED, ["batch", hidden], keep=[TOKENS])
 
 
-def _pool(graph: GraphBuilder, pooling: Pooling, *, exact: bool) -> None:
+def _pool(graph: GraphBuilder, pooling: Pooling, *, exact: bool, mask: str = _MASK) -> None:
     if pooling == "cls":
         first = graph.constant("pool.first", np.array(0, dtype=np.int64))
         graph.plain("Gather", [TOKENS, first], POOLED, axis=1)
     elif pooling == "mean":
-        _pool_mean(graph, exact=exact)
+        _pool_mean(graph, mask, exact=exact)
     else:
         _pool_max(graph)
 
@@ -190,27 +192,27 @@ def _pool_max(graph: GraphBuilder) -> None:
     axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
     rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
     least = graph.constant("pool.least", np.array(np.finfo(np.float32).min, dtype=np.float32))
-    graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.BOOL)
+    graph.plain("Cast", [_MASK], "pool.mask", to=TensorProto.BOOL)
     graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
     graph.plain("Where", ["pool.real", TOKENS, least], "pool.tokens")
     graph.plain("ReduceMax", ["pool.tokens", rows], POOLED, keepdims=0)
 
 
-def _pool_mean(graph: GraphBuilder, *, exact: bool) -> None:
+def _pool_mean(graph: GraphBuilder, mask: str, *, exact: bool) -> None:
     # An exact mean does not use the axis, which only keeps the revision of earlier imports.
     axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
     rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
     # The mean of an empty row must be zero, not NaN.
     least = graph.constant("pool.least", np.array(1, dtype=np.float32))
     if exact:
-        mask = pad_for_sum(graph, "attention_mask", "pool.places")
+        places = pad_for_sum(graph, mask, "pool.places")
         pad_for_sum(graph, TOKENS, "pool.tokens", rank=3)
-        graph.plain("Cast", [mask], "pool.mask", to=TensorProto.FLOAT)
+        graph.plain("Cast", [places], "pool.mask", to=TensorProto.FLOAT)
         graph.plain("Unsqueeze", ["pool.mask", rows], "pool.selector")
         graph.plain("MatMul", ["pool.selector", "pool.tokens"], "pool.sums")
         graph.plain("Squeeze", ["pool.sums", rows], "pool.sum")
     else:
-        graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.FLOAT)
+        graph.plain("Cast", [mask], "pool.mask", to=TensorProto.FLOAT)
         graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
         graph.plain("Mul", [TOKENS, "pool.real"], "pool.tokens")
         graph.plain("ReduceSum", ["pool.tokens", rows], "pool.sum", keepdims=0)

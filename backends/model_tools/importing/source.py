@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
@@ -12,12 +12,20 @@ import numpy as np
 import yaml
 
 from sluicegate.backends.errors import StartProblem
-from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES
+from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES, weight_prefix
+from sluicegate.backends.model_tools.graphs.static import StaticTable
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
+from sluicegate.backends.model_tools.importing.adapter import (
+    CONFIG as ADAPTER,
+    Adapter,
+    read_adapter,
+)
 from sluicegate.backends.model_tools.importing.class_tokenizer import (
     ClassTokenizer,
     build_tokenizer,
 )
+from sluicegate.backends.model_tools.importing.setfit_head import LinearHead, read_setfit_head
+from sluicegate.backends.model_tools.importing.static_table import is_static, read_static
 from sluicegate.backends.repository.config_defaults import complete_config
 from sluicegate.backends.repository.sentence_modules import (
     FILE as MODULES,
@@ -55,11 +63,6 @@ _PARTS = {
 _EMBEDDINGS = ("word_embeddings.weight", "tok_embeddings.weight", "embed_tokens.weight")
 _HEAD = re.compile(r"(classifier|pre_classifier|score|qa_outputs|logits_proj)\.")
 # What a folder without `config.json` has instead.
-_ADAPTER = "adapter_config.json"
-_MERGE = (
-    "is an adapter (such as LoRA), not a model; merge it into its model with "
-    "`merge_and_unload()`, save the result and import that"
-)
 _ONNX = "if it needs only token ids, export it to ONNX and import that"
 _FOREIGN: Mapping[str, str] = MappingProxyType(
     {
@@ -92,7 +95,8 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
 
     `modules` are the modules of a sentence transformer. `fields` are manifest fields from a
     `model.yaml` in the folder, or from options of the command. `tokenizer` is the tokenizer that
-    the folder's tokenizer class builds.
+    the folder's tokenizer class builds. `table` has the vectors of a static model. `head` is a head
+    of SetFit. `adapter` is merged into the weights of `folder`, which is then the base model.
     """
 
     folder: Path
@@ -101,6 +105,14 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     modules: SentenceModules | None = None
     fields: dict[str, Any] = {}
     tokenizer: ClassTokenizer
+    table: StaticTable | None = None
+    head: LinearHead | None = None
+    adapter: Adapter | None = None
+
+    def find(self, name: str) -> Path:
+        """Return the path of a file, which may be in the adapter's folder or not exist."""
+        own = self.adapter and self.adapter.folder / name
+        return own if own and own.is_file() else self.folder / name
 
     def weights(self) -> Weights:
         """Return the weights, from one file or several.
@@ -116,6 +128,8 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
                     "and import that"
                 )
         weights = self._read_weights()
+        if self.adapter is not None:
+            weights = self.adapter.merge(weights, weight_prefix(self.config))
         self._check_names(weights)
         self._check_embeddings(weights)
         for name, tensor in weights.items():
@@ -132,7 +146,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             StartProblem: there are no weights, or they cannot be read.
         """
-        path = self.folder / folder / WEIGHTS
+        path = self.find(f"{folder}/{WEIGHTS}")
         if not path.is_file():
             raise StartProblem(f"`{path}` is missing{_unusable_weights(path.parent)}")
         return self._read(path)
@@ -219,8 +233,16 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> CheckpointFolder:
+def open_source(
+    folder: Path,
+    given: Mapping[str, Any] | None = None,
+    *,
+    base: Path | None = None,
+    ignored: Collection[str] = (),
+) -> CheckpointFolder:
     """Return the content of a folder; fields in `given` override fields of its `model.yaml`.
+
+    `base` is the folder of an adapter's base model. Heads of SetFit in `ignored` are left out.
 
     Raises:
         StartProblem: the folder has no model; the message says what is missing.
@@ -228,8 +250,45 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
     if not folder.is_dir():
         raise StartProblem(f"`{folder}` is not a folder; name the model's folder")
     fields = {**_read_fields(folder / _MANIFEST), **(given or {})}
-    tokenizer = folder / str(fields.get("tokenizer", "tokenizer.json"))
-    _refuse_adapter(folder)
+    adapter = read_adapter(folder)
+    if adapter is not None:
+        return _open_adapted(adapter, fields, base)
+    if base is not None:
+        raise StartProblem(f"`--base` is only for adapters, but `{folder}` has no `{ADAPTER}`")
+    source = _open_static(folder, fields) or _open_checkpoint(folder, fields)
+    return msgspec.structs.replace(source, head=read_setfit_head(folder, ignored))
+
+
+def _open_adapted(adapter: Adapter, fields: dict[str, Any], base: Path | None) -> CheckpointFolder:
+    """Return the base model of an adapter, with the adapter's tokenizer and modules, if any."""
+    if base is None:
+        named = adapter.config.get("base_model_name_or_path")
+        raise StartProblem(
+            f"`{adapter.folder}` is an adapter of `{named}`; name the folder of that model with "
+            "`--base PATH`"
+        )
+    if not base.is_dir():
+        raise StartProblem(f"`--base {base}` is not a folder; name the base model's folder")
+    if (base / ADAPTER).is_file():
+        raise StartProblem(f"`--base {base}` is an adapter, too; name the model under it")
+    own = adapter.folder
+    has_tokenizer = (own / "tokenizer.json").is_file() and "tokenizer" not in fields
+    source = _open_checkpoint(base, fields, tokenizer_folder=own if has_tokenizer else base)
+    config, listed = adapter.complete(source.config), own if (own / MODULES).is_file() else base
+    is_headed = str(config["architectures"][0]).endswith(_HEADED)
+    return msgspec.structs.replace(
+        source,
+        config=config,
+        graph=None,
+        modules=None if is_headed else read_modules(lambda name: listed / name),
+        adapter=adapter,
+    )
+
+
+def _open_checkpoint(
+    folder: Path, fields: dict[str, Any], *, tokenizer_folder: Path | None = None
+) -> CheckpointFolder:
+    tokenizer = (tokenizer_folder or folder) / str(fields.get("tokenizer", "tokenizer.json"))
     if not (folder / "config.json").is_file():
         raise _not_a_model(folder)
     if not tokenizer.is_file():
@@ -246,7 +305,7 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
         graph=_find_graph(folder, fields.get("graph")),
         modules=read_modules(lambda name: folder / name),
         fields=fields,
-        tokenizer=build_tokenizer(folder, tokenizer.name, config),
+        tokenizer=build_tokenizer(tokenizer.parent, tokenizer.name, config),
     )
     names = source.config.get("architectures") or [""]
     if source.modules is not None and str(names[0]).endswith(_HEADED):
@@ -255,6 +314,25 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
             f"`{names[0]}`; remove the file, or name the encoder's class in `architectures`"
         )
     return source
+
+
+def _open_static(folder: Path, fields: dict[str, Any]) -> CheckpointFolder | None:
+    """Return the content of a folder with a static model; `None` for other folders."""
+    path = folder / "config.json"
+    config = read_json(path) if path.is_file() else {}
+    modules = read_modules(lambda name: folder / name)
+    if not is_static(folder, config, modules):
+        return None
+    model = read_static(folder, config, modules)
+    return CheckpointFolder(
+        folder=folder,
+        config=config,
+        graph=None,
+        modules=model.modules,
+        fields=model.fields | fields,
+        tokenizer=ClassTokenizer(text=model.tokenizer, config=None, types=False),
+        table=model.table,
+    )
 
 
 def _read_fields(path: Path) -> dict[str, Any]:
@@ -327,16 +405,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise StartProblem(f"`{path}` is not a JSON object")
     return document
-
-
-def _refuse_adapter(folder: Path) -> None:
-    """Refuse a folder with an adapter.
-
-    Raises:
-        StartProblem: the folder has an adapter, with or without the adapted model.
-    """
-    if (folder / _ADAPTER).is_file():
-        raise StartProblem(f"`{folder / _ADAPTER}`: the folder {_MERGE}")
 
 
 def _not_a_model(folder: Path) -> StartProblem:
