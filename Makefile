@@ -136,6 +136,7 @@ parity: install-dev $(QUESTIONS)/.installed $(GLINER)/.installed ## Run the refe
 	rm -rf build/parity
 	$(PARITY)/bin/python -m tests.parity.library_checkpoints build/parity
 	$(PARITY)/bin/python -m tests.parity.decoder_checkpoints build/parity
+	$(PARITY)/bin/python -m tests.parity.small_checkpoints build/parity
 	$(BIN)/python -m tests.parity.library_served build/parity --write
 	rm -rf build/gliner
 	$(GLINER)/bin/python -m tests.parity.gliner_checkpoints build/gliner

@@ -162,8 +162,8 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     this memory is refused."""
     max_batch_rows: Count = 0
     """The most rows of a batch. 0: the result of `sluicegate models tune` on this machine, else 16
-    on a CPU and 256 on a GPU. A CPU gains nothing from more rows. A GPU needs 256 short rows to be
-    busy."""
+    on a CPU (64 for a static model) and 256 on a GPU. A CPU gains nothing from more rows. A GPU
+    needs 256 short rows to be busy."""
     max_batch_tokens: Count = 0
     """The most tokens of a batch, with padding. 0: 4,096 on a CPU, and 32,768 on a GPU, which is
     256 rows of 128 tokens. With a small arena, a GPU's default is lower. Then it is the largest

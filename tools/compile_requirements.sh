@@ -21,7 +21,7 @@ compile() {
 
 # The largest set comes first: the versions found for it constrain all other sets.
 pins=$(mktemp)
-trap 'rm -f "$pins"' EXIT
+trap 'rm -f "$pins" "$pins.dev"' EXIT
 compile dev pyproject.toml requirements/build.in requirements/demo.in \
     --extra gateway --extra zstd --extra postgresql --extra oidc --extra s3 --extra models --extra backend-cpu --extra openvino --extra otlp-grpc --extra grpc --extra bulk --extra dev "$@"
 grep -oE '^[A-Za-z0-9._-]+==[^\\]+' requirements/dev.txt >"$pins"
@@ -41,6 +41,7 @@ compile ray pyproject.toml requirements/build.in requirements/demo.in \
     --extra backend-cpu --extra bulk --extra ray --constraint "$pins" "$@"
 compile backend-gpu pyproject.toml requirements/build.in \
     --extra backend-gpu --extra models --extra otlp-grpc --constraint "$pins" "$@"
+cp "$pins" "$pins.dev"
 grep -oE '^[A-Za-z0-9._-]+==[^\\]+' requirements/backend-gpu.txt >>"$pins"
 compile demo-gpu pyproject.toml requirements/build.in requirements/demo.in \
     --extra gateway --extra zstd --extra grpc --extra backend-gpu --constraint "$pins" "$@"
@@ -77,9 +78,9 @@ compile docs requirements/docs.in "$@"
 # The load generator of `make load`, which is a program in a wheel.
 compile load requirements/load.in
 
-# The parity check needs the framework that all other sets leave out.
+# The parity check needs the framework that all other sets leave out, with CUDA libraries of its own.
 overrides=/dev/null
-compile parity requirements/parity.in --constraint "$pins" "$@"
+compile parity requirements/parity.in --constraint "$pins.dev" "$@"
 compile questions requirements/questions.in "$@"
 # The package `gliner` needs an older `transformers`.
 compile gliner requirements/gliner.in "$@"

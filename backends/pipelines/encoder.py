@@ -73,6 +73,8 @@ class QuestionWindow(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class Encoder:
     """Runs one encoder and its tokenizer; all heads of the encoder share its outputs.
 
+    With `max_characters`, texts are truncated at this character, even within a word.
+
     Coroutines await `vectors`. Code that answers many items in one loop instead calls the steps of
     `vectors` one by one: `prepare`, the `tokenizer`, `check`, `rows` and `finish`.
     """
@@ -85,6 +87,7 @@ class Encoder:
         rows: RowCoalescer,
         max_tokens: int,
         truncate: bool,
+        max_characters: int | None = None,
         prompt: str = "",
     ) -> None:
         self._name = name
@@ -96,7 +99,8 @@ class Encoder:
         self._max_tokens = max_tokens
         # A row with at least this many tokens is never empty.
         self._fewest_tokens = tokenizer.layout.added_to_pair + 1
-        self._max_characters = max_tokens * _CHARACTERS_PER_TOKEN
+        self._max_characters = max_characters or max_tokens * _CHARACTERS_PER_TOKEN
+        self._cuts_words = max_characters is not None
         self._truncate = truncate
         self.token_reader = TokenReader(
             name=name, tokenizer=tokenizer, max_tokens=max_tokens, prompt=prompt
@@ -507,7 +511,8 @@ class Encoder:
         if max(map(len, parts)) <= self._max_characters:
             return text
         if isinstance(text, str):
-            return cut_text(text, self._max_characters)
+            most = self._max_characters
+            return text[:most] if self._cuts_words else cut_text(text, most)
         first, second = text
         return cut_text(first, self._max_characters), cut_text(second, self._max_characters)
 
@@ -539,7 +544,7 @@ class Encoder:
                 f"the text has {len(encoding.ids)} tokens; the encoder `{self._name}` reads at "
                 f"most {self._max_tokens}; shorten it",
             )
-        if is_cut and len(encoding.ids) < self._max_tokens:
+        if is_cut and not self._cuts_words and len(encoding.ids) < self._max_tokens:
             # The text after the cut may matter, but is too long to tokenize.
             raise ItemRefused(
                 "input_too_long",

@@ -71,8 +71,12 @@ class _GraphManifest(_Manifest, frozen=True, kw_only=True):
     max_tokens: Count
     profile: Name = "fp32"
     """The precision of the graph."""
+    max_batch_rows: Count | None = None
+    """The most rows of a batch on a CPU, if neither a setting nor `models tune` says it."""
     truncate: bool = False
     """Whether texts that are too long are cut, instead of refused."""
+    max_characters: Count | None = None
+    """Where texts are cut before they are tokenized."""
     lowercase: bool = False
     """Whether texts are lower-cased before they are tokenized."""
     token_types: bool = True

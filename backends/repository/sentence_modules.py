@@ -75,8 +75,11 @@ class SentenceModules(msgspec.Struct, frozen=True, kw_only=True):
     """Holds how token vectors are pooled, and the modules that follow.
 
     The vectors of several pooling modes are concatenated. Without `include_prompt`, the tokens of a
-    prompt are not pooled.
+    prompt are not pooled. `table` is the folder of a `StaticEmbedding`, which is an encoder and its
+    pooling; `None` for other encoders.
     """
+
+    table: str | None = None
 
     pooling: tuple[PoolingMode, ...] = ("mean",)
     include_prompt: bool = True
@@ -167,6 +170,7 @@ def _listed(path: Path) -> list[tuple[str, str]]:
         if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
             raise ModelProblem(f"{path}: the file is not a list of modules")
         kind, folder = str(entry["type"]), str(entry.get("path") or "")
+        folder = "" if folder == "." else folder
         if ".." in Path(folder).parts or Path(folder).is_absolute():
             raise ModelProblem(f"{path}: the module `{folder}` is outside of the model's folder")
         found.append((kind, folder))
@@ -181,6 +185,8 @@ class _Reader:
 
     def read(self, listed: list[tuple[str, str]]) -> SentenceModules | None:
         path = self._files(FILE)
+        if listed and listed[0][0] == "StaticEmbedding":
+            return self._with_later(listed[1:], table=listed[0][1])
         if not listed or listed[0][0] != "Transformer":
             found = f"`{listed[0][0]}`, not `Transformer`" if listed else "missing"
             raise ModelProblem(f"{path}: the first module is {found}; {_REMEDY}")
@@ -196,9 +202,14 @@ class _Reader:
                 f"{path}: `{listed[1][0]}` before pooling is not supported; {_REMEDY}"
             )
         self._read_pooling(listed[1][1])
-        for kind, folder in listed[2:]:
+        return self._with_later(listed[2:])
+
+    def _with_later(
+        self, listed: list[tuple[str, str]], *, table: str | None = None
+    ) -> SentenceModules:
+        for kind, folder in listed:
             self._read_later(kind, folder)
-        return SentenceModules(**self._pooling, after=tuple(self._after))
+        return SentenceModules(table=table, **self._pooling, after=tuple(self._after))
 
     def _read_pooling(self, folder: str) -> None:
         path, config = self._config(folder)

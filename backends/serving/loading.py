@@ -235,7 +235,9 @@ class _Loader:
             executor=executor,
             options=BatchingOptions(
                 batch=BatchLimits(
-                    rows=_rows_per_batch(settings, found, executor) if shares_batches else 1,
+                    rows=_rows_per_batch(settings, found, executor, manifest)
+                    if shares_batches
+                    else 1,
                     tokens=batch_tokens(settings),
                     by_arrival=settings.batch_order == "arrival",
                 ),
@@ -255,6 +257,7 @@ class _Loader:
             rows=rows,
             max_tokens=manifest.max_tokens,
             truncate=manifest.truncate,
+            max_characters=manifest.max_characters,
             prompt=manifest.prompt if isinstance(manifest, EncoderManifest) else "",
         )
         return RunningEncoder(
@@ -372,10 +375,14 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
 
 
 def _rows_per_batch(
-    settings: BackendSettings, found: TunedBatching | None, executor: ModelExecutor
+    settings: BackendSettings,
+    found: TunedBatching | None,
+    executor: ModelExecutor,
+    manifest: GraphManifest,
 ) -> int:
     """Return the maximum rows of a batch."""
-    rows = batch_rows(settings, found.rows if found is not None else None)
+    own = manifest.max_batch_rows if settings.provider in _HOST else None
+    rows = batch_rows(settings, found.rows if found is not None else own)
     return min(rows, executor.most_rows or rows)
 
 

@@ -212,7 +212,10 @@ def test_a_name_to_be_ignored_that_nothing_has_is_told_the_nearest(
 
 
 FOREIGN: dict[str, tuple[dict[str, object], str]] = {
-    "an adapter": ({"adapter_config.json": {"peft_type": "LORA"}}, "merge_and_unload"),
+    "an adapter": (
+        {"adapter_config.json": {"peft_type": "LORA"}},
+        "adapter_model.safetensors` is missing",
+    ),
     "GLiNER": ({"gliner_config.json": {}}, "GLiNER"),
     "static embeddings": (
         {
@@ -221,7 +224,7 @@ FOREIGN: dict[str, tuple[dict[str, object], str]] = {
             ],
             "tokenizer.json": {},
         },
-        "`StaticEmbedding`",
+        "model.safetensors` is missing",
     ),
     "an older layout": (
         {

@@ -30,6 +30,8 @@ ENCODERS = (
 FAMILIES = (*ENCODERS, *DECODERS)
 # Of these families, fewer checkpoints get more texts.
 FEWER = FAMILIES[FAMILIES.index("eurobert") :]
+# Checkpoints of other libraries; `small_checkpoints` writes them.
+SMALL = ("model2vec", "StaticEmbedding", "SetFit", "PEFT")
 
 
 class LibraryAnswers(msgspec.Struct, kw_only=True):
@@ -52,6 +54,11 @@ class LibraryAnswers(msgspec.Struct, kw_only=True):
 def answers_file(folder: Path) -> Path:
     """Return the file of the answers of a checkpoint's folder."""
     return folder.with_name(f"{folder.name}.answers.json")
+
+
+def base_folder(folder: Path) -> Path:
+    """Return where the base model of an adapter's folder is; only adapters have one."""
+    return folder.with_name(f"{folder.name}.base")
 
 
 def read_answers(folder: Path) -> LibraryAnswers:

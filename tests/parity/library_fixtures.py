@@ -7,10 +7,11 @@ import argparse
 import zipfile
 from pathlib import Path
 
-from tests.parity.library_answers import answers_file
+from tests.parity.library_answers import answers_file, base_folder
 from tests.parity.texts import DATA
 
 FIXTURES = DATA / "library"
+_UNREAD = {"README.md", "model_head.pkl"}
 
 
 def unpack(name: str, folder: Path) -> Path:
@@ -33,10 +34,11 @@ def main() -> None:
     given = parser.parse_args()
     FIXTURES.mkdir(exist_ok=True)
     for name in given.names:
-        files = [path for path in (given.folder / name).rglob("*") if path.is_file()]
+        folders = [given.folder / name, base_folder(given.folder / name)]
+        files = [p for folder in folders for p in folder.rglob("*") if p.is_file()]
         with zipfile.ZipFile(FIXTURES / f"{name}.zip", "w", zipfile.ZIP_LZMA) as archive:
             for path in sorted([*files, answers_file(given.folder / name)]):
-                if path.name != "README.md":
+                if path.name not in _UNREAD:
                     # Without a time, so that a file packed again is the same.
                     entry = zipfile.ZipInfo(str(path.relative_to(given.folder)))
                     entry.compress_type = zipfile.ZIP_LZMA

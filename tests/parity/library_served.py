@@ -8,7 +8,7 @@ import asyncio
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,11 @@ from tests.parity.library_answers import (
     FAMILIES,
     INSTRUCTION,
     PROMPT_NAMES,
+    SMALL,
     TEMPLATE,
     LibraryAnswers,
+    answers_file,
+    base_folder,
     read_answers,
 )
 from tests.support.backend_calls import Backend, running_backend
@@ -63,6 +66,7 @@ def import_folder(folder: Path, models: Path) -> str | None:
             BackendSettings(models=models, threads=1),
             name=folder.name,
             given={},
+            base=base if (base := base_folder(folder)).is_dir() else None,
             variant=None,
             dry_run=False,
             echo=lambda _: None,
@@ -101,7 +105,10 @@ async def _compare(backend: Backend, expected: LibraryAnswers) -> tuple[str, str
         served = LibraryAnswers(**{f: getattr(expected, f) for f in expected.__struct_fields__})
         served.scores = {}
         try:
-            await _answer(backend, served, together=together)
+            if expected.family in DECODERS:
+                await _answer_decoder(backend, served)
+            else:
+                await _answer(backend, served, together=together)
         except AssertionError as error:
             return "differs", f"an item fails: {error}"
         apart += [
@@ -156,9 +163,7 @@ async def _answer(backend: Backend, found: LibraryAnswers, *, together: bool) ->
         return answers
 
     texts = found.texts
-    if found.family in DECODERS:
-        await _answer_decoder(backend, found)
-    elif found.purpose == "text":
+    if found.purpose == "text":
         both = [(text, texts[(place + 1) % len(texts)]) for place, text in enumerate(texts)]
         found.scores["single"] = _scores(await ask(Task.CLASSIFY, texts), found.labels)
         found.scores["pair"] = _scores(await ask(Task.CLASSIFY, both), found.labels)
@@ -173,6 +178,8 @@ async def _answer(backend: Backend, found: LibraryAnswers, *, together: bool) ->
     elif found.purpose == "choice":
         items = [{"prompt": text, "choices": texts[:3]} for text in texts]
         found.scores["choice"] = [answer["scores"] for answer in await ask(Task.CHOOSE, items)]
+    elif found.purpose in {"labels", "vectors"}:
+        found.scores = await _answer_twice(ask, found)
     elif found.purpose == "embed":
         vectors = await ask(Task.EMBED, texts)
         found.scores["embedding"] = [answer["embedding"] for answer in vectors]
@@ -214,6 +221,25 @@ async def _answer_decoder(backend: Backend, found: LibraryAnswers) -> None:
             await ask(Task.RERANK, "score", "rerank instructed", told)
 
 
+async def _answer_twice(
+    ask: Callable[..., Awaitable[list[Any]]], found: LibraryAnswers
+) -> dict[str, list[Any]]:
+    """Ask for all texts in one call, and for each text in a call of its own."""
+    asked: list[Any] = [Task.CLASSIFY]
+    if found.purpose == "vectors":
+        asked = [Task.EMBED, EmbedParameters(normalize=False)]
+    scores = {}
+    for name, size in (("together", len(found.texts)), ("alone", 1)):
+        answers = []
+        for start in range(0, len(found.texts), size):
+            answers += await ask(asked[0], found.texts[start : start + size], *asked[1:])
+        if found.purpose == "labels":
+            scores[name] = _scores(answers, found.labels)
+        else:
+            scores[name] = [answer["embedding"] for answer in answers]
+    return scores
+
+
 def _scores(answers: list[Any], labels: list[str]) -> list[list[float]]:
     lines = []
     for answer in answers:
@@ -225,7 +251,7 @@ def _scores(answers: list[Any], labels: list[str]) -> list[list[float]]:
 def compare_all(root: Path) -> list[Verdict]:
     """Compare every checkpoint in a folder, family by family."""
     families: dict[str, list[Path]] = {}
-    for path in sorted(path for path in root.iterdir() if path.is_dir()):
+    for path in sorted(path for path in root.iterdir() if answers_file(path).is_file()):
         families.setdefault(read_answers(path).family, []).append(path)
     verdicts = []
     for folders in families.values():
@@ -237,7 +263,9 @@ def compare_all(root: Path) -> list[Verdict]:
 def make_table(verdicts: Sequence[Verdict]) -> str:
     """Return a table of families."""
     counted = Counter((verdict.family, verdict.kind) for verdict in verdicts)
-    families = [family for family in FAMILIES if any(v.family == family for v in verdicts)]
+    families = [
+        family for family in (*FAMILIES, *SMALL) if any(v.family == family for v in verdicts)
+    ]
     lines = [["family", "checkpoints", *_KINDS], ["---"] * (len(_KINDS) + 2)]
     for family in families:
         total = sum(verdict.family == family for verdict in verdicts)

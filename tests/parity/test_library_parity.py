@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.library_answers import FAMILIES, read_answers
+from tests.parity.library_answers import FAMILIES, SMALL, read_answers
 from tests.parity.library_fixtures import fixture_names, unpack
 from tests.parity.library_served import compare_folders
 
 pytestmark = pytest.mark.anyio
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *SMALL])
 async def test_checkpoints_of_the_libraries_are_answered_alike(tmp_path: Path, family: str) -> None:
     """Their texts hold special tokens, that of the padding too."""
-    names = [name for name in fixture_names() if name.rpartition("-")[0] == family]
+    names = [name for name in fixture_names() if name.rpartition("-")[0] == family.lower()]
     folders = [unpack(name, tmp_path / "sources") for name in names]
 
     verdicts = await compare_folders(folders, tmp_path / "models")

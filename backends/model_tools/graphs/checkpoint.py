@@ -73,6 +73,11 @@ FAMILIES = tuple(_PREFIXES)
 _CPU = GraphOptions(attention="gathered")
 
 
+def weight_prefix(config: Mapping[str, Any]) -> str:
+    """Return what begins the names of an encoder's weights in a checkpoint with a head."""
+    return _PREFIXES.get(str(config.get("model_type")), "")
+
+
 def build_checkpoint(
     config: Mapping[str, Any],
     weights: Weights,
@@ -97,7 +102,7 @@ def build_checkpoint(
         if config["model_type"] == "clip_text_model":
             return add_end_pooling(encoder, config, weights, hidden=_hidden(encoder), stored=stored)
         return add_pooling(encoder, pooling, hidden=_hidden(encoder), exact=attention == "gathered")
-    own = strip_prefix(weights, _PREFIXES.get(config["model_type"], ""))
+    own = strip_prefix(weights, weight_prefix(config))
     output: Output = "first" if head.reads == "first" else "tokens"
     encoder = build_encoder(config, weights, output, options, stored)
     plain, exact = attention == "plain", attention == "gathered"

@@ -223,14 +223,15 @@ def add_head(
 
 
 def add_pooling(
-    model: ModelProto, pooling: Pooling, *, hidden: int, exact: bool = False
+    model: ModelProto, pooling: Pooling, *, hidden: int, exact: bool = False, mask: str = MASK
 ) -> ModelProto:
     """Return `model` with the outputs `pooled`, `[batch, hidden]`, and `tokens`.
 
-    On a CPU, the bits of an `exact` mean do not depend on the width of the batch.
+    On a CPU, the bits of an `exact` mean do not depend on the width of the batch. A mean is over
+    the tokens in `mask`.
     """
     graph = GraphBuilder({}, "fp32")
-    _pool(graph, pooling, exact=exact)
+    _pool(graph, pooling, exact=exact, mask=mask)
     return extend_model(model, graph, POOLED, ["batch", hidden], keep=[TOKENS])
 
 
@@ -271,12 +272,12 @@ def add_end_pooling(
     return extend_model(model, graph, POOLED, ["batch", len(weights["text_projection.weight"])])
 
 
-def _pool(graph: GraphBuilder, pooling: Pooling, *, exact: bool) -> None:
+def _pool(graph: GraphBuilder, pooling: Pooling, *, exact: bool, mask: str = MASK) -> None:
     if pooling == "cls":
         first = graph.constant("pool.first", np.array(0, dtype=np.int64))
         graph.plain("Gather", [TOKENS, first], POOLED, axis=1)
     elif pooling == "mean":
-        _pool_mean(graph, TOKENS, exact=exact)
+        _pool_mean(graph, TOKENS, exact=exact, mask=mask)
     else:
         _pool_max(graph)
 
@@ -320,22 +321,22 @@ def _pool_max(graph: GraphBuilder) -> None:
     graph.plain("ReduceMax", ["pool.tokens", rows], POOLED, keepdims=0)
 
 
-def _pool_mean(graph: GraphBuilder, tokens: str, *, exact: bool) -> str:
-    """Append `pooled`, the mean of what `tokens` holds for each real token."""
+def _pool_mean(graph: GraphBuilder, tokens: str, *, exact: bool, mask: str = MASK) -> str:
+    """Append `pooled`, the mean of what `tokens` holds for each token in `mask`."""
     # An exact mean does not use the axis, which only keeps the revision of earlier imports.
     axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
     rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
     # The mean of an empty row must be zero, not NaN.
     least = graph.constant("pool.least", np.array(1, dtype=np.float32))
     if exact:
-        mask = pad_for_sum(graph, MASK, "pool.places")
+        places = pad_for_sum(graph, mask, "pool.places")
         pad_for_sum(graph, tokens, "pool.tokens", rank=3)
-        graph.plain("Cast", [mask], "pool.mask", to=TensorProto.FLOAT)
+        graph.plain("Cast", [places], "pool.mask", to=TensorProto.FLOAT)
         graph.plain("Unsqueeze", ["pool.mask", rows], "pool.selector")
         graph.plain("MatMul", ["pool.selector", "pool.tokens"], "pool.sums")
         graph.plain("Squeeze", ["pool.sums", rows], "pool.sum")
     else:
-        graph.plain("Cast", [MASK], "pool.mask", to=TensorProto.FLOAT)
+        graph.plain("Cast", [mask], "pool.mask", to=TensorProto.FLOAT)
         graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
         graph.plain("Mul", [tokens, "pool.real"], "pool.tokens")
         graph.plain("ReduceSum", ["pool.tokens", rows], "pool.sum", keepdims=0)

@@ -1,7 +1,7 @@
-"""Reads the weights of an encoder from a safetensors file."""
+"""Reads tensors from a safetensors file."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,13 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype("<u2"),
 }
-# Integer and boolean tensors are counters and masks, which no graph needs.
+_INTEGERS: dict[str, np.dtype[Any]] = {
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+}
+# Most models use integer and boolean tensors only as counters and masks, which no graph needs.
 _NO_WEIGHTS = ("I", "U", "BOOL")
 
 
@@ -46,20 +52,39 @@ def read_safetensors(path: Path) -> Weights:
     Raises:
         WeightsError: the file is missing, truncated or not a safetensors file.
     """
+    tensors, _ = _read(path, lambda kind: not kind.startswith(_NO_WEIGHTS))
+    return {name: tensor.astype(np.float32, copy=False) for name, tensor in tensors.items()}
+
+
+def read_tensors(path: Path) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, str]]:
+    """Return all tensors of a safetensors file in their own number formats, and the metadata.
+
+    A tensor in bfloat16 becomes float32.
+
+    Raises:
+        WeightsError: the file is missing, truncated or not a safetensors file.
+    """
+    return _read(path, lambda _: True)
+
+
+def _read(
+    path: Path, needs: Callable[[str], bool]
+) -> tuple[dict[str, NDArray[Any]], Mapping[str, str]]:
     try:
         content = np.memmap(path, dtype=np.uint8, mode="r")
         length = int.from_bytes(content[:_HEADER_LENGTH_BYTES].tobytes(), "little")
         start = _HEADER_LENGTH_BYTES + length
         header = json.loads(content[_HEADER_LENGTH_BYTES:start].tobytes())
-        header.pop("__metadata__", None)
+        metadata = header.pop("__metadata__", None) or {}
         _check_length(len(content), start, header)
-        return {
+        found = {
             name: _tensor(content[start:], entry)
             for name, entry in header.items()
-            if not entry["dtype"].startswith(_NO_WEIGHTS)
+            if needs(entry["dtype"])
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"cannot read `{path}` as safetensors: {error}") from error
+    return found, metadata
 
 
 def _check_length(length: int, start: int, header: dict[str, Any]) -> None:
@@ -68,16 +93,17 @@ def _check_length(length: int, start: int, header: dict[str, Any]) -> None:
         raise ValueError(f"the file is cut short: {length} of {whole} bytes; copy it again")
 
 
-def _tensor(content: NDArray[np.uint8], entry: dict[str, Any]) -> NDArray[np.float32]:
+def _tensor(content: NDArray[np.uint8], entry: dict[str, Any]) -> NDArray[Any]:
     begin, end = entry["data_offsets"]
     kind = entry["dtype"]
-    if kind not in _DTYPES:
+    known = _DTYPES.get(kind) or _INTEGERS.get(kind)
+    if known is None:
         raise ValueError(f"weights in {kind} are not supported; save them in float32 or bfloat16")
-    tensor = content[begin:end].view(_DTYPES[kind]).reshape(entry["shape"])
+    tensor: NDArray[Any] = content[begin:end].view(known).reshape(entry["shape"])
     if kind == "BF16":
         # bfloat16 is the upper half of a float32.
         return (tensor.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return tensor.astype(np.float32, copy=False)
+    return tensor
 
 
 def check_weights(shape: BertShape, weights: Weights) -> None:

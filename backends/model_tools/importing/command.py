@@ -46,6 +46,7 @@ _OUTPUTS = ("logits", "pooled", "tokens")
 @click.option("--labels", help="Labels of the logits, in order, separated by commas.")
 @click.option("--revision", help="Branch, tag or commit on the hub.")
 @click.option("--adapter", help="Merge this adapter of jina-embeddings-v3, or `none` of them.")
+@click.option("--base", metavar="PATH", help="The base model, if PATH is a LoRA adapter.")
 @click.option("--ignore", "ignored", multiple=True, metavar="NAME", help="Leave out this file.")
 @variant_options
 @click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
@@ -62,6 +63,7 @@ def import_command(
     labels: str | None,
     revision: str | None,
     adapter: str | None,
+    base: str | None,
     ignored: tuple[str, ...],
     dry_run: bool,
     reloads: bool,
@@ -80,6 +82,8 @@ def import_command(
     an ONNX graph has other names for inputs and outputs, map them to the names that a backend uses.
     With --input, map inputs to `input_ids`, `attention_mask` and `token_type_ids`. With --output,
     map outputs to `logits`, `pooled` (one vector per text) and `tokens` (one vector per token).
+
+    If PATH is a LoRA adapter, the import merges it into the model that --base names.
 
     The import refuses a folder that has a file with weights or modules that it cannot use. --ignore
     leaves such a file out. The import always leaves out training state and second copies of the
@@ -109,12 +113,14 @@ def import_command(
         from sluicegate.backends.model_tools.importing.import_model import import_model  # noqa: PLC0415
     settings = read_settings(models=models)
     found = find_folder(source, revision=revision)
+    under = None if base is None else find_folder(base, revision=None).path
     chosen = name or Path(source).resolve().name.lower()
     if not import_model(
         found.path,
         settings,
         name=chosen,
         given=given,
+        base=under,
         files=found.files,
         ignored=ignored,
         variant=wanted,

@@ -14,6 +14,7 @@ from onnx import ModelProto
 
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
+from sluicegate.backends.model_tools.graphs.static import build_static
 from sluicegate.backends.model_tools.graphs.weight_file import WeightFile, is_large
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 from sluicegate.backends.model_tools.importing.device_graphs import (
@@ -32,9 +33,10 @@ from sluicegate.backends.repository.graph_file import read_graph_file
 from sluicegate.backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
 from sluicegate.backends.repository.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 
+_CONFIG = "config.json"
 # Files that a backend reads to infer the task, labels, lengths and pooling.
 _KEPT = (
-    "config.json",
+    _CONFIG,
     TOKENIZER_CONFIG,
     *LIMIT_FILES,
     PROMPT_FILE,
@@ -62,7 +64,15 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
     Raises:
         StartProblem: the folder has no model, or no graph can be made from it.
     """
-    source = open_source(folder, given)
+    return convert_source(open_source(folder, given), target)
+
+
+def convert_source(source: CheckpointFolder, target: Path) -> str:
+    """Write `model.onnx` and all other files to `target`; return the origin of the graph.
+
+    Raises:
+        StartProblem: no graph can be made from the folder.
+    """
     target.mkdir(parents=True, exist_ok=True)
     if source.gliner is not None:
         (target / TOKENIZER).write_text(source.tokenizer.text, encoding="utf-8")
@@ -89,29 +99,29 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
             source.pooling(),
             finish=lambda model: finish_model(model, source, dict(source.fields)),
         )
-    else:
+    elif source.table is None:
         write_optimized_graphs(target / _GRAPH, source.config)
-    fields.pop("graph", None)
-    fields.pop("tokenizer", None)
     _write_files(source, target, fields)
     return origin
 
 
-def _write_files(source: CheckpointFolder, target: Path, fields: Mapping[str, Any]) -> None:
-    """Write the files beside the graph: tokenizer, configurations, and the manifest's `fields`."""
+def _write_files(source: CheckpointFolder, target: Path, fields: dict[str, Any]) -> None:
+    """Write the tokenizer, the manifest, and the files from which a backend infers fields."""
+    fields.pop("graph", None)
+    fields.pop("tokenizer", None)
     for name in _KEPT:
-        if (source.folder / name).is_file():
-            shutil.copyfile(source.folder / name, target / name)
+        if source.find(name).is_file():
+            shutil.copyfile(source.find(name), target / name)
+    if source.adapter is not None:
+        (target / _CONFIG).write_text(json.dumps(source.config, indent=2), encoding="utf-8")
     tokenizer, ranking = source.tokenizer, source.ranking
-    text = tokenizer.text
-    if ranking is not None:
-        text = ranking.fill_tokenizer(text)
+    text = tokenizer.text if ranking is None else ranking.fill_tokenizer(tokenizer.text)
     (target / TOKENIZER).write_text(text, encoding="utf-8")
     if tokenizer.config is not None:
         document = json.dumps(tokenizer.config, ensure_ascii=False, indent=2)
         (target / TOKENIZER_CONFIG).write_text(document, encoding="utf-8")
     if fields:
-        (target / _MANIFEST).write_text(yaml.safe_dump(dict(fields)), encoding="utf-8")
+        (target / _MANIFEST).write_text(yaml.safe_dump(fields), encoding="utf-8")
 
 
 def _check_types(source: CheckpointFolder, graph: Path) -> None:
@@ -130,6 +140,9 @@ def _check_types(source: CheckpointFolder, graph: Path) -> None:
 def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights | None]:
     """Write the graph. Return its origin and, if it was built from weights, the weights."""
     kind = str(source.config.get("model_type"))
+    if source.table is not None:
+        (target / _GRAPH).write_bytes(build_static(source.table).SerializeToString())
+        return "a table of token vectors", None
     if source.graph is not None:
         name = f"the graph `{source.graph.relative_to(source.folder)}`"
         try:
@@ -150,7 +163,8 @@ def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights |
     except WeightsError as error:
         raise StartProblem(f"`{source.folder}`: {error}") from None
     (target / _GRAPH).write_bytes(model.SerializeToString())
-    return f"`{kind}` weights", weights
+    adapted = f", with the adapter `{source.adapter.folder}`" if source.adapter else ""
+    return f"`{kind}` weights{adapted}", weights
 
 
 def _build(source: CheckpointFolder, weights: Weights, target: Path) -> ModelProto:

@@ -18,12 +18,18 @@ from sluicegate.backends.executors.padded_batch import INPUTS
 from sluicegate.backends.model_tools.graphs.half import is_half
 from sluicegate.backends.model_tools.graphs.heads import LOGITS
 from sluicegate.backends.model_tools.importing.model_inputs import complete_inputs
-from sluicegate.backends.model_tools.importing.sentence_graph import POOLED, complete_graph
+from sluicegate.backends.model_tools.importing.sentence_graph import (
+    POOLED,
+    add_classifier,
+    complete_graph,
+)
+from sluicegate.backends.model_tools.importing.setfit_head import LinearHead
 from sluicegate.backends.model_tools.importing.source import CheckpointFolder, check_content
 from sluicegate.backends.repository.sentence_modules import DenseModule
-from sluicegate.backends.repository.sentence_settings import read_limits, read_prompts
+from sluicegate.backends.repository.sentence_settings import PROMPT_FILE, read_limits, read_prompts
 from sluicegate.backends.tokenization.tokenizer import lower_cased
 from sluicegate.backends.types import Pooling
+from sluicegate.wire.protocol import Task
 
 _TOKENS = ("tokens", "last_hidden_state", "token_embeddings")
 _VECTORS = ("sentence_embedding", POOLED)
@@ -91,7 +97,10 @@ def finish_model(model: ModelProto, source: CheckpointFolder, fields: dict[str, 
         except ValueError as error:
             raise StartProblem(f"`{source.folder / 'config.json'}`: {error}") from None
     changed = _join_ends(model) or changed
-    return _add_modules(model, source, fields) or changed
+    changed = _add_modules(model, source, fields) or changed
+    if source.head is not None:
+        _add_head(model, source, source.head, fields)
+    return changed or source.head is not None
 
 
 def is_half_file(graph: Path) -> bool:
@@ -200,6 +209,37 @@ def _add_modules(model: ModelProto, source: CheckpointFolder, fields: dict[str, 
     return True
 
 
+def _add_head(
+    model: ModelProto, source: CheckpointFolder, head: LinearHead, fields: dict[str, Any]
+) -> None:
+    """Append the head of a SetFit model, which makes the model a classifier."""
+    if read_prompts(source.find).default:
+        raise StartProblem(
+            f"`{source.find(PROMPT_FILE)}`: `default_prompt_name` is not supported for a model "
+            f"with `{head.source}`; remove it, and send the prompt with each text"
+        )
+    outputs = {value.name for value in model.graph.output}
+    named = (fields.pop("outputs", None) or {}).get("pooled")
+    pooled = next((name for name in (named, *_VECTORS) if name in outputs), None)
+    if pooled is None:
+        raise StartProblem(
+            f"`{source.graph or source.folder}`: none of the outputs {', '.join(sorted(outputs))} "
+            f"is known to be the vector of a text, which `{head.source}` reads; name the output "
+            "with `--output pooled=NAME`"
+        )
+    try:
+        add_classifier(model, head, vectors=pooled)
+    except ModelProblem as error:
+        raise StartProblem(f"`{source.folder}`: {error}") from None
+    for name, value in {
+        "tasks": [Task.CLASSIFY.value],
+        "labels": head.labels,
+        "function": head.function,
+        "token_types": False,  # the body may know only one type, and SetFit reads no pairs
+    }.items():
+        fields.setdefault(name, value)
+
+
 def _check_width(model: ModelProto, pooled: str, source: CheckpointFolder) -> None:
     """Refuse a graph whose vectors are not as wide as the last module's output."""
     dense = (
@@ -221,15 +261,11 @@ def _skipped(source: CheckpointFolder, fields: dict[str, Any]) -> int:
     The number becomes part of the graph, so the graph works with only one prompt. Therefore, a
     model with several prompts cannot rank documents.
     """
-
-    def find(name: str) -> Path:
-        return source.folder / name
-
-    prompts, limits = read_prompts(find), read_limits(find)
+    prompts, limits = read_prompts(source.find), read_limits(source.find)
     prompt = str(fields.get("prompt", prompts.default))
     if source.modules is None or source.modules.include_prompt:
         return 0
-    if prompt or any(prompts.named.values()):
+    if (prompt or any(prompts.named.values())) and source.head is None:
         fields.setdefault("tasks", ["embed"])
     if not prompt:
         return 0

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.importing.setfit_head import HEADS
 from sluicegate.backends.repository.sentence_settings import LIMIT_FILES, PROMPT_FILE
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -19,7 +20,11 @@ _FILES = (
     "modules.json",
     "[0-9]_*/config.json",
     "[0-9]_*/model.safetensors",
+    "[0-9]_*/tokenizer.json",
     "adapter_config.json",
+    "adapter_model.safetensors",
+    "config_setfit.json",
+    *HEADS,
     "model.safetensors",
     "model-*.safetensors",
     "model.safetensors.index.json",

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 
 from sluicegate.backends.errors import BackendError, ItemRefused, StartProblem
 from sluicegate.backends.model_tools.description import describe_model
-from sluicegate.backends.model_tools.importing.convert import TOKENIZER, convert
+from sluicegate.backends.model_tools.importing.convert import TOKENIZER, convert_source
 from sluicegate.backends.model_tools.importing.finishing import is_half_file
 from sluicegate.backends.model_tools.importing.leftovers import check_leftovers, files_of
 from sluicegate.backends.model_tools.importing.source import CheckpointFolder, open_source
@@ -36,6 +36,7 @@ def import_model(
     *,
     name: str,
     given: Mapping[str, Any],
+    base: Path | None = None,
     files: Sequence[str] = (),
     ignored: Sequence[str] = (),
     variant: VariantOptions | None,
@@ -46,6 +47,7 @@ def import_model(
 
     Fields in `given` override the fields of the folder's `model.yaml`. `files` has the names of all
     the model's files, if some of them are not in the folder. The files `ignored` are left out.
+    `base` is the folder of the base model, if the folder has an adapter.
 
     Returns:
         Whether the `variant` in another precision was accepted; true without a variant.
@@ -60,11 +62,11 @@ def import_model(
         )
     try:
         with open_staging(root, _STAGING) as staging:
-            source = open_source(folder, given)
+            source = open_source(folder, given, base=base, ignored=ignored)
             if variant is not None and variant.judge is None:
-                given, variant = _with_half_precision(source, variant, given), None
+                source, variant = _with_half_precision(source, variant), None
             left_out = check_leftovers(source, files or files_of(folder), ignored)
-            origin, info = _convert(source, staging, name, given)
+            origin, info = _convert(source, staging, name)
             model = read_catalogue(staging).models[name]
             for line in (
                 f"made of                {origin}",
@@ -86,29 +88,25 @@ def import_model(
         raise StartProblem(f"cannot write to `{root}`: {error}") from None
 
 
-def _with_half_precision(
-    source: CheckpointFolder, variant: VariantOptions, given: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """Return the fields, with the precision added if the graph is already in fp16.
+def _with_half_precision(source: CheckpointFolder, variant: VariantOptions) -> CheckpointFolder:
+    """Return the source with the precision in its fields, if its graph is already in fp16.
 
     Raises:
         StartProblem: the graph is not in fp16, and there are no texts to judge a variant.
     """
     if source.graph is None or not is_half_file(source.graph):
         variant.golden_file()
-    return {**given, "profile": variant.precision}
+    return msgspec.structs.replace(source, fields={**source.fields, "profile": variant.precision})
 
 
-def _convert(
-    source: CheckpointFolder, staging: Path, name: str, given: Mapping[str, Any]
-) -> tuple[str, ModelInfo]:
+def _convert(source: CheckpointFolder, staging: Path, name: str) -> tuple[str, ModelInfo]:
     """Write a revision and run it.
 
     Return the origin of the graph, and the model as a backend describes it.
     """
     entry, folder = staging / name / "1", source.folder
     try:
-        origin = convert(folder, entry, given)
+        origin = convert_source(source, entry)
         return origin, asyncio.run(_try(staging, name))
     except StartProblem as error:
         # The message must name the operator's folder, not the hidden folder in which the revision
@@ -116,7 +114,11 @@ def _convert(
         own = source.graph or folder
         named = str(error).replace(str(entry / "model.onnx"), str(own))
         hint = ""
-        if source.graph is not None and "profile" not in given and is_half_file(source.graph):
+        if (
+            source.graph is not None
+            and "profile" not in source.fields
+            and is_half_file(source.graph)
+        ):
             hint = "; the graph is in fp16: `--precision fp16` allows fp16's tolerance"
         raise StartProblem(named.replace(str(entry), str(folder)) + hint) from None
 

@@ -15,6 +15,12 @@ from google.protobuf.message import DecodeError
 from onnx import external_data_helper
 
 from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.importing.adapter import WEIGHTS as ADAPTED
+from sluicegate.backends.model_tools.importing.setfit_head import (
+    HEADS,
+    PICKLES as PICKLED_HEADS,
+    how_to_convert,
+)
 from sluicegate.backends.model_tools.importing.source import (
     SHARDS,
     WEIGHTS,
@@ -38,7 +44,7 @@ _TRAINING_FOLDERS = re.compile(
     r"((last|best)[-_])?checkpoints?([-_][\w.-]+)?|global_step\d+|runs|logs|wandb"
 )
 _COPIES = re.compile(
-    r"pytorch_model[\w.-]*\.bin|tf_model[\w.-]*\.h5|flax_model[\w.-]*\.msgpack|rust_model\.ot"
+    r"pytorch_model[\w.-]*\.bin|adapter_model\.bin|tf_model[\w.-]*\.h5|flax_model[\w.-]*\.msgpack|rust_model\.ot"
     r"|model([.-][\w.-]*)?\.safetensors|[\w.-]+\.onnx(_data)?|model\.ckpt[\w.-]*"
     r"|[\w.-]+\.gguf"
 )
@@ -46,8 +52,6 @@ _COPY_FOLDERS = {"onnx", "openvino", "coreml", "gguf", "mlx"}
 _KNOWN = {
     "sparse_linear.pt": "the sparse vectors of BGE-M3",
     "colbert_linear.pt": "the vectors of tokens of BGE-M3",
-    "model_head.pkl": "the head of SetFit",
-    "model_head.joblib": "the head of SetFit",
 }
 _STATE, _COPY = "training state", "a second copy of the weights"
 _WORDS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM")
@@ -80,8 +84,8 @@ def check_leftovers(
         StartProblem: a file has weights or a module that the import cannot use, or an `ignored`
             name does not exist.
     """
-    found = list(names)
-    if source.graph is None and not {WEIGHTS, SHARDS}.intersection(found):
+    found = [*names, *(files_of(source.folder) if source.adapter is not None else ())]
+    if source.graph is None and source.table is None and not {WEIGHTS, SHARDS}.intersection(found):
         return []  # reading the weights will raise a better error
     unread = dict(_unread(source, found))
     words = _words_alone(source)
@@ -89,7 +93,7 @@ def check_leftovers(
     _check_known(source.folder, left, [*unread, *found, *([words] if words else [])])
     wrong = [each for each, why in unread.items() if not why and not _is_left(each, left)]
     if wrong:
-        raise StartProblem(_refusal(source.folder, wrong))
+        raise StartProblem(_refusal(source, wrong))
     if words is not None and words not in left:
         raise StartProblem(
             f"`{source.folder / 'config.json'}` names `{words}`, a head that predicts words and is "
@@ -115,7 +119,13 @@ def _is_left(name: str, left: Iterable[str]) -> bool:
     return any(name == each or name.startswith(f"{each}/") for each in left)
 
 
-def _refusal(folder: Path, names: list[str]) -> str:
+def _refusal(source: CheckpointFolder, names: list[str]) -> str:
+    for name in PICKLED_HEADS:
+        if name in names:
+            return how_to_convert(source.folder, name)
+    folder = source.folder
+    if source.adapter is not None and (source.adapter.folder / names[0]).exists():
+        folder = source.adapter.folder
     named = [f"`{name}`{_meaning(name)}" for name in names[:_MOST_NAMED]]
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     options = " ".join(f"--ignore {name}" for name in names)
@@ -136,7 +146,7 @@ def _unread(source: CheckpointFolder, names: Iterable[str]) -> Iterator[tuple[st
     Each name comes with the reason why it may be left out. An empty reason means that it must not
     be left out.
     """
-    listed = module_folders(lambda name: source.folder / name)
+    listed = module_folders(source.find)
     used = {*_used_weights(source), *(f"{folder}/{WEIGHTS}" for folder in listed)}
     beside: set[str] | None = None
     for name in names:
@@ -154,26 +164,31 @@ def _unread(source: CheckpointFolder, names: Iterable[str]) -> Iterator[tuple[st
             if slash and first in _COPY_FOLDERS:
                 yield first, _COPY
             else:
-                yield name, _COPY if _is_copy(PurePosixPath(name), listed) else ""
+                yield name, _why_copy(source, PurePosixPath(name), listed)
 
 
 def _is_training(folder: str) -> bool:
     return _TRAINING_FOLDERS.fullmatch(folder) is not None
 
 
-def _is_copy(name: PurePosixPath, listed: Collection[str]) -> bool:
-    """Return whether a file, judged by its name, has a second copy of the weights."""
+def _why_copy(source: CheckpointFolder, name: PurePosixPath, listed: Collection[str]) -> str:
+    """Return what a file, judged by its name, is a second copy of; empty if it is none."""
+    if name.as_posix() in {*HEADS, *PICKLED_HEADS}:
+        return "a second copy of the head" if source.head is not None else ""
     is_beside = name.parent.as_posix() in {".", *listed}
-    return is_beside and _COPIES.fullmatch(name.name) is not None
+    return _COPY if is_beside and _COPIES.fullmatch(name.name) is not None else ""
 
 
 def _used_weights(source: CheckpointFolder) -> set[str]:
+    used = {source.head.source} if source.head is not None else set()
+    if source.adapter is not None:
+        used.add(ADAPTED)
     if source.graph is not None:
-        return set()
-    if (source.folder / WEIGHTS).is_file():
-        return {WEIGHTS}
+        return used
+    if source.table is not None or (source.folder / WEIGHTS).is_file():
+        return {WEIGHTS, *used}
     places = read_json(source.folder / SHARDS).get("weight_map")
-    return {str(name) for name in places.values()} if isinstance(places, dict) else set()
+    return {str(name) for name in places.values()} | used if isinstance(places, dict) else used
 
 
 def _graph_files(source: CheckpointFolder) -> set[str]:

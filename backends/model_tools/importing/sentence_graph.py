@@ -1,4 +1,4 @@
-"""Appends the modules of a sentence transformer to the graph of its encoder.
+"""Appends the modules of a sentence transformer, or a head, to the graph of an encoder.
 
 The modules compute the output `pooled` from the encoder's output. The appended nodes use only
 operators of opset 11, so that they can complete graphs of older exporters. The formulas are those
@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto, helper
 from sluicegate.backends.errors import ModelProblem
 from sluicegate.backends.model_tools.graphs.graph_builder import GraphBuilder
 from sluicegate.backends.model_tools.graphs.weights import Weights
+from sluicegate.backends.model_tools.importing.setfit_head import LinearHead
 from sluicegate.backends.repository.sentence_modules import (
     DenseModule,
     LayerNormModule,
@@ -22,7 +23,7 @@ from sluicegate.backends.repository.sentence_modules import (
     SentenceModules,
 )
 
-POOLED = "pooled"
+POOLED, LOGITS = "pooled", "logits"
 # An existing output `pooled` gets this name.
 _BEFORE = "sentence.pooled"
 _MASK = "attention_mask"
@@ -65,7 +66,7 @@ def complete_graph(
     Raises:
         ModelProblem: a module's weights do not fit, or its activation is not supported.
     """
-    opset = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+    opset = _opset(model)
     if opset < _OLDEST_OPSET or _MASK not in {value.name for value in model.graph.input}:
         raise ModelProblem(
             f"the graph has opset {opset} or lacks the input `{_MASK}`, so no module can be added; "
@@ -89,6 +90,32 @@ def complete_graph(
             state = writer.normalize(state)
     writer.graph.plain("Identity", [state], POOLED)
     _extend(model, writer.graph, width)
+
+
+def add_classifier(model: ModelProto, head: LinearHead, *, vectors: str) -> None:
+    """Append a linear head to `model`; the output `logits` replaces all outputs.
+
+    Raises:
+        ModelProblem: the head does not fit the output `vectors`.
+    """
+    width, inputs = _width(model, vectors), head.weight.shape[1]
+    if width not in (None, inputs):
+        raise ModelProblem(f"`{head.source}` is for {inputs} values, but a vector has {width}")
+    writer = _SentenceWriter(_opset(model), "head")
+    state = writer.normalize(vectors) if head.normalize else vectors
+    product = writer.add("MatMul", state, writer.array(np.ascontiguousarray(head.weight.T)))
+    writer.graph.plain("Add", [product, writer.array(head.bias)], LOGITS)
+    model.graph.node.extend(writer.graph.nodes)
+    model.graph.initializer.extend(writer.graph.initializers)
+    del model.graph.output[:]
+    size: list[int | str] = ["batch", len(head.bias)]
+    model.graph.output.append(helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, size))
+    _prune(model)
+
+
+def _opset(model: ModelProto) -> int:
+    opset: int = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+    return opset
 
 
 def _extend(model: ModelProto, graph: GraphBuilder, width: int | None) -> None:
@@ -144,15 +171,18 @@ def _rename_value(model: ModelProto, old: str, new: str) -> None:
 
 
 class _SentenceWriter:
-    def __init__(self, opset: int) -> None:
+    """Appends nodes; `prefix` begins the names of their values."""
+
+    def __init__(self, opset: int, prefix: str = "sentence") -> None:
         self.graph = GraphBuilder({}, "fp32")
         self._opset = opset
+        self._prefix = prefix
         self._values = 0
 
     def add(self, operator: str, *inputs: str, **attributes: int) -> str:
         self._values += 1
         return self.graph.plain(
-            operator, list(inputs), f"sentence.value.{self._values}", **attributes
+            operator, list(inputs), f"{self._prefix}.value.{self._values}", **attributes
         )
 
     def number(self, value: float) -> str:
@@ -160,7 +190,7 @@ class _SentenceWriter:
 
     def array(self, value: "np.ndarray[tuple[int, ...], np.dtype[np.float32 | np.int64]]") -> str:
         self._values += 1
-        return self.graph.constant(f"sentence.constant.{self._values}", value)
+        return self.graph.constant(f"{self._prefix}.constant.{self._values}", value)
 
     def over(self, operator: str, state: str, axis: int, **attributes: int) -> str:
         """Append an operator that works along one axis."""

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
@@ -13,9 +13,15 @@ import yaml
 
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.graphs.adapters import merge_adapter
-from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES
+from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES, weight_prefix
 from sluicegate.backends.model_tools.graphs.heads import WORDS
+from sluicegate.backends.model_tools.graphs.static import StaticTable
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
+from sluicegate.backends.model_tools.importing.adapter import (
+    CONFIG as ADAPTER,
+    Adapter,
+    read_adapter,
+)
 from sluicegate.backends.model_tools.importing.class_tokenizer import (
     ClassTokenizer,
     build_tokenizer,
@@ -27,6 +33,8 @@ from sluicegate.backends.model_tools.importing.gliner import (
     without_weights,
 )
 from sluicegate.backends.model_tools.importing.ranking import Ranking, find_ranking
+from sluicegate.backends.model_tools.importing.setfit_head import LinearHead, read_setfit_head
+from sluicegate.backends.model_tools.importing.static_table import is_static, read_static
 from sluicegate.backends.repository.config_defaults import complete_config
 from sluicegate.backends.repository.sentence_modules import (
     FILE as MODULES,
@@ -91,11 +99,6 @@ _EMBEDDINGS = (
 )
 _HEAD = re.compile(r"(classifier|pre_classifier|score|qa_outputs|logits_proj)\.")
 # What a folder without `config.json` has instead.
-_ADAPTER = "adapter_config.json"
-_MERGE = (
-    "is an adapter (such as LoRA), not a model; merge it into its model with "
-    "`merge_and_unload()`, save the result and import that"
-)
 _ONNX = "if it needs only token ids, export it to ONNX and import that"
 _FOREIGN: Mapping[str, str] = MappingProxyType(
     {
@@ -126,8 +129,10 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
 
     `modules` are the modules of a sentence transformer. `ranking` says how a decoder ranks.
     `fields` are manifest fields from a `model.yaml` in the folder, or from options of the command.
-    `tokenizer` is the tokenizer that the folder's tokenizer class builds. `adapter` is the adapter
-    to merge into the weights. If `gliner` is set, `config` is that of its encoder.
+    `tokenizer` is the tokenizer that the folder's tokenizer class builds. If `gliner` is set,
+    `config` is that of its encoder. `table` has the vectors of a static model. `head` is a head of
+    SetFit. `adapter` is merged into the weights of `folder`, which is then the base model.
+    `task_adapter` names an adapter inside of the weights to merge into them.
     """
 
     folder: Path
@@ -137,8 +142,16 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     ranking: Ranking | None = None
     fields: dict[str, Any] = {}
     tokenizer: ClassTokenizer
-    adapter: str | None = None
+    task_adapter: str | None = None
     gliner: GlinerConfig | None = None
+    table: StaticTable | None = None
+    head: LinearHead | None = None
+    adapter: Adapter | None = None
+
+    def find(self, name: str) -> Path:
+        """Return the path of a file, which may be in the adapter's folder or not exist."""
+        own = self.adapter and self.adapter.folder / name
+        return own if own and own.is_file() else self.folder / name
 
     def weights(self) -> Weights:
         """Return the weights, from one file or several.
@@ -156,9 +169,11 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
                 "import that"
             )
         try:
-            weights = merge_adapter(self._read_weights(), self.config, self.adapter)
+            weights = merge_adapter(self._read_weights(), self.config, self.task_adapter)
         except WeightsError as error:
             raise StartProblem(f"`{self.folder}`: {error}") from None
+        if self.adapter is not None:
+            weights = self.adapter.merge(weights, weight_prefix(self.config))
         if self.gliner is None:
             self._check_names(weights)
         self._check_embeddings(weights)
@@ -176,7 +191,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             StartProblem: there are no weights, or they cannot be read.
         """
-        path = self.folder / folder / WEIGHTS
+        path = self.find(f"{folder}/{WEIGHTS}")
         if not path.is_file():
             raise StartProblem(f"`{path}` is missing{_unusable_weights(path.parent)}")
         return self._read(path)
@@ -271,8 +286,16 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> CheckpointFolder:
+def open_source(
+    folder: Path,
+    given: Mapping[str, Any] | None = None,
+    *,
+    base: Path | None = None,
+    ignored: Collection[str] = (),
+) -> CheckpointFolder:
     """Return the content of a folder; fields in `given` override fields of its `model.yaml`.
+
+    `base` is the folder of an adapter's base model. Heads of SetFit in `ignored` are left out.
 
     Raises:
         StartProblem: the folder has no model; the message says what is missing.
@@ -280,9 +303,46 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
     if not folder.is_dir():
         raise StartProblem(f"`{folder}` is not a folder; name the model's folder")
     fields = {**_read_fields(folder / _MANIFEST), **(given or {})}
-    adapter = fields.pop("adapter", None)
-    tokenizer = folder / str(fields.get("tokenizer", "tokenizer.json"))
-    _refuse_adapter(folder)
+    adapter = read_adapter(folder)
+    if adapter is not None:
+        return _open_adapted(adapter, fields, base)
+    if base is not None:
+        raise StartProblem(f"`--base` is only for adapters, but `{folder}` has no `{ADAPTER}`")
+    source = _open_static(folder, fields) or _open_checkpoint(folder, fields)
+    return msgspec.structs.replace(source, head=read_setfit_head(folder, ignored))
+
+
+def _open_adapted(adapter: Adapter, fields: dict[str, Any], base: Path | None) -> CheckpointFolder:
+    """Return the base model of an adapter, with the adapter's tokenizer and modules, if any."""
+    if base is None:
+        named = adapter.config.get("base_model_name_or_path")
+        raise StartProblem(
+            f"`{adapter.folder}` is an adapter of `{named}`; name the folder of that model with "
+            "`--base PATH`"
+        )
+    if not base.is_dir():
+        raise StartProblem(f"`--base {base}` is not a folder; name the base model's folder")
+    if (base / ADAPTER).is_file():
+        raise StartProblem(f"`--base {base}` is an adapter, too; name the model under it")
+    own = adapter.folder
+    has_tokenizer = (own / "tokenizer.json").is_file() and "tokenizer" not in fields
+    source = _open_checkpoint(base, fields, tokenizer_folder=own if has_tokenizer else base)
+    config, listed = adapter.complete(source.config), own if (own / MODULES).is_file() else base
+    is_headed = str(config["architectures"][0]).endswith(_HEADED)
+    return msgspec.structs.replace(
+        source,
+        config=config,
+        graph=None,
+        modules=None if is_headed else _modules(listed, config),
+        adapter=adapter,
+    )
+
+
+def _open_checkpoint(
+    folder: Path, fields: dict[str, Any], *, tokenizer_folder: Path | None = None
+) -> CheckpointFolder:
+    task_adapter = fields.pop("adapter", None)
+    tokenizer = (tokenizer_folder or folder) / str(fields.get("tokenizer", "tokenizer.json"))
     gliner = None
     if (folder / GLINER).is_file():
         gliner = read_gliner(folder / GLINER, read_json(folder / GLINER))
@@ -298,7 +358,7 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
     config = complete_config(
         read_json(folder / "config.json") if gliner is None else gliner.encoder_config
     )
-    built = build_tokenizer(folder, tokenizer.name, config)
+    built = build_tokenizer(tokenizer.parent, tokenizer.name, config)
     ranking = find_ranking(folder, config, fields, built)
     if ranking is not None:
         config |= {WORDS: ranking.words} if ranking.words else {}
@@ -308,11 +368,9 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
         config=config,
         ranking=ranking,
         graph=_find_graph(folder, fields.get("graph")) if gliner is None else None,
-        modules=read_modules(
-            lambda name: folder / name, _KNOWN_MODULES.get(str(config.get("model_type")), ())
-        ),
+        modules=_modules(folder, config),
         fields=fields,
-        adapter=None if adapter is None else str(adapter),
+        task_adapter=None if task_adapter is None else str(task_adapter),
         tokenizer=built,
         gliner=gliner,
     )
@@ -323,6 +381,30 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
             f"`{names[0]}`; remove the file, or name the encoder's class in `architectures`"
         )
     return source
+
+
+def _open_static(folder: Path, fields: dict[str, Any]) -> CheckpointFolder | None:
+    """Return the content of a folder with a static model; `None` for other folders."""
+    path = folder / "config.json"
+    config = read_json(path) if path.is_file() else {}
+    modules = _modules(folder, complete_config(config))
+    if not is_static(folder, config, modules):
+        return None
+    model = read_static(folder, config, modules)
+    return CheckpointFolder(
+        folder=folder,
+        config=config,
+        graph=None,
+        modules=model.modules,
+        fields=model.fields | fields,
+        tokenizer=ClassTokenizer(text=model.tokenizer, config=None, types=False),
+        table=model.table,
+    )
+
+
+def _modules(folder: Path, config: Mapping[str, Any]) -> SentenceModules | None:
+    known = _KNOWN_MODULES.get(str(config.get("model_type")), ())
+    return read_modules(lambda name: folder / name, known)
 
 
 def _read_fields(path: Path) -> dict[str, Any]:
@@ -395,16 +477,6 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise StartProblem(f"`{path}` is not a JSON object")
     return document
-
-
-def _refuse_adapter(folder: Path) -> None:
-    """Refuse a folder with an adapter.
-
-    Raises:
-        StartProblem: the folder has an adapter, with or without the adapted model.
-    """
-    if (folder / _ADAPTER).is_file():
-        raise StartProblem(f"`{folder / _ADAPTER}`: the folder {_MERGE}")
 
 
 def _not_a_model(folder: Path) -> StartProblem:
