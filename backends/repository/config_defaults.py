@@ -100,6 +100,70 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "classifier_bias": False,
             "classifier_activation": "gelu",
         },
+        "eurobert": {
+            "vocab_size": 128256,
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "hidden_act": "silu",
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "pad_token_id": 128001,
+            "classifier_pooling": "late",
+        },
+        "gte": {
+            **_BERT,
+            "vocab_size": 250048,
+            "max_position_embeddings": 8192,
+            "type_vocab_size": 1,
+            "pad_token_id": 1,
+        },
+        # As the code of `Alibaba-NLP/new-impl` has them.
+        "new": {**_BERT, "max_position_embeddings": 2048, "type_vocab_size": 1},
+        "nomic_bert": {
+            **_BERT,
+            "vocab_size": 30528,
+            "max_position_embeddings": 2048,
+            "hidden_act": "silu",
+        },
+        "jina_embeddings_v3": {
+            **_BERT,
+            "vocab_size": 250002,
+            "hidden_size": 1024,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "intermediate_size": 4096,
+            "max_position_embeddings": 8194,
+            "type_vocab_size": 1,
+            "layer_norm_eps": 1e-5,
+            "pad_token_id": 1,
+        },
+        "clip_text_model": {
+            "vocab_size": 49408,
+            "hidden_size": 512,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 8,
+            "max_position_embeddings": 77,
+            "hidden_act": "quick_gelu",
+            "layer_norm_eps": 1e-5,
+            "pad_token_id": 1,
+            "eos_token_id": 49407,
+        },
+        "t5": {
+            "vocab_size": 32128,
+            "d_model": 512,
+            "d_kv": 64,
+            "d_ff": 2048,
+            "num_layers": 6,
+            "num_heads": 8,
+            "relative_attention_num_buckets": 32,
+            "relative_attention_max_distance": 128,
+            "layer_norm_epsilon": 1e-6,
+            "feed_forward_proj": "relu",
+            "pad_token_id": 0,
+        },
     }
 )
 # Other names of the same fields, by model type.
@@ -109,7 +173,23 @@ _ALIASES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "hidden_size": "dim",
             "num_attention_heads": "n_heads",
             "num_hidden_layers": "n_layers",
-        }
+        },
+        "nomic_bert": {
+            "n_embd": "hidden_size",
+            "n_head": "num_attention_heads",
+            "n_layer": "num_hidden_layers",
+            "n_inner": "intermediate_size",
+            "n_positions": "max_position_embeddings",
+            "layer_norm_epsilon": "layer_norm_eps",
+            "rotary_emb_base": "rope_theta",
+        },
+        "jina_embeddings_v3": {"rotary_emb_base": "rope_theta"},
+        "t5": {
+            "hidden_size": "d_model",
+            "num_attention_heads": "num_heads",
+            "num_hidden_layers": "num_layers",
+            "head_dim": "d_kv",
+        },
     }
 )
 # Positions of these types begin after the padding token's id. MPNet always pads with token 1,
@@ -119,8 +199,15 @@ _MPNET_PADDING = 1
 
 
 def complete_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the defaults of its model type added."""
+    """Return a configuration with the defaults of its model type added.
+
+    The published jina-embeddings-v3 has the model type `xlm-roberta`, but needs other code. Its
+    model type becomes the one of `transformers`.
+    """
     kind = str(config.get("model_type"))
+    if kind == "xlm-roberta" and config.get("position_embedding_type") == "rotary":
+        kind = "jina_embeddings_v3"
+        config = {**config, "model_type": kind}
     aliases = _ALIASES.get(kind, {})
     renamed = {ours: config[theirs] for theirs, ours in aliases.items() if theirs in config}
     return {**DEFAULTS.get(kind, {}), **renamed, **config}

@@ -5,7 +5,7 @@ or option that is not supported is an error, because every vector would be wrong
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -74,15 +74,22 @@ class SentenceModules(msgspec.Struct, frozen=True, kw_only=True):
     after: tuple[VectorModule, ...] = ()
 
 
-def read_modules(files: Files) -> SentenceModules | None:
+def read_modules(files: Files, known: Collection[str] = ()) -> SentenceModules | None:
     """Return the modules of a folder; `None` if no file describes modules.
+
+    Classes of custom code are refused, unless they are `known` to do what the class of that name
+    does in `sentence_transformers`.
 
     Raises:
         ModelProblem: a file cannot be read, or has a module or option that is not supported.
     """
     path = files(FILE)
     if path.is_file():
-        return _Reader(files).read(_listed(path))
+        listed = _listed(path)
+        for kind, _ in listed:
+            if not kind.startswith(_PREFIX) and kind not in known:
+                raise ModelProblem(f"{path}: `{kind}` is custom code, which is not run; {_REMEDY}")
+        return _Reader(files).read([(kind.rpartition(".")[2], folder) for kind, folder in listed])
     later = sorted(each.parent.name for each in path.parent.glob("[2-9]_*/config.json"))
     if later:
         raise ModelProblem(f"{path}: the file is missing, but the folder has `{later[0]}`")
@@ -125,18 +132,16 @@ def _read_json(path: Path, default: Any) -> Any:
 
 
 def _listed(path: Path) -> list[tuple[str, str]]:
-    """Return the type and the folder of each module."""
+    """Return the class and the folder of each module."""
     found = []
     document = _read_json(path, [])
     for entry in document if isinstance(document, list) else [None]:
         if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
             raise ModelProblem(f"{path}: the file is not a list of modules")
         kind, folder = str(entry["type"]), str(entry.get("path") or "")
-        if not kind.startswith(_PREFIX):
-            raise ModelProblem(f"{path}: `{kind}` is custom code, which is not run; {_REMEDY}")
         if ".." in Path(folder).parts or Path(folder).is_absolute():
             raise ModelProblem(f"{path}: the module `{folder}` is outside of the model's folder")
-        found.append((kind.rpartition(".")[2], folder))
+        found.append((kind, folder))
     return found
 
 

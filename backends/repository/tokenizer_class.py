@@ -23,6 +23,8 @@ CLASSES: Mapping[str, bool] = MappingProxyType(
         "MPNetTokenizer": False,
         "AlbertTokenizer": False,
         "DebertaV2Tokenizer": True,
+        "T5Tokenizer": False,
+        "CLIPTokenizer": False,
     }
 )
 _ALIASES: Mapping[str, str] = MappingProxyType(
@@ -47,6 +49,12 @@ _OF_TYPE: Mapping[str, str] = MappingProxyType(
         "albert": "AlbertTokenizer",
         "deberta-v2": "DebertaV2Tokenizer",
         "modernbert": GENERIC,
+        "eurobert": GENERIC,
+        "gte": "XLMRobertaTokenizer",
+        "nomic_bert": "BertTokenizer",
+        "jina_embeddings_v3": "XLMRobertaTokenizer",
+        "t5": "T5Tokenizer",
+        "clip_text_model": "CLIPTokenizer",
     }
 )
 # This model type gets the generic class, whatever class its files name.

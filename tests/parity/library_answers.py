@@ -17,7 +17,15 @@ FAMILIES = (
     "albert",
     "deberta-v2",
     "modernbert",
+    "eurobert",
+    "gte",
+    "nomic_bert",
+    "jina_embeddings_v3",
+    "t5",
+    "clip_text_model",
 )
+# Of these families, fewer checkpoints get more texts.
+FEWER = FAMILIES[FAMILIES.index("eurobert") :]
 
 
 class LibraryAnswers(msgspec.Struct, kw_only=True):

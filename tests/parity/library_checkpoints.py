@@ -25,17 +25,23 @@ from transformers import AutoConfig, AutoTokenizer, pipeline
 from tests.parity.library_answers import (
     CANDIDATES,
     FAMILIES,
+    FEWER,
     TEMPLATE,
     LibraryAnswers,
     answers_file,
 )
-from tests.parity.texts import DATA
+from tests.parity.published import Adapted, ntk_scaling, publish
+from tests.parity.texts import DATA, read_texts
 
 PER_FAMILY = 30
+_FEWER, _FEWER_TEXTS = 10, 56
+# T5 has a hundred special tokens.
+_MOST_SPECIAL = 20
 _SPREAD = 0.35
 # Weights in these steps are small in a compressed file.
 _STEP = 1 / 64
-_POSITIONS = 64
+_POSITIONS, _MORE_POSITIONS = 64, 256
+_WORDS = 12
 _CLASSES = {
     "bert": "Bert",
     "distilbert": "DistilBert",
@@ -46,6 +52,12 @@ _CLASSES = {
     "albert": "Albert",
     "deberta-v2": "DebertaV2",
     "modernbert": "ModernBert",
+    "eurobert": "EuroBert",
+    "gte": "Gte",
+    "nomic_bert": "NomicBert",
+    "jina_embeddings_v3": "JinaEmbeddingsV3",
+    "t5": "T5",
+    "clip_text_model": "CLIPText",
 }
 _OWN_TOKENIZERS = {
     "bert": "BertTokenizer",
@@ -57,6 +69,12 @@ _OWN_TOKENIZERS = {
     "albert": "AlbertTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
     "modernbert": "TokenizersBackend",
+    "eurobert": "TokenizersBackend",
+    "gte": "XLMRobertaTokenizer",
+    "nomic_bert": "BertTokenizer",
+    "jina_embeddings_v3": "XLMRobertaTokenizer",
+    "t5": "T5Tokenizer",
+    "clip_text_model": "CLIPTokenizer",
 }
 _FILES = {
     "BertTokenizer": "wordpiece",
@@ -68,12 +86,19 @@ _FILES = {
     "AlbertTokenizer": "unigram",
     "DebertaV2Tokenizer": "unigram",
 }
+_OWN_FILES = {**_FILES, "T5Tokenizer": "unigram", "CLIPTokenizer": "bpe"}
 _HEADS = {
     "text": "ForSequenceClassification",
     "rerank": "ForSequenceClassification",
     "tokens": "ForTokenClassification",
     "choice": "ForMultipleChoice",
     "embed": "Model",
+}
+_PURPOSES = ("text", "rerank", "tokens", "choice", "embed")
+_OWN_PURPOSES = {
+    **dict.fromkeys(FEWER, ("embed", "text", "embed", "tokens", "embed", "rerank")),
+    "t5": ("embed", "embed", "tokens"),
+    "clip_text_model": ("embed",),
 }
 _ANGLED = {"bos": "<s>", "eos": "</s>", "sep": "</s>", "cls": "<s>", "pad": "<pad>"}
 _BRACKETED = {"sep": "[SEP]", "cls": "[CLS]", "pad": "[PAD]", "unk": "[UNK]", "mask": "[MASK]"}
@@ -94,8 +119,13 @@ class Drawn:
         self.family = family
         self.name = f"{family}-{number:02}"
         self.random = random.Random(f"{seed} {self.name}")
-        self.purpose = ("text", "rerank", "tokens", "choice", "embed")[number % 5]
+        purposes = _OWN_PURPOSES.get(family, _PURPOSES)
+        self.purpose = purposes[number % len(purposes)]
+        # Of a published checkpoint: the scaling of its positions.
+        self.published = False
+        self.scaling: dict[str, Any] | None = None
         self.notes: list[str] = []
+        self.positions = _MORE_POSITIONS if family in FEWER else _POSITIONS
 
     def one(self, *choices: Any) -> Any:
         return self.random.choice(choices)
@@ -108,7 +138,7 @@ def draw_tokenizer(drawn: Drawn) -> Any:
     """Return a tokenizer of the family's class, of the generic one, or of another class."""
     own = _OWN_TOKENIZERS[drawn.family]
     kind = drawn.one(own, own, own, "TokenizersBackend", drawn.one(*_FILES))
-    file = _FILES.get(kind) or _FILES.get(own) or "wordpiece"
+    file = _OWN_FILES.get(kind) or _OWN_FILES.get(own) or "wordpiece"
     drawn.notes.append(kind)
     document = json.loads((DATA / f"{file}-tokenizer.json").read_text(encoding="utf-8"))
     special = _special(document)
@@ -122,6 +152,8 @@ def draw_tokenizer(drawn: Drawn) -> Any:
         made = transformers.PreTrainedTokenizerFast(
             tokenizer_object=Tokenizer.from_str(json.dumps(document)), **special
         )
+        if drawn.family == "t5":  # nothing else limits its texts
+            made.model_max_length = drawn.positions - 4
         if drawn.chance(0.3):
             made.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
         return made
@@ -160,9 +192,10 @@ def _of_class(drawn: Drawn, kind: str, document: dict[str, Any], special: dict[s
         if kind == "MPNetTokenizer":
             special = {f"{role}_token": token for role, token in _BRACKETED.items()}
             special |= {"bos_token": "[CLS]", "eos_token": "[SEP]"}
-    elif kind == "RobertaTokenizer":
-        merges = [tuple(each) for each in document["model"]["merges"]]
-        options = {"merges": merges, "add_prefix_space": drawn.one(True, False)}
+    elif kind in {"RobertaTokenizer", "CLIPTokenizer"}:
+        options = {"merges": [tuple(each) for each in document["model"]["merges"]]}
+        if kind == "RobertaTokenizer":
+            options["add_prefix_space"] = drawn.one(True, False)
     else:
         vocabulary = [tuple(each) for each in vocabulary]
         options = {"add_prefix_space": drawn.one(True, False)}
@@ -176,7 +209,7 @@ def _of_class(drawn: Drawn, kind: str, document: dict[str, Any], special: dict[s
     if drawn.chance(0.2):
         options["extra_special_tokens"] = ["<own>"]
     made = getattr(transformers, kind)(vocab=vocabulary, **special, **options)
-    made.model_max_length = _POSITIONS - 4
+    made.model_max_length = drawn.positions - 4
     return made
 
 
@@ -192,7 +225,7 @@ def draw_config(drawn: Drawn, tokenizer: Any) -> Any:
         "num_attention_heads": heads,
         "num_hidden_layers": drawn.one(1, 2),
         "intermediate_size": drawn.one(24, 32),
-        "max_position_embeddings": _POSITIONS,
+        "max_position_embeddings": drawn.positions,
         "num_labels": labels,
     }
     if drawn.purpose == "text":
@@ -201,10 +234,10 @@ def draw_config(drawn: Drawn, tokenizer: Any) -> Any:
         fields["problem_type"] = drawn.one(None, None, "multi_label_classification")
     if drawn.chance(0.6) and padding is not None:
         fields["pad_token_id"] = padding
-    if family not in {"distilbert", "mpnet", "modernbert"}:
+    if family not in {"distilbert", "mpnet", "modernbert", "eurobert"}:
         fields["type_vocab_size"] = drawn.one(1, 2, 2, 3)
         fields["layer_norm_eps"] = drawn.one(1e-12, 1e-5, 1e-2)
-    if family not in {"distilbert", "modernbert"}:
+    if family not in {"distilbert", "modernbert", "eurobert", "nomic_bert"}:
         fields["hidden_act"] = drawn.one(*["gelu"] * 6, *["gelu_new"] * 3, "relu")
     if family in _OWN_FIELDS:
         fields.update(_OWN_FIELDS[family](drawn, fields, padding))
@@ -257,12 +290,93 @@ def _modernbert_fields(drawn: Drawn, fields: dict[str, Any], padding: int | None
     }
 
 
+def _eurobert_fields(drawn: Drawn, fields: dict[str, Any], padding: int | None) -> dict[str, Any]:
+    heads = fields["num_attention_heads"]
+    absent = ("bos_token_id", "eos_token_id")
+    return {
+        "pad_token_id": padding or 0,
+        "mask_token_id": 1,
+        "rms_norm_eps": drawn.one(1e-5, 1e-2),
+        "hidden_act": drawn.one("silu", "silu", "gelu", "gelu_new", "relu"),
+        "num_key_value_heads": drawn.one(None, 1, heads),
+        "attention_bias": drawn.one(True, False),
+        "mlp_bias": drawn.one(True, False),
+        "head_dim": drawn.one(None, 6),
+        "rope_parameters": _rope(drawn, 250_000.0),
+        "classifier_pooling": drawn.one("late", "mean", "bos"),
+        **dict.fromkeys(absent),
+    }
+
+
+def _rope(drawn: Drawn, theta: float) -> dict[str, Any]:
+    trained = {"factor": 4.0, "original_max_position_embeddings": 16}
+    scaling = drawn.one(
+        {"rope_type": "default"},
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "yarn", **trained},
+        {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **trained},
+    )
+    return {"rope_theta": drawn.one(100.0, theta), **scaling}
+
+
+def _gte_fields(drawn: Drawn, fields: dict[str, Any], padding: int | None) -> dict[str, Any]:
+    if drawn.published:
+        drawn.scaling = drawn.one(
+            None, {"type": "ntk", "factor": 2.0}, {"type": "ntk", "factor": 4.0, "mixed_b": 0.75}
+        )
+    types = {"type_vocab_size": drawn.one(0, fields["type_vocab_size"])}
+    return types | _turned_fields(drawn, fields, padding)
+
+
+def _turned_fields(drawn: Drawn, _: dict[str, Any], padding: int | None) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": drawn.one(100.0, 20_000.0)}
+    return {
+        "rope_parameters": rope if drawn.published else _rope(drawn, 20_000.0),
+        "pad_token_id": padding or 0,
+    }
+
+
+def _t5_fields(drawn: Drawn, fields: dict[str, Any], padding: int | None) -> dict[str, Any]:
+    sizes = {"d_model": "hidden_size", "num_heads": "num_attention_heads"}
+    sizes |= {"num_layers": "num_hidden_layers", "d_ff": "intermediate_size"}
+    own = {ours: fields.pop(theirs) for ours, theirs in sizes.items()}
+    for absent in ("type_vocab_size", "layer_norm_eps", "hidden_act", "max_position_embeddings"):
+        del fields[absent]
+    return own | {
+        "pad_token_id": padding or 0,
+        "d_kv": drawn.one(4, 6),
+        "layer_norm_epsilon": drawn.one(1e-6, 1e-2),
+        "feed_forward_proj": drawn.one("relu", "gated-gelu", "gated-silu", "gelu", "gated-relu"),
+        "relative_attention_num_buckets": drawn.one(32, 8),
+        "relative_attention_max_distance": drawn.one(128, 20),
+    }
+
+
+def _clip_fields(drawn: Drawn, fields: dict[str, Any], padding: int | None) -> dict[str, Any]:
+    del fields["type_vocab_size"]
+    return {
+        "hidden_act": drawn.one("quick_gelu", "quick_gelu", "gelu"),
+        "projection_dim": drawn.one(8, 12),
+        "pad_token_id": padding or 0,
+        "bos_token_id": None,
+        "eos_token_id": drawn.one(2, 3, 40),
+    }
+
+
 _OWN_FIELDS: dict[str, Callable[[Drawn, dict[str, Any], int | None], dict[str, Any]]] = {
     "distilbert": _distilbert_fields,
     "electra": _electra_fields,
     "albert": _albert_fields,
     "deberta-v2": _deberta_fields,
     "modernbert": _modernbert_fields,
+    "eurobert": _eurobert_fields,
+    "gte": _gte_fields,
+    "nomic_bert": _turned_fields,
+    "jina_embeddings_v3": _turned_fields,
+    "t5": _t5_fields,
+    "clip_text_model": _clip_fields,
 }
 
 
@@ -277,27 +391,35 @@ def draw_weights(drawn: Drawn, model: torch.nn.Module) -> None:
             weight.copy_(torch.from_numpy(steps.astype(np.float32)))
 
 
+_MODELS = {"t5": ("EncoderModel",), "clip_text_model": ("Model", "ModelWithProjection")}
+_PUBLISHED = {"gte", "nomic_bert", "jina_embeddings_v3"}
+
+
 def write(drawn: Drawn, folder: Path) -> None:
     """Write a checkpoint as the libraries do, and trim some of it."""
+    drawn.published = drawn.family in _PUBLISHED and drawn.chance(0.5)
     tokenizer = draw_tokenizer(drawn)
     config = draw_config(drawn, tokenizer)
     drawn.notes.append(drawn.purpose)
-    kind = getattr(transformers, f"{_CLASSES[drawn.family]}{_HEADS[drawn.purpose]}")
+    head = _HEADS[drawn.purpose]
+    if head == "Model" and drawn.family in _MODELS:
+        head = drawn.one(*_MODELS[drawn.family])
+    kind = getattr(transformers, f"{_CLASSES[drawn.family]}{head}")
     model = kind(config).eval()
     draw_weights(drawn, model)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    if drawn.purpose == "embed":
+    if drawn.purpose == "embed" and drawn.family != "clip_text_model":
         _write_sentence(drawn, folder)
     elif drawn.purpose == "rerank" and drawn.chance(0.5):
-        CrossEncoder(str(folder), device="cpu", max_length=_POSITIONS - 4).save_pretrained(
+        CrossEncoder(str(folder), device="cpu", max_length=drawn.positions - 4).save_pretrained(
             str(folder)
         )
     _trim(drawn, folder, tokenizer)
 
 
 def _write_sentence(drawn: Drawn, folder: Path) -> None:
-    encoder = models.Transformer(str(folder), max_seq_length=drawn.one(16, _POSITIONS - 4))
+    encoder = models.Transformer(str(folder), max_seq_length=drawn.one(16, drawn.positions - 4))
     width = encoder.get_embedding_dimension()
     modes = ("mean", "cls", "max", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
     modules: list[Any] = [encoder, models.Pooling(width, pooling_mode=drawn.one(*modes))]
@@ -314,7 +436,7 @@ def _write_sentence(drawn: Drawn, folder: Path) -> None:
 
 def _trim(drawn: Drawn, folder: Path, tokenizer: Any) -> None:
     """Change files by hand, as publishers do."""
-    if drawn.chance(0.5):
+    if drawn.chance(0.5) and not drawn.published:
         path = folder / "config.json"
         config = json.loads(path.read_text())
         default = type(AutoConfig.for_model(drawn.family))().to_dict()
@@ -360,11 +482,15 @@ def draw_texts(drawn: Drawn, folder: Path) -> list[str]:
     """Return texts, most with special tokens of the tokenizer in them."""
     document = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     special = [token["content"] for token in document["added_tokens"] if token["special"]]
+    special = special[:_MOST_SPECIAL]
     texts = [*drawn.random.sample(_PLAIN, 4), "x [PAD][PAD] y", "x <pad><pad> y"]
     for token in special:
         other = drawn.random.choice(special)
         texts.append(f"a fine {token} film {other}{token} big")
     texts.append("".join(special) or "end")
+    if drawn.family in FEWER:
+        real = drawn.random.sample(read_texts(), _FEWER_TEXTS - len(texts))
+        texts += [" ".join(text.split()[:_WORDS]) for text in real]
     return texts
 
 
@@ -437,9 +563,25 @@ def _choice(found: LibraryAnswers, folder: Path) -> None:
 
 
 def _embed(found: LibraryAnswers, folder: Path) -> None:
+    if found.family == "clip_text_model":
+        _embed_by_end(found, folder)
+        return
     model = SentenceTransformer(str(folder), device="cpu")
     vectors = model.encode(found.texts, batch_size=1, normalize_embeddings=True)
     found.scores["embedding"] = vectors.tolist()
+
+
+def _embed_by_end(found: LibraryAnswers, folder: Path) -> None:
+    name = json.loads((folder / "config.json").read_text())["architectures"][0]
+    model = getattr(transformers, name).from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    vectors = []
+    for text in found.texts:
+        with torch.no_grad():
+            answer = model(**tokenizer(text, return_tensors="pt"))
+        vector = answer.text_embeds if name.endswith("Projection") else answer.pooler_output
+        vectors.append(torch.nn.functional.normalize(vector[0], dim=0).tolist())
+    found.scores["embedding"] = vectors
 
 
 def _rerank(found: LibraryAnswers, folder: Path) -> None:
@@ -468,7 +610,7 @@ def main() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     for family in given.families:
-        for number in range(given.each):
+        for number in range(_FEWER if family in FEWER else given.each):
             drawn = Drawn(family, number, given.seed)
             folder = given.folder / drawn.name
             try:
@@ -476,7 +618,16 @@ def main() -> None:
             except Exception as error:  # noqa: BLE001 - an illegal draw is no checkpoint
                 sys.stdout.write(f"{drawn.name}: not written: {error!r}"[:200] + "\n")
                 continue
-            found = answer(drawn, folder, draw_texts(drawn, folder))
+            adapted = None
+            if drawn.published and family == "jina_embeddings_v3":
+                adapted = Adapted(folder, number)
+            with ntk_scaling(drawn.scaling):
+                found = answer(drawn, folder, draw_texts(drawn, folder))
+            if drawn.published:
+                publish(folder, drawn.scaling)
+                drawn.notes.append(f"published, scaled by {drawn.scaling}")
+            if adapted is not None:
+                adapted.publish()
             answers_file(folder).write_bytes(msgspec.json.encode(found))
             sys.stdout.write(f"{drawn.name}: {'; '.join(drawn.notes)}: {found.failure or 'ok'}\n")
             sys.stdout.flush()

@@ -90,20 +90,36 @@ async def compare_folders(folders: Sequence[Path], models: Path) -> list[Verdict
 
 
 async def _compare(backend: Backend, expected: LibraryAnswers) -> tuple[str, str]:
-    served = LibraryAnswers(**{f: getattr(expected, f) for f in expected.__struct_fields__})
-    served.scores = {}
     if expected.failure is not None:
         return "only served", expected.failure
-    try:
-        await _answer(backend, served)
-    except AssertionError as error:
-        return "differs", f"an item fails: {error}"
-    apart = [
-        f"{task}: {reason}"
-        for task, right in expected.scores.items()
-        if (reason := _apart(served.scores.get(task), right))
-    ]
+    apart = []
+    for together in (True, False):
+        served = LibraryAnswers(**{f: getattr(expected, f) for f in expected.__struct_fields__})
+        served.scores = {}
+        try:
+            await _answer(backend, served, together=together)
+        except AssertionError as error:
+            return "differs", f"an item fails: {error}"
+        apart += [
+            f"{task}: {reason}"
+            for task, right in expected.scores.items()
+            if (reason := _apart(served.scores.get(task), _intended(task, right)))
+        ]
     return ("differs", "; ".join(apart)) if apart else ("equal", "")
+
+
+def _intended(task: str, answers: list[Any]) -> list[Any]:
+    """Return what is right: of the libraries' entities, no two share a character."""
+    return [_without_overlaps(found) for found in answers] if task == "entities" else answers
+
+
+def _without_overlaps(entities: list[list[float]]) -> list[list[float]]:
+    kept, reached = [], 0.0
+    for label, start, end, score in entities:
+        if end > reached or start == end:  # an empty one shares no character
+            kept.append([label, max(start, reached), end, score])
+            reached = end
+    return kept
 
 
 def _apart(served: Any, expected: Any) -> str:
@@ -119,11 +135,16 @@ def _apart(served: Any, expected: Any) -> str:
     return ""
 
 
-async def _answer(backend: Backend, found: LibraryAnswers) -> None:
-    """Ask for what the libraries were asked for."""
+async def _answer(backend: Backend, found: LibraryAnswers, *, together: bool) -> None:
+    """Ask for what the libraries were asked for, all texts `together` or each alone."""
 
     async def ask(task: Task, items: Sequence[Any], given: Parameters | None = None) -> list[Any]:
-        outcomes = await backend.ask(found.name, task, list(items), parameters=given)
+        calls = [list(items)] if together else [[item] for item in items]
+        outcomes = [
+            outcome
+            for call in calls
+            for outcome in await backend.ask(found.name, task, call, parameters=given)
+        ]
         answers = []
         for outcome in outcomes:
             assert isinstance(outcome, Done), outcome

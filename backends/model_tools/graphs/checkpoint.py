@@ -8,26 +8,63 @@ import msgspec
 from onnx import ModelProto
 
 from sluicegate.backends.model_tools.graphs.bert import build_bert
+from sluicegate.backends.model_tools.graphs.clip import describe_clip
 from sluicegate.backends.model_tools.graphs.deberta import write_deberta
+from sluicegate.backends.model_tools.graphs.eurobert import describe_eurobert
 from sluicegate.backends.model_tools.graphs.families import PREFIXES, as_bert, strip_prefix
 from sluicegate.backends.model_tools.graphs.graph_builder import (
     NOTHING_STORED,
     GraphBuilder,
     StoredWeights,
 )
-from sluicegate.backends.model_tools.graphs.heads import add_head, add_pooling, find_head
-from sluicegate.backends.model_tools.graphs.modernbert import write_modernbert
+from sluicegate.backends.model_tools.graphs.heads import (
+    add_end_pooling,
+    add_head,
+    add_pooling,
+    find_head,
+)
+from sluicegate.backends.model_tools.graphs.modernbert import describe_modernbert
 from sluicegate.backends.model_tools.graphs.options import GraphOptions, Output
+from sluicegate.backends.model_tools.graphs.rotary_bert import (
+    describe_gte,
+    describe_jina,
+    describe_nomic,
+)
+from sluicegate.backends.model_tools.graphs.stack import StackShape, write_stack
+from sluicegate.backends.model_tools.graphs.t5 import describe_t5
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 from sluicegate.backends.types import Pooling
 
-# Appends an encoder to a graph, and returns its inputs and the width of its output.
-_Write = Callable[[GraphBuilder, Mapping[str, Any], GraphOptions], tuple[list[str], int]]
-# For each family that `build_bert` does not compute, the prefix of its weights' names.
-_OTHERS: Mapping[str, tuple[str, _Write]] = MappingProxyType(
-    {"deberta-v2": ("deberta.", write_deberta), "modernbert": ("model.", write_modernbert)}
+# Describes the layers of a family's checkpoint, and renames its weights.
+_Describe = Callable[[Mapping[str, Any], Weights], tuple[StackShape, Weights]]
+_STACKS: Mapping[str, _Describe] = MappingProxyType(
+    {
+        "modernbert": describe_modernbert,
+        "eurobert": describe_eurobert,
+        "new": describe_gte,
+        "gte": describe_gte,
+        "nomic_bert": describe_nomic,
+        "jina_embeddings_v3": describe_jina,
+        "t5": describe_t5,
+        "clip_text_model": describe_clip,
+    }
 )
-FAMILIES = (*PREFIXES, *_OTHERS)
+# The prefixes of the names of weights in checkpoints with a head.
+_PREFIXES: Mapping[str, str] = MappingProxyType(
+    {
+        **PREFIXES,
+        "deberta-v2": "deberta.",
+        "modernbert": "model.",
+        "eurobert": "model.",
+        "new": "new.",
+        "gte": "gte.",
+        "nomic_bert": "nomic_bert.",
+        "jina_embeddings_v3": "roberta.",
+        "t5": "transformer.",
+        "clip_text_model": "text_model.",
+    }
+)
+FAMILIES = tuple(_PREFIXES)
 _CPU = GraphOptions(attention="gathered")
 
 
@@ -52,8 +89,10 @@ def build_checkpoint(
     head, attention = find_head(config), options.attention
     if head is None:
         encoder = _encoder(config, weights, "tokens", options, stored)
+        if config["model_type"] == "clip_text_model":
+            return add_end_pooling(encoder, config, weights, hidden=_hidden(encoder), stored=stored)
         return add_pooling(encoder, pooling, hidden=_hidden(encoder), exact=attention == "gathered")
-    own = strip_prefix(weights, PREFIXES.get(config["model_type"], ""))
+    own = strip_prefix(weights, _PREFIXES.get(config["model_type"], ""))
     output: Output = "tokens" if head.reads == "pooled" else head.reads
     encoder = _encoder(config, weights, output, options, stored)
     plain, exact = attention == "plain", attention == "gathered"
@@ -69,20 +108,25 @@ def _encoder(
 ) -> ModelProto:
     options = msgspec.structs.replace(options, output=output)
     kind = str(config.get("model_type"))
-    if kind not in _OTHERS:
-        shape, renamed = as_bert(config, weights)
-        return build_bert(shape, renamed, options, stored)
+    if kind in PREFIXES or kind not in _PREFIXES:
+        size, renamed = as_bert(config, weights)
+        return build_bert(size, renamed, options, stored)
     problem = options.problem()
     if options.attention == "fused" or options.precision == "bf16":
         problem = f"`{kind}` has no `{options.attention}` attention in {options.precision}"
     if problem is not None:
         raise WeightsError(problem)
-    prefix, write = _OTHERS[kind]
     is_plain = options.attention == "plain"
-    own = strip_prefix(weights, prefix)
-    graph = GraphBuilder(own, options.precision, plain=is_plain, stored=stored)
+    own = strip_prefix(weights, _PREFIXES[kind])
     try:
-        inputs, hidden = write(graph, config, options)
+        if kind in _STACKS:
+            shape, own = _STACKS[kind](config, own)
+            graph = GraphBuilder(own, options.precision, plain=is_plain, stored=stored)
+            write_stack(graph, shape, options)
+            inputs, hidden = shape.inputs, shape.hidden
+        else:
+            graph = GraphBuilder(own, options.precision, plain=is_plain, stored=stored)
+            inputs, hidden = write_deberta(graph, config, options)
     except KeyError as error:
         raise WeightsError(f"the weight {error} is missing") from None
     except msgspec.ValidationError as error:

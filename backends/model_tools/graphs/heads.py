@@ -4,7 +4,7 @@ A head reads either the vector of each row's first token, or the vector of each 
 dense layer with an activation. Its last layer has one logit for each label.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -21,9 +21,10 @@ from sluicegate.backends.model_tools.graphs.graph_builder import (
 )
 from sluicegate.backends.model_tools.graphs.grids import pad_for_sum
 from sluicegate.backends.model_tools.graphs.options import Output
-from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
+from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError, require
 from sluicegate.backends.types import Pooling
 
+_LARGEST = 2
 LOGITS, POOLED = "logits", "pooled"
 Purpose = Literal["text", "tokens", "choice"]
 
@@ -37,7 +38,8 @@ _ARCHITECTURES: Mapping[str, Purpose] = {
 class HeadShape(msgspec.Struct, frozen=True, kw_only=True):
     """Describes the weights of a head: an optional `dense` layer with `activation`, then `out`.
 
-    `reads` is the encoder's output that the head reads. `norm` is a normalization after `dense`.
+    `reads` is the encoder's output that the head reads. `norm` is a normalization after `dense`. If
+    the head `pools`, `out` reads the mean of what `dense` computes of each token.
     """
 
     out: str
@@ -46,6 +48,7 @@ class HeadShape(msgspec.Struct, frozen=True, kw_only=True):
     reads: Output | Literal["pooled"] = "first"
     norm: str | None = None
     epsilon: float = 1e-5
+    pools: bool = False
     biased: bool = True
 
 
@@ -59,11 +62,13 @@ def find_head(config: Mapping[str, Any]) -> HeadShape | None:
     purpose = next((p for end, p in _ARCHITECTURES.items() if name.endswith(end)), None)
     if purpose is not None:
         return _head(config, purpose)
-    if name and not name.endswith(("Model", "ForMaskedLM", "ForPreTraining")):
+    if name and not name.endswith(("Model", "ForMaskedLM", "ForPreTraining", _PROJECTED)):
         raise WeightsError(f"`architectures` is `{name}`, whose head is not supported")
     return None
 
 
+# The end of the name of CLIP's encoder with the projection of its vectors.
+_PROJECTED = "TextModelWithProjection"
 _TOKENS = HeadShape(out="classifier", reads="tokens")
 _POOLED = HeadShape(dense="pooler.dense", out="classifier")
 _DENSE = HeadShape(dense="classifier.dense", out="classifier.out_proj")
@@ -74,6 +79,7 @@ _TEXTS: Mapping[str, HeadShape] = MappingProxyType(
         "roberta": _DENSE,
         "xlm-roberta": _DENSE,
         "mpnet": _DENSE,
+        "jina_embeddings_v3": _DENSE,
         "electra": msgspec.structs.replace(_DENSE, activation="Gelu"),
         "albert": HeadShape(dense="pooler", out="classifier"),
         "deberta-v2": msgspec.structs.replace(_POOLED, activation="Gelu"),
@@ -84,14 +90,14 @@ _CHOICES: Mapping[str, HeadShape] = MappingProxyType(
     {"roberta": _POOLED, "xlm-roberta": _POOLED, "mpnet": _POOLED, "electra": _SUMMARY}
 )
 # Fields of `config.json` that must have these values, if the head reads them.
-_REQUIRED: Mapping[HeadShape, Mapping[str, object]] = MappingProxyType(
+_REQUIRED: Mapping[HeadShape, Mapping[str, Sequence[object]]] = MappingProxyType(
     {
         _SUMMARY: {
-            "summary_type": "first",
-            "summary_use_proj": True,
-            "summary_activation": "gelu",
+            "summary_type": ["first"],
+            "summary_use_proj": [True],
+            "summary_activation": ["gelu"],
         },
-        _TEXTS["deberta-v2"]: {"pooler_hidden_act": "gelu"},
+        _TEXTS["deberta-v2"]: {"pooler_hidden_act": ["gelu"]},
     }
 )
 
@@ -100,17 +106,21 @@ def _head(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
     kind = str(config.get("model_type"))
     if kind == "modernbert":
         return _modernbert(config, purpose)
+    if kind == "eurobert" and purpose == "text":
+        return _eurobert(config)
     if purpose == "tokens":
         return _TOKENS
+    if kind == "t5":
+        raise WeightsError("the head of a T5 reads its decoder, which is not supported")
     head = _TEXTS.get(kind, _POOLED)
     if purpose == "choice":
         head = _CHOICES.get(kind, head)
-    _require(config, _REQUIRED.get(head, {}))
+    require(config, _REQUIRED.get(head, {}))
     return head
 
 
 def _modernbert(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
-    _require(config, {"classifier_activation": "gelu"})
+    require(config, {"classifier_activation": ["gelu"]})
     pooled: Output | Literal["pooled"] = (
         "pooled" if config.get("classifier_pooling", "cls") == "mean" else "first"
     )
@@ -125,10 +135,16 @@ def _modernbert(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
     )
 
 
-def _require(config: Mapping[str, Any], values: Mapping[str, object]) -> None:
-    for field, wanted in values.items():
-        if config.get(field, wanted) != wanted:
-            raise WeightsError(f"`{field}` must be `{wanted}`")
+def _eurobert(config: Mapping[str, Any]) -> HeadShape:
+    require(config, {"classifier_pooling": ["late", "mean", "bos"]})
+    head = HeadShape(dense="dense", activation="Gelu", out="classifier")
+    pooling = config.get("classifier_pooling", "late")
+    # The name of the same field in the published code, which `transformers` does not read.
+    require(config, {"clf_pooling": [pooling]})
+    if pooling == "late":
+        # The mean of the logits is the logits of the mean.
+        return msgspec.structs.replace(head, reads="tokens", pools=True)
+    return msgspec.structs.replace(head, reads="first" if pooling == "bos" else "pooled")
 
 
 def add_head(
@@ -150,7 +166,7 @@ def add_head(
     graph = GraphBuilder(weights, plain=plain, stored=stored)
     state: str = head.reads
     if state == POOLED:
-        _pool(graph, "mean", exact=exact)
+        _pool_mean(graph, TOKENS, exact=exact)
     if head.dense is not None:
         dense = _linear(graph, head.dense, state, "head.dense", biased=head.biased)
         state = _activate(graph, head.activation, dense)
@@ -158,9 +174,11 @@ def add_head(
         parts = [f"{head.norm}.{part}" for part in ("weight", "bias")]
         inputs = [state, *(graph.weight(name) for name in parts if name in weights)]
         state = graph.plain("LayerNormalization", inputs, "head.normed", epsilon=head.epsilon)
+    if head.pools:
+        state = _pool_mean(graph, state, exact=exact)
     _linear(graph, head.out, state, LOGITS)
     labels = weights[f"{head.out}.bias"].shape[0]
-    rows = ["batch", "sequence"] if head.reads == TOKENS else ["batch"]
+    rows = ["batch", "sequence"] if head.reads == TOKENS and not head.pools else ["batch"]
     return _extended(model, graph, LOGITS, [*rows, labels])
 
 
@@ -176,12 +194,49 @@ def add_pooling(
     return _extended(model, graph, POOLED, ["batch", hidden], keep=[TOKENS])
 
 
+def add_end_pooling(
+    model: ModelProto,
+    config: Mapping[str, Any],
+    weights: Weights,
+    *,
+    hidden: int,
+    stored: StoredWeights = NOTHING_STORED,
+) -> ModelProto:
+    """Return `model` with the output `pooled`: the state of each row's end token, as in CLIP.
+
+    A projection is applied if the checkpoint has one. Without it, the output `tokens` remains.
+
+    Raises:
+        WeightsError: the checkpoint needs a projection, but does not have it.
+    """
+    graph, end = GraphBuilder(weights, stored=stored), config.get("eos_token_id")
+    ids = "input_ids"
+    if not isinstance(end, int):
+        raise WeightsError("`eos_token_id` must be the id of the token that ends a text")
+    # In older configurations, 2 stands for the largest id.
+    if end != _LARGEST:
+        token = graph.constant("end.token", np.array(end, dtype=np.int32))
+        graph.plain("Equal", [ids, token], "end.found")
+        graph.plain("Cast", ["end.found"], "end.marked", to=TensorProto.INT32)
+        ids = graph.plain("Mul", ["end.marked", "attention_mask"], "end.real")
+    axis = graph.constant("end.axis", np.array([1], dtype=np.int64))
+    graph.plain("ArgMax", [ids], "end.place", axis=1, keepdims=0)
+    graph.plain("Unsqueeze", ["end.place", axis], "end.places")
+    is_projected = str((config.get("architectures") or [""])[0]).endswith(_PROJECTED)
+    state = "end.state" if is_projected else POOLED
+    graph.plain("GatherND", [TOKENS, "end.places"], state, batch_dims=1)
+    if not is_projected:
+        return _extended(model, graph, POOLED, ["batch", hidden], keep=[TOKENS])
+    _linear(graph, "text_projection", state, POOLED, biased=False)
+    return _extended(model, graph, POOLED, ["batch", len(weights["text_projection.weight"])])
+
+
 def _pool(graph: GraphBuilder, pooling: Pooling, *, exact: bool) -> None:
     if pooling == "cls":
         first = graph.constant("pool.first", np.array(0, dtype=np.int64))
         graph.plain("Gather", [TOKENS, first], POOLED, axis=1)
     elif pooling == "mean":
-        _pool_mean(graph, exact=exact)
+        _pool_mean(graph, TOKENS, exact=exact)
     else:
         _pool_max(graph)
 
@@ -196,7 +251,8 @@ def _pool_max(graph: GraphBuilder) -> None:
     graph.plain("ReduceMax", ["pool.tokens", rows], POOLED, keepdims=0)
 
 
-def _pool_mean(graph: GraphBuilder, *, exact: bool) -> None:
+def _pool_mean(graph: GraphBuilder, tokens: str, *, exact: bool) -> str:
+    """Append `pooled`, the mean of what `tokens` holds for each real token."""
     # An exact mean does not use the axis, which only keeps the revision of earlier imports.
     axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
     rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
@@ -204,7 +260,7 @@ def _pool_mean(graph: GraphBuilder, *, exact: bool) -> None:
     least = graph.constant("pool.least", np.array(1, dtype=np.float32))
     if exact:
         mask = pad_for_sum(graph, "attention_mask", "pool.places")
-        pad_for_sum(graph, TOKENS, "pool.tokens", rank=3)
+        pad_for_sum(graph, tokens, "pool.tokens", rank=3)
         graph.plain("Cast", [mask], "pool.mask", to=TensorProto.FLOAT)
         graph.plain("Unsqueeze", ["pool.mask", rows], "pool.selector")
         graph.plain("MatMul", ["pool.selector", "pool.tokens"], "pool.sums")
@@ -212,11 +268,11 @@ def _pool_mean(graph: GraphBuilder, *, exact: bool) -> None:
     else:
         graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.FLOAT)
         graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
-        graph.plain("Mul", [TOKENS, "pool.real"], "pool.tokens")
+        graph.plain("Mul", [tokens, "pool.real"], "pool.tokens")
         graph.plain("ReduceSum", ["pool.tokens", rows], "pool.sum", keepdims=0)
     graph.plain("ReduceSum", ["pool.mask", rows], "pool.found", keepdims=1)
     graph.plain("Max", ["pool.found", least], "pool.count")
-    graph.plain("Div", ["pool.sum", "pool.count"], POOLED)
+    return graph.plain("Div", ["pool.sum", "pool.count"], POOLED)
 
 
 def _linear(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sluicegate.backends.model_tools.graphs.graph_builder import GraphBuilder
 from sluicegate.backends.model_tools.graphs.shapes import RELATIVE_BIAS, BertShape
 
-# All distances longer than this one are in its bucket.
+# All distances longer than this one are in MPNet's last bucket.
 _FARTHEST = 128
 
 
@@ -79,14 +79,19 @@ def add_relative_bias(graph: GraphBuilder, shape: BertShape, *, from_values: boo
     return graph.plain("Unsqueeze", ["relative.heads", row], "relative")
 
 
-def bucket_distances(distances: NDArray[np.int64], *, buckets: int) -> NDArray[np.int64]:
-    """Return the bucket of each distance; the upper half of the buckets is for later tokens."""
+def bucket_distances(
+    distances: NDArray[np.int64], *, buckets: int, farthest: int = _FARTHEST
+) -> NDArray[np.int64]:
+    """Return the bucket of each distance; the upper half of the buckets is for later tokens.
+
+    All distances from `farthest` on have the same bucket.
+    """
     half = buckets // 2
     exact = half // 2
     size = np.abs(distances)
     # In float32, as in training, because rounding decides at the edge of a bucket.
     steps = np.log(np.maximum(size, 1).astype(np.float32) / np.float32(exact))
-    steps = steps / np.float32(np.log(_FARTHEST / exact)) * np.float32(half - exact)
+    steps = steps / np.float32(np.log(farthest / exact)) * np.float32(half - exact)
     far = np.minimum(exact + steps.astype(np.int64), half - 1)
     found: NDArray[np.int64] = np.where(size < exact, size, far) + half * (distances > 0)
     return found

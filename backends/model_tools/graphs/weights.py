@@ -1,7 +1,7 @@
 """Reads the weights of an encoder from a safetensors file."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,17 @@ _NO_WEIGHTS = ("I", "U", "BOOL")
 
 class WeightsError(ValueError):
     """Says that weights cannot be read, or that no graph can be built for a checkpoint."""
+
+
+def require(config: Mapping[str, Any], values: Mapping[str, Sequence[object]]) -> None:
+    """Refuse a configuration in which a field has none of its `values`; fields may be absent.
+
+    Raises:
+        WeightsError: a field has another value; the message names the field.
+    """
+    for field, known in values.items():
+        if config.get(field, known[0]) not in known:
+            raise WeightsError(f"`{field}` must be `{known[0]}`, not `{config[field]}`")
 
 
 def read_safetensors(path: Path) -> Weights:

@@ -39,7 +39,12 @@ _APPLIED = {
     *("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents"),
     *("add_prefix_space", "split_by_punct", "trim_offsets", "unk_id", "added_tokens_decoder"),
     *("additional_special_tokens", "extra_special_tokens", "add_bos_token", "add_eos_token"),
+    "extra_ids",
 }
+_CLIP_WORDS = (
+    r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d"
+    r"|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+)
 _TYPES = "token_type_ids"
 _INPUTS = ["input_ids", _TYPES, "attention_mask"]
 # The sections of `tokenizer.json` that decide which tokens a text has.
@@ -193,15 +198,10 @@ def _read_given(
         found |= read_object(folder / "special_tokens_map.json")
         added = _older_tokens(folder, document, found)
     by_text = {str(token): token for token in added.values()}
-    extra = found.get("extra_special_tokens") or found.get("additional_special_tokens") or []
+    extra = _extra_tokens(found, name)
     roles = {field: value for field, value in found.items() if field.endswith("_token")}
     if isinstance(extra, dict):
         roles, extra = roles | extra, []
-    elif name == "CamembertTokenizer" and not {
-        "extra_special_tokens",
-        "additional_special_tokens",
-    } & set(found):
-        extra = ["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"]
     if name == GENERIC and own.padding is not None:
         roles = {"pad_token": own.padding["pad_token"], **roles}
     tokens = {role: _token(value) for role, value in _SPECS[name].tokens.items()}
@@ -220,6 +220,17 @@ def _read_given(
         extra=[_token(each) for each in extra],
         added=[added[number] for number in sorted(added)],
     )
+
+
+def _extra_tokens(found: Mapping[str, Any], name: str) -> Any:
+    """Return the special tokens without a role, or a mapping of more roles to tokens."""
+    fields = ("extra_special_tokens", "additional_special_tokens")
+    if not {*fields} & set(found):
+        if name == "CamembertTokenizer":
+            return ["<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"]
+        if name == "T5Tokenizer":
+            return [f"<extra_id_{place}>" for place in range(found.get("extra_ids", 100))]
+    return next((found[field] for field in fields if found.get(field)), [])
 
 
 def _older_tokens(
@@ -310,6 +321,36 @@ def _byte_pairs(given: _Given) -> Tokenizer:
     return built
 
 
+def _clip(given: _Given) -> Tokenizer:
+    words, merges = given.vocabulary("BPE"), given.model["merges"]
+    pairs = [tuple(each.split(" ") if isinstance(each, str) else each) for each in merges]
+    built = Tokenizer(
+        models.BPE(
+            vocab=words,
+            merges=pairs,
+            continuing_subword_prefix="",
+            end_of_word_suffix="</w>",
+            fuse_unk=False,
+            unk_token=given.token("unk"),
+        )
+    )
+    built.normalizer = normalizers.Sequence(
+        [normalizers.NFC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Lowercase()]
+    )
+    split = pre_tokenizers.Split(Regex(_CLIP_WORDS), behavior="removed", invert=True)
+    plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.pre_tokenizer = pre_tokenizers.Sequence([split, plain])
+    built.decoder = decoders.ByteLevel()
+    return built
+
+
+def _clip_template(given: _Given, built: Tokenizer) -> Any:
+    start, end = given.token("bos"), given.token("eos")
+    return processors.RobertaProcessing(
+        (end, _id(built, end)), (start, _id(built, start)), False, False
+    )
+
+
 def _xlm_roberta(given: _Given) -> Tokenizer:
     return _sentence_pieces(given, unknown=3)
 
@@ -328,6 +369,11 @@ def _sentence_pieces(given: _Given, *, unknown: int) -> Tokenizer:
         built.normalizer = normalizers.Precompiled(charsmap)
     _add_metaspace(given, built, [pre_tokenizers.WhitespaceSplit()], without="never")
     return built
+
+
+def _t5(given: _Given) -> Tokenizer:
+    fields = {**given.fields, "add_prefix_space": True}
+    return _sentence_pieces(msgspec.structs.replace(given, fields=fields), unknown=2)
 
 
 def _albert(given: _Given) -> Tokenizer:
@@ -414,6 +460,14 @@ def _xlm_template(given: _Given, built: Tokenizer) -> Any:
     )
 
 
+def _t5_template(given: _Given, built: Tokenizer) -> Any:
+    return processors.TemplateProcessing(
+        single=["$A", "</s>"],
+        pair=["$A", "</s>", "$B", "</s>"],
+        special_tokens=[("</s>", _id(built, given.token("eos")))],
+    )
+
+
 class _Spec(msgspec.Struct, frozen=True):
     """Describes a tokenizer class: its special tokens, and the function that builds a tokenizer."""
 
@@ -448,6 +502,19 @@ _SPECS: Mapping[str, _Spec] = MappingProxyType(
         ),
         "DebertaV2Tokenizer": _Spec(
             {**_BRACKETS, **_ENDS, "pad_token": "[PAD]"}, _deberta, _bert_template
+        ),
+        "CLIPTokenizer": _Spec(
+            {
+                "bos_token": "<|startoftext|>",
+                "eos_token": "<|endoftext|>",
+                "unk_token": "<|endoftext|>",
+                "pad_token": "<|endoftext|>",
+            },
+            _clip,
+            _clip_template,
+        ),
+        "T5Tokenizer": _Spec(
+            {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}, _t5, _t5_template
         ),
     }
 )

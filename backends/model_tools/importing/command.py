@@ -45,6 +45,7 @@ _OUTPUTS = ("logits", "pooled", "tokens")
 )
 @click.option("--labels", help="Labels of the logits, in order, separated by commas.")
 @click.option("--revision", help="Branch, tag or commit on the hub.")
+@click.option("--adapter", help="Merge this adapter of jina-embeddings-v3, or `none` of them.")
 @click.option("--ignore", "ignored", multiple=True, metavar="NAME", help="Leave out this file.")
 @variant_options
 @click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
@@ -60,6 +61,7 @@ def import_command(
     outputs: tuple[str, ...],
     labels: str | None,
     revision: str | None,
+    adapter: str | None,
     ignored: tuple[str, ...],
     dry_run: bool,
     reloads: bool,
@@ -94,6 +96,8 @@ def import_command(
     # Options are checked before files are downloaded from the hub.
     wanted = choose_variant(**variant)
     given = _fields(inputs, outputs, labels, truncate=truncate)
+    if adapter is not None:
+        given["adapter"] = adapter
     if reloads:
         # `sluicegate models import` handles `--reload`, because this package knows no gateway.
         raise StartProblem("`--reload` is an option of `sluicegate models import`")

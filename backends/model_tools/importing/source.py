@@ -12,6 +12,7 @@ import numpy as np
 import yaml
 
 from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.graphs.adapters import merge_adapter
 from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
 from sluicegate.backends.model_tools.importing.class_tokenizer import (
@@ -33,17 +34,29 @@ _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _SLOW = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 _POINTER = b"version https://git-lfs"
 _HEADED = ("ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice")
-_BARE = ("Model", "ForMaskedLM", "ForPreTraining")
+_BARE = ("Model", "ForMaskedLM", "ForPreTraining", "ModelWithProjection")
 # Settings of `config.json` that Sluicegate's own graphs do not support.
 _NOT_BUILT = {
-    "auto_map": "names custom code, which is not run",
     "quantization_config": "says that the weights are quantized, which is not supported",
     "pruned_heads": "removes attention heads, which is not supported",
 }
+# The names of the classes in custom code that Sluicegate computes itself begin so, by model type.
+_KNOWN_CODE = {
+    "eurobert": "EuroBert",
+    "new": "New",
+    "gte": "Gte",
+    "nomic_bert": "NomicBert",
+    "jina_embeddings_v3": "XLMRoberta",
+}
+# Classes in `modules.json` whose code only chooses an adapter.
+_KNOWN_MODULES = {"jina_embeddings_v3": {"custom_st.Transformer"}}
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(\d+)\.")
-_LAYERS = ("num_hidden_layers", "n_layers")
+_LAYERS = ("num_hidden_layers", "n_layers", "num_layers")
 _ADAPTED = re.compile(r"\.lora_|\.base_layer\.|\.adapters?\.")
-_BASES = {"bert", "distilbert", "roberta", "mpnet", "electra", "albert", "deberta", "model"}
+_BASES = {
+    *("bert", "distilbert", "roberta", "mpnet", "electra", "albert", "deberta", "model"),
+    *("new", "gte", "nomic_bert", "text_model"),
+}
 # The modules of the supported families. Those from `cls` on are used only in training.
 _PARTS = {
     *("embeddings", "embeddings_project", "encoder", "transformer", "layers", "final_norm"),
@@ -52,7 +65,21 @@ _PARTS = {
     *("vocab_transform", "vocab_layer_norm", "vocab_projector", "decoder"),
     *("discriminator_predictions", "generator_predictions", "generator_lm_head"),
 }
-_EMBEDDINGS = ("word_embeddings.weight", "tok_embeddings.weight", "embed_tokens.weight")
+# The modules that only some families have.
+_OWN_PARTS = {
+    "eurobert": {"embed_tokens", "norm", "dense"},
+    "nomic_bert": {"emb_ln"},
+    "jina_embeddings_v3": {"emb_ln"},
+    "t5": {"shared"},
+    "clip_text_model": {"final_layer_norm", "text_projection"},
+}
+_EMBEDDINGS = (
+    "word_embeddings.weight",
+    "tok_embeddings.weight",
+    "embed_tokens.weight",
+    "shared.weight",
+    "token_embedding.weight",
+)
 _HEAD = re.compile(r"(classifier|pre_classifier|score|qa_outputs|logits_proj)\.")
 # What a folder without `config.json` has instead.
 _ADAPTER = "adapter_config.json"
@@ -92,7 +119,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
 
     `modules` are the modules of a sentence transformer. `fields` are manifest fields from a
     `model.yaml` in the folder, or from options of the command. `tokenizer` is the tokenizer that
-    the folder's tokenizer class builds.
+    the folder's tokenizer class builds. `adapter` is the adapter to merge into the weights.
     """
 
     folder: Path
@@ -101,6 +128,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     modules: SentenceModules | None = None
     fields: dict[str, Any] = {}
     tokenizer: ClassTokenizer
+    adapter: str | None = None
 
     def weights(self) -> Weights:
         """Return the weights, from one file or several.
@@ -109,13 +137,18 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
             StartProblem: there are no weights, they cannot be read, or `config.json` has a setting
                 that is not supported.
         """
-        for field, what in _NOT_BUILT.items():
-            if self.config.get(field):
-                raise StartProblem(
-                    f"`{self.folder / 'config.json'}`: `{field}` {what}; export the model to ONNX "
-                    "and import that"
-                )
-        weights = self._read_weights()
+        refused = {name: what for name, what in _NOT_BUILT.items() if self.config.get(name)}
+        if not self._has_known_code():
+            refused["auto_map"] = "names custom code, which is not run"
+        for field, what in refused.items():
+            raise StartProblem(
+                f"`{self.folder / 'config.json'}`: `{field}` {what}; export the model to ONNX and "
+                "import that"
+            )
+        try:
+            weights = merge_adapter(self._read_weights(), self.config, self.adapter)
+        except WeightsError as error:
+            raise StartProblem(f"`{self.folder}`: {error}") from None
         self._check_names(weights)
         self._check_embeddings(weights)
         for name, tensor in weights.items():
@@ -176,13 +209,21 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
         except WeightsError as error:
             raise StartProblem(str(error)) from None
 
+    def _has_known_code(self) -> bool:
+        """Whether `config.json` names no code but that of classes which Sluicegate computes."""
+        start = _KNOWN_CODE.get(str(self.config.get("model_type")))
+        named = (self.config.get("auto_map") or {}).values()
+        return all(start and str(each).rpartition(".")[2].startswith(start) for each in named)
+
     def _check_names(self, weights: Weights) -> None:
         """Refuse weights that a model with this `config.json` would not use."""
         layers = next(
             (self.config[n] for n in _LAYERS if isinstance(self.config.get(n), int)), None
         )
         names = self.config.get("architectures") or ["Model"]
-        is_bare = str(names[0]).endswith(_BARE)
+        # A class that is not the first one may explain a head, which the first one ignores.
+        is_bare = all(str(name).endswith(_BARE) for name in names)
+        kind = str(self.config.get("model_type"))
         for name in weights:
             found = _LAYER.search(name)
             if found and layers is not None and int(found[1]) >= layers:
@@ -195,9 +236,9 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
                     f"`{self.folder}`: `{name}` belongs to an adapter, which is not supported; "
                     "merge it with `merge_and_unload()` and save the model"
                 )
-            if self.config.get("model_type") in FAMILIES and _part(name) not in _PARTS:
+            if kind in FAMILIES and _part(name) not in {*_PARTS, *_OWN_PARTS.get(kind, ())}:
                 raise StartProblem(
-                    f"`{self.folder}`: no layer of a `{self.config['model_type']}` has the weight "
+                    f"`{self.folder}`: no layer of a `{kind}` has the weight "
                     f"`{name}`; export the model to ONNX and import that"
                 )
             if is_bare and _HEAD.match(name):
@@ -228,6 +269,7 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
     if not folder.is_dir():
         raise StartProblem(f"`{folder}` is not a folder; name the model's folder")
     fields = {**_read_fields(folder / _MANIFEST), **(given or {})}
+    adapter = fields.pop("adapter", None)
     tokenizer = folder / str(fields.get("tokenizer", "tokenizer.json"))
     _refuse_adapter(folder)
     if not (folder / "config.json").is_file():
@@ -243,9 +285,13 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
     source = CheckpointFolder(
         folder=folder,
         config=config,
-        graph=_find_graph(folder, fields.get("graph")),
-        modules=read_modules(lambda name: folder / name),
+        # An adapter is merged into weights.
+        graph=_find_graph(folder, fields.get("graph")) if adapter is None else None,
+        modules=read_modules(
+            lambda name: folder / name, _KNOWN_MODULES.get(str(config.get("model_type")), ())
+        ),
         fields=fields,
+        adapter=None if adapter is None else str(adapter),
         tokenizer=build_tokenizer(folder, tokenizer.name, config),
     )
     names = source.config.get("architectures") or [""]

@@ -1,0 +1,70 @@
+"""Checkpoints that name code are imported only if Sluicegate computes what that code computes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.parity.library_fixtures import unpack
+from tests.parity.library_served import import_folder
+
+ADAPTED = "jina_embeddings_v3-00"
+
+
+def edit(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_code_of_another_class_is_refused(tmp_path: Path) -> None:
+    folder = unpack("nomic_bert-06", tmp_path)
+    edit(folder / "config.json", auto_map={"AutoModel": "owner/code--modeling.OtherModel"})
+
+    reason = import_folder(folder, tmp_path / "models")
+
+    assert reason is not None
+    assert "`auto_map` names custom code" in reason
+
+
+@pytest.mark.parametrize("chosen", ["", "adapter: retrieval.passage"])
+def test_weights_with_adapters_need_the_choice_of_one(tmp_path: Path, chosen: str) -> None:
+    folder = unpack(ADAPTED, tmp_path)
+    (folder / "model.yaml").write_text(chosen)
+
+    reason = import_folder(folder, tmp_path / "models")
+
+    assert reason is not None
+    assert "`retrieval.query`, `separation`, `text-matching`" in reason
+    assert "`--adapter NAME`" in reason
+
+
+def test_weights_with_adapters_are_imported_without_any(tmp_path: Path) -> None:
+    folder = unpack(ADAPTED, tmp_path)
+    (folder / "model.yaml").write_text("adapter: none")
+
+    assert import_folder(folder, tmp_path / "models") is None
+
+
+def test_an_adapter_is_merged_though_there_is_a_graph(tmp_path: Path) -> None:
+    folder = unpack(ADAPTED, tmp_path)
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.onnx").write_bytes(b"a graph that takes the number of a task")
+
+    assert import_folder(folder, tmp_path / "models") is None
+
+
+def test_a_head_that_the_first_class_ignores_is_ignored(tmp_path: Path) -> None:
+    folder = unpack("gte-09", tmp_path)
+    edit(folder / "config.json", architectures=["NewModel", "NewForTokenClassification"])
+
+    assert import_folder(folder, tmp_path / "models") is None
+
+
+def test_an_adapter_of_weights_without_adapters_is_refused(tmp_path: Path) -> None:
+    folder = unpack("eurobert-06", tmp_path)
+    (folder / "model.yaml").write_text("adapter: separation")
+
+    reason = import_folder(folder, tmp_path / "models")
+
+    assert reason is not None
+    assert "there is no adapter `separation`" in reason
