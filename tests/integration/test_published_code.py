@@ -45,6 +45,21 @@ def test_weights_with_adapters_are_imported_without_any(tmp_path: Path) -> None:
     assert import_folder(folder, tmp_path / "models") is None
 
 
+def test_an_adapter_is_merged_though_there_is_a_graph(tmp_path: Path) -> None:
+    folder = unpack(ADAPTED, tmp_path)
+    (folder / "onnx").mkdir()
+    (folder / "onnx" / "model.onnx").write_bytes(b"a graph that takes the number of a task")
+
+    assert import_folder(folder, tmp_path / "models") is None
+
+
+def test_a_head_that_the_first_class_ignores_is_ignored(tmp_path: Path) -> None:
+    folder = unpack("gte-09", tmp_path)
+    edit(folder / "config.json", architectures=["NewModel", "NewForTokenClassification"])
+
+    assert import_folder(folder, tmp_path / "models") is None
+
+
 def test_an_adapter_of_weights_without_adapters_is_refused(tmp_path: Path) -> None:
     folder = unpack("eurobert-06", tmp_path)
     (folder / "model.yaml").write_text("adapter: separation")

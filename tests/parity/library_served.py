@@ -127,7 +127,7 @@ def _intended(task: str, answers: list[Any]) -> list[Any]:
 def _without_overlaps(entities: list[list[float]]) -> list[list[float]]:
     kept, reached = [], 0.0
     for label, start, end, score in entities:
-        if end > reached:
+        if end > reached or start == end:  # an empty one shares no character
             kept.append([label, max(start, reached), end, score])
             reached = end
     return kept

@@ -160,6 +160,8 @@ def _eurobert(config: Mapping[str, Any]) -> HeadShape:
     require(config, {"classifier_pooling": ["late", "mean", "bos"]})
     head = HeadShape(dense="dense", activation="Gelu", out="classifier")
     pooling = config.get("classifier_pooling", "late")
+    # The name of the same field in the published code, which `transformers` does not read.
+    require(config, {"clf_pooling": [pooling]})
     if pooling == "late":
         # The mean of the logits is the logits of the mean.
         return msgspec.structs.replace(head, reads="tokens", pools=True)

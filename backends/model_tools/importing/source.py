@@ -249,7 +249,9 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
             (self.config[n] for n in _LAYERS if isinstance(self.config.get(n), int)), None
         )
         names = self.config.get("architectures") or ["Model"]
-        is_bare, kind = str(names[0]).endswith(_BARE), str(self.config.get("model_type"))
+        # A class that is not the first one may explain a head, which the first one ignores.
+        is_bare = all(str(name).endswith(_BARE) for name in names)
+        kind = str(self.config.get("model_type"))
         for name in weights:
             found = _LAYER.search(name)
             if found and layers is not None and int(found[1]) >= layers:
@@ -367,7 +369,12 @@ def _open_checkpoint(
         folder=folder,
         config=config,
         ranking=ranking,
-        graph=_find_graph(folder, fields.get("graph")) if gliner is None else None,
+        # An adapter is merged into weights.
+        graph=(
+            _find_graph(folder, fields.get("graph"))
+            if gliner is None and task_adapter is None
+            else None
+        ),
         modules=_modules(folder, config),
         fields=fields,
         task_adapter=None if task_adapter is None else str(task_adapter),

@@ -76,12 +76,14 @@ def test_frequencies_are_scaled_as_in_transformers(
         ("jina_embeddings_v3", "truncate_dim", 32),
         ("t5", "architectures", ["T5Model"]),
         ("gte", "partial_rotary_factor", 0.5),
+        ("eurobert", "clf_pooling", "mean"),
     ],
 )
 def test_options_that_are_not_computed_are_refused_by_name(
     family: str, field: str, value: Any
 ) -> None:
-    config = complete_config({"model_type": family, field: value})
+    heads = ["EuroBertForSequenceClassification"] if family == "eurobert" else None
+    config = complete_config({"model_type": family, "architectures": heads, field: value})
 
     with pytest.raises(WeightsError, match=f"`{field}`"):
         build_checkpoint(config, {})
