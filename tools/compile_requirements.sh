@@ -80,3 +80,5 @@ compile load requirements/load.in
 # The parity check needs the framework that all other sets leave out.
 overrides=/dev/null
 compile parity requirements/parity.in --constraint "$pins" "$@"
+# The package `gliner` needs an older `transformers`.
+compile gliner requirements/gliner.in "$@"

@@ -35,6 +35,8 @@ MEDIA_TYPE = "application/vnd.sluicegate.v1+msgpack"
 TOKEN_HEADER = "x-sluicegate-token"  # noqa: S105 - the name of a header
 MAX_LABELS = 256
 """The most labels or choices of an item."""
+MAX_ENTITIES = 20_000
+"""The most spans of a text that may have a score above the threshold of a request."""
 LABELS = stated(minItems=1, maxItems=MAX_LABELS)
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -113,9 +115,21 @@ class RerankParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class EntitiesParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Selects how tokens are grouped into entities, as in Hugging Face's pipeline."""
+    """Selects which entities are found.
+
+    - `aggregation` selects how a token classifier's tokens are grouped, as in Hugging Face's
+      pipeline.
+    - The other fields are for models that find entities of any type, such as GLiNER: the types, the
+      score that an entity must exceed (0.5), whether entities may not overlap (true), and whether
+      an entity may have several types (false). Fields without a value are not encoded, so that
+      requests without them keep their cache keys.
+    """
 
     aggregation: Aggregation = "simple"
+    labels: list[str] | msgspec.UnsetType = msgspec.UNSET
+    threshold: float | msgspec.UnsetType = msgspec.UNSET
+    flat: bool | msgspec.UnsetType = msgspec.UNSET
+    multi_label: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class InferParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,6 +8,7 @@ import msgspec
 from typing_extensions import override
 
 from sluicegate.backends.algorithms.base import Algorithm
+from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.scores import apply_function, written
 from sluicegate.backends.pipelines.token_work import run_token_work
@@ -38,6 +39,12 @@ class Entities(Algorithm):
 
     @override
     async def run(self, item: str, parameters: EntitiesParameters, ask: AlgorithmContext) -> Any:
+        if parameters != EntitiesParameters(aggregation=parameters.aggregation):
+            raise ItemRefused(
+                "labels_not_supported",
+                f"`{self._model}` finds entities of fixed types; leave out `labels` and their "
+                "options, or name a model that finds entities of any type, such as GLiNER",
+            )
         pieces, logits = await ask.tokens(self._model, item)
         aggregation = parameters.aggregation
         return await run_token_work(len(pieces), self._answer, item, pieces, logits, aggregation)

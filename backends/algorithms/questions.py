@@ -42,7 +42,16 @@ def hypotheses(parameters: ZeroShotParameters) -> list[str]:
         ItemRefused: labels are missing, empty, repeated or too many, or the template does not
             contain `{}` exactly once.
     """
-    labels = parameters.labels
+    check_labels(parameters.labels)
+    if parameters.hypothesis_template.count(SLOT) != 1:
+        raise ItemRefused(
+            "bad_template", "`hypothesis_template` must contain `{}` exactly once, for the label"
+        )
+    return [parameters.hypothesis_template.replace(SLOT, label) for label in parameters.labels]
+
+
+def check_labels(labels: list[str]) -> None:
+    """Raise `ItemRefused` if labels are missing, empty, repeated or too many."""
     if not labels:
         raise ItemRefused("no_labels", "`labels` is empty; send at least one")
     if len(labels) > MAX_LABELS:
@@ -51,11 +60,6 @@ def hypotheses(parameters: ZeroShotParameters) -> list[str]:
         raise ItemRefused("duplicate_labels", "`labels` contains a label twice")
     if not all(label.strip() for label in labels):
         raise ItemRefused("empty_label", "`labels` contains an empty label")
-    if parameters.hypothesis_template.count(SLOT) != 1:
-        raise ItemRefused(
-            "bad_template", "`hypothesis_template` must contain `{}` exactly once, for the label"
-        )
-    return [parameters.hypothesis_template.replace(SLOT, label) for label in labels]
 
 
 def check_choices(choices: list[str]) -> None:

@@ -11,6 +11,7 @@ from sluicegate.backends.algorithms.custom import Custom
 from sluicegate.backends.algorithms.embedding import Embed, Rerank
 from sluicegate.backends.algorithms.entities import Entities
 from sluicegate.backends.algorithms.hosts import AlgorithmHosts
+from sluicegate.backends.algorithms.labelled_spans import LabelledSpans
 from sluicegate.backends.algorithms.labels import Labeller
 from sluicegate.backends.algorithms.long_document import LongEmbed
 from sluicegate.backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
@@ -18,6 +19,7 @@ from sluicegate.backends.algorithms.recipes import CUSTOM, RECIPES
 from sluicegate.backends.algorithms.split import split_tasks
 from sluicegate.backends.algorithms.tokens import token_algorithms
 from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.pipelines.word_rows import WordFormat
 from sluicegate.backends.repository.catalogue import Catalogue
 from sluicegate.backends.repository.manifest import (
     AlgorithmManifest,
@@ -25,6 +27,7 @@ from sluicegate.backends.repository.manifest import (
     EncoderManifest,
     GraphManifest,
     HeadManifest,
+    SpanManifest,
     SplitManifest,
     builds_on,
 )
@@ -57,6 +60,8 @@ def build_served_model(
         return _serve_encoder(model, manifest)
     if isinstance(manifest, ClassifierManifest):
         return _serve_classifier(model, manifest)
+    if isinstance(manifest, SpanManifest):
+        return _serve_spans(model, manifest)
     if isinstance(manifest, HeadManifest):
         return _serve_head(model, manifest, below)
     if isinstance(manifest, SplitManifest):
@@ -172,6 +177,12 @@ def _answer_by_logits(
         scored_by = manifest.rerank_function if isinstance(manifest, ClassifierManifest) else None
         return CrossEncode(model=name, function=scored_by or "sigmoid")
     return Classify(model=name, labels=labels, function=function)
+
+
+def _serve_spans(model: Model, manifest: SpanManifest) -> ModelAlgorithms:
+    form = msgspec.convert(manifest, WordFormat, from_attributes=True)
+    finder = LabelledSpans(model=model.name, form=form, max_labels=manifest.max_labels)
+    return _serve(model, {Task.ENTITIES: finder}, [], algorithm="labelled-spans")
 
 
 def _serve_head(

@@ -1,6 +1,6 @@
 """Runs models on behalf of an item's algorithm."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from sluicegate.backends.batching.fair_queue import BULK
 from sluicegate.backends.pipelines.encoder import Encoder
 from sluicegate.backends.pipelines.token_reader import TokenReader
 from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.pipelines.word_rows import WordFormat, WordOutputs
 from sluicegate.backends.types import FloatArray, RowInput, TokenOffsets
 
 
@@ -208,10 +209,19 @@ class AlgorithmContext:
 
     def token_reader(self, encoder: str) -> TokenReader:
         """Return the token reader of an encoder."""
-        pipeline = self._pipelines[encoder]
+        return self._encoder(encoder).token_reader
+
+    def word_outputs(
+        self, model: str, text: str, labels: Sequence[str], form: WordFormat
+    ) -> AsyncIterator[WordOutputs]:
+        """Yield `model`'s raw outputs for the words of `text`; see `Encoder.word_outputs`."""
+        return self._encoder(model).word_outputs(text, labels, form, self._caller)
+
+    def _encoder(self, name: str) -> Encoder:
+        pipeline = self._pipelines[name]
         if not isinstance(pipeline, Encoder):
-            raise TypeError(f"`{encoder}` has no tokenizer of its own")
-        return pipeline.token_reader
+            raise TypeError(f"`{name}` has no tokenizer of its own")
+        return pipeline
 
     async def tokens(self, model: str, text: str) -> tuple[list[TokenOffsets], FloatArray]:
         """Return the offsets of every token of `text`, and `model`'s raw outputs for each token."""

@@ -1,7 +1,7 @@
 """Turns texts into tokens, rows and vectors."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 import numpy as np
@@ -18,6 +18,16 @@ from sluicegate.backends.pipelines.windows import (
     cut_text,
     join_windows,
     window_spans,
+)
+from sluicegate.backends.pipelines.word_rows import (
+    WINDOWS_AT_ONCE,
+    WordFormat,
+    WordOutputs,
+    owned_words,
+    prompt_row,
+    split_words,
+    word_row,
+    word_spans,
 )
 from sluicegate.backends.tokenization.layout import cut_first, cut_longest
 from sluicegate.backends.tokenization.tokenizer import Tokenizer
@@ -283,6 +293,59 @@ class Encoder:
         vectors = await run_token_work(len(segment.ids), join_windows, spans, texts)
         return segment.pieces, vectors[: len(segment.ids)]
 
+    async def word_outputs(
+        self, text: str, labels: Sequence[str], form: WordFormat, caller: RowCaller
+    ) -> AsyncIterator[WordOutputs]:
+        """Yield the outputs for a text's words, after the labels in each row.
+
+        Words without tokens are left out. If a word has more tokens than fit into a row, it is
+        truncated. A few windows are computed at a time, because their outputs are large.
+
+        Raises:
+            ItemRefused: the text is empty or has too many windows, the labels leave no room for
+                words, or the caller forbids a truncation that is needed.
+        """
+        self._check_whole(text)
+        places = await run_token_work(len(text), split_words, text)
+        words = [text[start:end] for start, end in places]
+        unique = list(dict.fromkeys([form.label_token, form.text_token, *labels, *words]))
+        with caller.span.child("tokenization", {"texts": len(unique)}):
+            tokens = dict(zip(unique, await self.tokenizer.ids(unique), strict=True))
+        prompt = prompt_row(labels, tokens, form)
+        room = self._max_tokens - self.tokenizer.layout.added - len(prompt[0])
+        if room <= form.max_width:
+            raise ItemRefused(
+                "input_too_long",
+                f"the labels have {len(prompt[0])} tokens; with some words of the text they must "
+                f"fit into the {self._max_tokens} tokens that `{self._name}` reads; send fewer",
+            )
+        read = [place for place, word in zip(places, words, strict=True) if len(tokens[word])]
+        ids = [tokens[word] for word in words if len(tokens[word])]
+        spans = word_spans(
+            [min(room, len(each)) for each in ids], room=room, form=form, most=MAX_WINDOWS
+        )
+        self._check_windows(len(spans), f"{len(ids)} words")
+        owned = owned_words(spans)
+        for first in range(0, len(spans), WINDOWS_AT_ONCE):
+            windows = spans[first : first + WINDOWS_AT_ONCE]
+            rows = [
+                word_row(
+                    prompt, [each[:room] for each in ids[start:end]], self.tokenizer.layout, form
+                )
+                for start, end in windows
+            ]
+            longest = max(map(len, ids))
+            if longest > room:
+                whole = self._max_tokens - room + longest
+                self._note_cut(rows[0], whole, caller, is_cut=False)
+            outputs = await self.rows.ask(rows, kind=OutputKind.TOKENS, caller=caller)
+            yield WordOutputs(
+                words=read,
+                windows=windows,
+                owned=owned[first : first + WINDOWS_AT_ONCE],
+                outputs=outputs,
+            )
+
     async def _pooled(self, encodings: Sequence[Encoding], caller: RowCaller) -> FloatArray:
         return self.finish(await self.rows.ask(encodings, kind=OutputKind.POOLED, caller=caller))
 
@@ -319,12 +382,7 @@ class Encoder:
         spans = window_spans(tokens, size, windows.overlap)
         if windows.only_first:
             return spans[:1]
-        if len(spans) > MAX_WINDOWS:
-            raise ItemRefused(
-                "input_too_long",
-                f"the text has {tokens} tokens, which are {len(spans)} windows of `{self._name}`; "
-                f"at most {MAX_WINDOWS} windows are accepted; send it in parts",
-            )
+        self._check_windows(len(spans), f"{tokens} tokens")
         if rows > 1 and len(spans) * rows > MAX_PAIRS:
             raise ItemRefused(
                 "input_too_long",
@@ -333,6 +391,14 @@ class Encoder:
                 "fewer labels or choices",
             )
         return spans
+
+    def _check_windows(self, windows: int, length: str) -> None:
+        if windows > MAX_WINDOWS:
+            raise ItemRefused(
+                "input_too_long",
+                f"the text has {length}, which are {windows} windows or more of `{self._name}`; "
+                f"at most {MAX_WINDOWS} windows are accepted; send it in parts",
+            )
 
     def _read(self, text: RowInput) -> RowInput:
         """Truncate a text whose characters cannot fit into the tokens that the model reads."""

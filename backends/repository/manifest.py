@@ -98,6 +98,28 @@ class ClassifierManifest(_GraphManifest, frozen=True, kw_only=True, tag="classif
         return self.tasks == [Task.ENTITIES]
 
 
+class SpanManifest(_GraphManifest, frozen=True, kw_only=True, tag="spans"):
+    """Describes a graph that scores spans of words for the labels of a request, as GLiNER does.
+
+    `WordFormat` describes the fields that say how a row is made. The `output` has a score for each
+    of `max_labels` labels.
+    """
+
+    output: str
+    max_labels: Count
+    max_width: Count
+    max_words: Count
+    label_token: str
+    text_token: str
+    label_place: Literal["token", "after"] = "token"
+    word_place: Literal["first", "last"] = "first"
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The only task."""
+        return [Task.ENTITIES]
+
+
 class HeadManifest(_Manifest, frozen=True, kw_only=True, tag="head"):
     """Describes a trained head over an encoder."""
 
@@ -131,8 +153,8 @@ class SplitManifest(_Manifest, frozen=True, kw_only=True, tag="split"):
     weights: Annotated[dict[Reference, Count], msgspec.Meta(min_length=1)]
 
 
-GraphManifest = EncoderManifest | ClassifierManifest
-Manifest = EncoderManifest | ClassifierManifest | HeadManifest | AlgorithmManifest | SplitManifest
+GraphManifest = EncoderManifest | ClassifierManifest | SpanManifest
+Manifest = GraphManifest | HeadManifest | AlgorithmManifest | SplitManifest
 FILE = "model.yaml"
 _INFERRED = (None, "encoder", "classifier")
 # A folder with one of these files was written by `save_pretrained`.
@@ -221,7 +243,7 @@ def _check(manifest: Manifest, path: Path) -> None:
         wrong = _check_head(manifest)
     elif isinstance(manifest, ClassifierManifest):
         wrong = _check_classifier(manifest)
-    elif isinstance(manifest, SplitManifest):
+    elif isinstance(manifest, SplitManifest | SpanManifest):
         wrong = None
     else:
         wrong = None if builds_on(manifest) else "`encoder` or `uses` must name a model"

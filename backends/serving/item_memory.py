@@ -6,9 +6,18 @@ bounds in bytes, which are computed from the decoded item and its parameters.
 
 from typing import Any, Final
 
+from msgspec import UNSET
+
 from sluicegate.backends.errors import ItemRefused, Overloaded
+from sluicegate.backends.pipelines.word_rows import WINDOWS_AT_ONCE
 from sluicegate.wire.byte_budget import LARGE, RETRY_AFTER, SharedBytes
-from sluicegate.wire.protocol import ChooseItem, Task, TokenizeParameters, ZeroShotParameters
+from sluicegate.wire.protocol import (
+    ChooseItem,
+    EntitiesParameters,
+    Task,
+    TokenizeParameters,
+    ZeroShotParameters,
+)
 
 # Bytes per token of a row. The row and its key both hold the token id.
 _ROW_TOKEN: Final = 16
@@ -16,6 +25,8 @@ _ROW_TOKEN: Final = 16
 # return tokens with their offsets.
 _COUNTED: Final = 448
 _TOKENS: Final = {Task.TOKENIZE: 768, Task.DETOKENIZE: 64, Task.ENTITIES: 960}
+# Bytes of the output for a token: the scores of spans of 12 lengths for 64 labels.
+_SPANS: Final = 12 * 64 * 4
 _MOST_WAITING: Final = 8192
 
 
@@ -51,6 +62,9 @@ def item_bytes(task: Task, item: Any, parameters: Any, *, length: int, max_token
         size = _ROW_TOKEN * (rows + hypotheses)
     elif isinstance(item, ChooseItem):
         size = _ROW_TOKEN * (len(item.choices) * min(max_tokens, length) + length)
+    elif isinstance(parameters, EntitiesParameters) and parameters.labels is not UNSET:
+        windows = min(length, WINDOWS_AT_ONCE * max_tokens)
+        size = _TOKENS[task] * length + _SPANS * windows
     elif isinstance(parameters, TokenizeParameters) and parameters.counts_only:
         size = _COUNTED * length
     else:

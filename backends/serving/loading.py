@@ -41,6 +41,7 @@ from sluicegate.backends.repository.manifest import (
     EncoderManifest,
     GraphManifest,
     HeadManifest,
+    SpanManifest,
     SplitManifest,
     builds_on,
 )
@@ -349,6 +350,9 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
     if isinstance(manifest, ClassifierManifest):
         kind = OutputKind.TOKENS if manifest.per_token else OutputKind.POOLED
         outputs, dimensions = {kind: manifest.output}, len(manifest.labels)
+    elif isinstance(manifest, SpanManifest):
+        outputs = {OutputKind.TOKENS: manifest.output}
+        dimensions = manifest.max_width * manifest.max_labels
     else:
         named = {
             OutputKind.POOLED: manifest.outputs.pooled,

@@ -43,7 +43,7 @@ from sluicegate.gateway.errors import (
 from sluicegate.gateway.http.problem_details import Problem
 
 _SECURITY = "key"
-_SPELLINGS = {"openai": "OpenAI", "tei": "TEI"}
+_SPELLINGS = {"gliner": "GLiNER", "openai": "OpenAI", "tei": "TEI"}
 """Words of tags that are not merely capitalized."""
 Name = tuple[str, str]
 """A method in lower case and a path."""

@@ -9,16 +9,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from sluicegate.gateway.config.document import RequestConfig
 from sluicegate.gateway.errors import ExpansionTooLarge
 from sluicegate.gateway.http.byte_budget import LARGE
 from sluicegate.gateway.types import InferenceRequest, ServedModel
 from sluicegate.wire.protocol import (
+    MAX_ENTITIES,
     MAX_LABELS,
     ChooseItem,
     ClassifyParameters,
     EmbedParameters,
+    EntitiesParameters,
     ModelInfo,
     RerankParameters,
     Task,
@@ -34,6 +37,8 @@ _CHARGED_BYTES: Final = 64 * 1024
 _ITEM, _LABEL, _SCORE, _NUMBER = 100, 48, 25, 15
 # An entity without its text, and the least bytes of text that have an entity.
 _ENTITY, _ENTITY_TEXT = 96, 2
+# The most entities with a word in common, if one may be inside another.
+_NESTED = 12
 # A token: its number, its text (a byte may be written as `<0xE2>`), and its place without digits.
 _TOKEN = 21
 # Bytes of text for each byte of msgpack of a token's number.
@@ -128,16 +133,12 @@ def _zero_shot(asked: _Asked) -> _Product:
     parameters = _decode(asked.request.parameters, type=ZeroShotParameters)
     labels, items = parameters.labels, len(asked.request.items)
     template = len(parameters.hypothesis_template.encode())
-    lengths = [len(label.encode()) for label in labels]
+    lengths = _label_lengths(asked, labels)
     longest = max(lengths, default=0)
     if template > asked.bounds.max_template_bytes:
         raise _too_large(
             f"`hypothesis_template` has {template:,} bytes",
             ("max_template_bytes", asked.bounds.max_template_bytes),
-        )
-    if longest > asked.bounds.max_label_bytes:
-        raise _too_large(
-            f"a label has {longest:,} bytes", ("max_label_bytes", asked.bounds.max_label_bytes)
         )
     hypotheses = len(labels) * template + sum(lengths)
     answer = sum(_json_lengths(labels)) + len(labels) * _LABEL
@@ -178,10 +179,19 @@ def _rerank(asked: _Asked) -> _Product:
 
 
 def _entities(asked: _Asked) -> _Product:
-    each = _ENTITY + max(_json_lengths(_labels(asked.info)), default=0)
-    return _Product(
-        0, asked.texts // _ENTITY_TEXT * each, f"the entities of {asked.texts:,} bytes of text"
-    )
+    parameters = _decode(asked.request.parameters, type=EntitiesParameters)
+    what = f"the entities of {asked.texts:,} bytes of text"
+    if parameters.labels is UNSET:
+        each = _ENTITY + max(_json_lengths(_labels(asked.info)), default=0)
+        return _Product(0, asked.texts // _ENTITY_TEXT * each, what)
+    labels, items = parameters.labels[:MAX_LABELS], len(asked.request.items)
+    _label_lengths(asked, labels)
+    each = _ENTITY + max(_json_lengths(labels), default=0)
+    copies = len(labels) if parameters.multi_label is True else 1
+    copies *= 1 if parameters.flat is not False else _NESTED
+    entities = min(asked.texts // _ENTITY_TEXT * copies, items * MAX_ENTITIES)
+    expanded = items * len(asked.request.parameters)
+    return _Product(expanded, entities * each + asked.texts * copies, what)
 
 
 def _infer(asked: _Asked) -> _Product:
@@ -201,6 +211,17 @@ def _tokenize(asked: _Asked) -> _Product:
 
 def _detokenize(asked: _Asked) -> _Product:
     return _Product(0, asked.texts * _TEXT_OF_ID, f"the texts of {asked.texts:,} bytes of tokens")
+
+
+def _label_lengths(asked: _Asked, labels: Sequence[str]) -> list[int]:
+    """Return the bytes of each label of a request, or refuse one that is too long."""
+    lengths = [len(label.encode()) for label in labels]
+    longest = max(lengths, default=0)
+    if longest > asked.bounds.max_label_bytes:
+        raise _too_large(
+            f"a label has {longest:,} bytes", ("max_label_bytes", asked.bounds.max_label_bytes)
+        )
+    return lengths
 
 
 def _labels(info: ModelInfo | None) -> Sequence[str]:

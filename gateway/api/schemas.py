@@ -8,6 +8,7 @@ backend; `truncate` reaches the backend alone.
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
+from msgspec import UNSET
 from typing_extensions import override
 
 from sluicegate.gateway.api import results
@@ -192,10 +193,25 @@ class EntitiesBody(InputBody, frozen=True, kw_only=True):
     example: ClassVar = {"model": "entities-demo", "input": "Angela Merkel visited Paris."}
     aggregation: Literal["none", "simple", "first", "average", "max"] = "simple"
     """How pieces of words become entities, as in Hugging Face's token classification."""
+    labels: Annotated[list[str], LABELS, stated(uniqueItems=True)] | None = None
+    """The types of entities to find; for models that find any type, such as GLiNER."""
+    threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    """With `labels`: the score that an entity must exceed; 0.5 where it is left out."""
+    flat: bool | None = None
+    """With `labels`: whether entities do not overlap, which is so where it is left out. With
+    `false`, an entity may be inside another one."""
+    multi_label: bool | None = None
+    """With `labels`: whether the same words may be entities of several types."""
 
     @override
     def task_parameters(self) -> Parameters:
-        return EntitiesParameters(aggregation=self.aggregation)
+        return EntitiesParameters(
+            aggregation=self.aggregation,
+            labels=UNSET if self.labels is None else self.labels,
+            threshold=UNSET if self.threshold is None else self.threshold,
+            flat=UNSET if self.flat is None else self.flat,
+            multi_label=UNSET if self.multi_label is None else self.multi_label,
+        )
 
 
 class EmbedBody(InputBody, frozen=True, kw_only=True):

@@ -17,6 +17,8 @@ from sluicegate.gateway.types import CONCURRENT, ItemFailure, Principal
 from sluicegate.wire.protocol import TOKEN_TASKS, ChooseItem, Task, ZeroShotParameters
 
 _SPECIAL_TOKENS = 2
+# Rows of these tasks contain parameters, such as labels.
+_PARAMETERS_IN_ROWS = (Task.ZERO_SHOT, Task.RERANK, Task.ENTITIES)
 _MAX_TOKENS = 1 << 20  # the longest row, if the model declares no maximum
 _zero_shot = msgspec.msgpack.Decoder(ZeroShotParameters)
 _choose = msgspec.msgpack.Decoder(ChooseItem)
@@ -70,7 +72,7 @@ def estimate(
     The bounds assume that a row contains one item and the request's parameters. The model reads at
     most `longest_row` tokens of a row; 0 means that this number is unknown.
     """
-    parameter_bytes = len(parameters) if task in (Task.ZERO_SHOT, Task.RERANK) else 0
+    parameter_bytes = len(parameters) if task in _PARAMETERS_IN_ROWS else 0
     rows = [_rows(task, parameters, item) for item in items]
     tokens = sum(
         number * min(len(item) + parameter_bytes + _SPECIAL_TOKENS, longest_row or _MAX_TOKENS)

@@ -40,7 +40,7 @@ DOCUMENT_MODELS: dict[str, dict[str, Any]] = {
     "words": {"moderation": MODERATION},
     **{name + SHARED: {"scope": "shared"} for name in MODELS},
 }
-_DOCUMENTED = ("stub", "sentiment", "topics", "minilm", "entities-demo", "reviewer")
+_DOCUMENTED = ("stub", "sentiment", "topics", "minilm", "entities-demo", "reviewer", "gliner")
 """Models of every task, including the models in the examples of the customers' OpenAPI document."""
 _PAUSES = (*(0.0,) * 12, 0.001, 0.005, 0.03)
 _DIMENSIONS, _MOST_DIMENSIONS = 8, 1024

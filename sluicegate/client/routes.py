@@ -114,11 +114,23 @@ def entities(
     texts: str | Sequence[str],
     *,
     aggregation: Literal["none", "simple", "first", "average", "max"] | None = None,
+    labels: Sequence[str] | None = None,
+    threshold: float | None = None,
+    flat: bool | None = None,
+    multi_label: bool | None = None,
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[Entities]]:
-    """Find named entities in texts."""
-    fields = {"model": model, "input": texts, "aggregation": aggregation}
+    """Find named entities in texts; `labels` are their types, for models that find any type."""
+    fields = {
+        "model": model,
+        "input": texts,
+        "aggregation": aggregation,
+        "labels": labels,
+        "threshold": threshold,
+        "flat": flat,
+        "multi_label": multi_label,
+    }
     return _infer("/v1/entities", Answer[Entities], fields, truncate, on_error)
 
 

@@ -12,6 +12,7 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 )
 PAST = {"CHANGELOG.md"}
+CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:]*)(?:#([^)]+))?\)")
 PATH = re.compile(
     r"`((?:gateway|backends|loadtests|tests|tools|training|deploy|config)/[\w./*-]*\w)/?`"
@@ -64,7 +65,7 @@ def test_every_make_target_that_a_page_names_exists() -> None:
 def test_every_link_leads_to_a_file_and_a_section() -> None:
     missing = []
     for name in PAGES:
-        for target, section in LINK.findall(page(name)):
+        for target, section in LINK.findall(CODE.sub("", page(name))):
             path = (ROOT / name).parent / target if target else ROOT / name
             if not path.exists() or (section and section not in sections(path)):
                 missing.append(f"{name}: {target}#{section}")

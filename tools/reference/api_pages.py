@@ -49,6 +49,7 @@ PAGES = (
     ReferencePage("tei", "As TEI's clients", ("tei",)),
     ReferencePage("open-inference", "As clients of Triton and KServe", ("open-inference",)),
     ReferencePage("jina-voyage", "As Jina's and Voyage's clients", ("jina", "voyage")),
+    ReferencePage("gliner", "As NeMo Guardrails", ("gliner",)),
 )
 """The pages. Each tag of the OpenAPI documents is on one page."""
 

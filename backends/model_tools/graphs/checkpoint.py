@@ -51,22 +51,27 @@ def build_checkpoint(
     """
     head, attention = find_head(config), options.attention
     if head is None:
-        encoder = _encoder(config, weights, "tokens", options, stored)
+        encoder = build_encoder(config, weights, "tokens", options, stored)
         return add_pooling(encoder, pooling, hidden=_hidden(encoder), exact=attention == "gathered")
     own = strip_prefix(weights, PREFIXES.get(config["model_type"], ""))
     output: Output = "tokens" if head.reads == "pooled" else head.reads
-    encoder = _encoder(config, weights, output, options, stored)
+    encoder = build_encoder(config, weights, output, options, stored)
     plain, exact = attention == "plain", attention == "gathered"
     return add_head(encoder, head, own, plain=plain, exact=exact, stored=stored)
 
 
-def _encoder(
+def build_encoder(
     config: Mapping[str, Any],
     weights: Weights,
-    output: Output,
-    options: GraphOptions,
-    stored: StoredWeights,
+    output: Output = "tokens",
+    options: GraphOptions = _CPU,
+    stored: StoredWeights = NOTHING_STORED,
 ) -> ModelProto:
+    """Return the graph of an encoder without a head or a pooling.
+
+    Raises:
+        WeightsError: no graph can be built for the checkpoint's family.
+    """
     options = msgspec.structs.replace(options, output=output)
     kind = str(config.get("model_type"))
     if kind not in _OTHERS:

@@ -161,7 +161,7 @@ def add_head(
     _linear(graph, head.out, state, LOGITS)
     labels = weights[f"{head.out}.bias"].shape[0]
     rows = ["batch", "sequence"] if head.reads == TOKENS else ["batch"]
-    return _extended(model, graph, LOGITS, [*rows, labels])
+    return extend_model(model, graph, LOGITS, [*rows, labels])
 
 
 def add_pooling(
@@ -173,7 +173,7 @@ def add_pooling(
     """
     graph = GraphBuilder({}, "fp32")
     _pool(graph, pooling, exact=exact)
-    return _extended(model, graph, POOLED, ["batch", hidden], keep=[TOKENS])
+    return extend_model(model, graph, POOLED, ["batch", hidden], keep=[TOKENS])
 
 
 def _pool(graph: GraphBuilder, pooling: Pooling, *, exact: bool) -> None:
@@ -238,13 +238,17 @@ def _activate(graph: GraphBuilder, activation: str, state: str) -> str:
     return graph.plain(activation, [state], "head.active")
 
 
-def _extended(
+def extend_model(
     model: ModelProto,
     graph: GraphBuilder,
     output: str,
     size: list[int | str],
     keep: list[str] | None = None,
 ) -> ModelProto:
+    """Return `model` with the nodes of `graph`, and with `output`, which has the size `size`.
+
+    Of the outputs of `model`, those in `keep` remain.
+    """
     extended = copy_model(model)
     changed = extended.graph
     changed.node.extend(graph.nodes)

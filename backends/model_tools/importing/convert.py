@@ -23,6 +23,7 @@ from sluicegate.backends.model_tools.importing.finishing import (
     finish_graph,
     finish_model,
 )
+from sluicegate.backends.model_tools.importing.gliner import write_gliner
 from sluicegate.backends.model_tools.importing.rebuild import rebuild
 from sluicegate.backends.model_tools.importing.source import CheckpointFolder, open_source
 from sluicegate.backends.repository.graph_file import read_graph_file
@@ -60,6 +61,16 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
     """
     source = open_source(folder, given)
     target.mkdir(parents=True, exist_ok=True)
+    if source.gliner is not None:
+        (target / TOKENIZER).write_text(source.tokenizer.text, encoding="utf-8")
+        return write_gliner(
+            source.gliner,
+            source.config,
+            source.weights(),
+            source.tokenizer.load(),
+            target,
+            source.fields,
+        )
     origin, weights = _write_graph(source, target)
     fields = dict(source.fields)
     tokenizer = source.tokenizer

@@ -125,9 +125,10 @@ async def _try(staging: Path, name: str) -> ModelInfo:
     """Load the model and run each of its tasks, as a backend would."""
     async with open_model(BackendSettings(models=staging, threads=1), name) as entry:
         texts = _trial_texts(staging / name / "1" / TOKENIZER)
-        for task in entry.served_model.info.tasks:
-            await _try_task(entry, Task(task), texts, name)
-        return entry.served_model.info
+        info = entry.served_model.info
+        for task in info.tasks:
+            await _try_task(entry, Task(task), texts, name, labels=info.labels)
+        return info
 
 
 def _trial_texts(tokenizer: Path) -> list[str]:
@@ -137,8 +138,17 @@ def _trial_texts(tokenizer: Path) -> list[str]:
     return ["a", "A text, to be read once.", *(f"a {token} b" for token in special)]
 
 
-async def _try_task(entry: ModelSetEntry, task: Task, texts: Sequence[str], name: str) -> None:
+async def _try_task(
+    entry: ModelSetEntry,
+    task: Task,
+    texts: Sequence[str],
+    name: str,
+    *,
+    labels: Sequence[str] | None,
+) -> None:
     """Run the task on every text and, if the task takes pairs, on one pair of texts.
+
+    A model without `labels` finds entities of the types that a request names.
 
     Raises:
         StartProblem: the model fails on a text.
@@ -147,6 +157,7 @@ async def _try_task(entry: ModelSetEntry, task: Task, texts: Sequence[str], name
     own: dict[Task, dict[str, Any]] = {
         Task.ZERO_SHOT: {"labels": ["a", "b"]},
         Task.RERANK: {"query": texts[-1]},
+        Task.ENTITIES: {} if labels else {"labels": ["a", "b"]},
     }
     parameters = kind(**own.get(task, {}))
     items: list[Any] = list(texts)

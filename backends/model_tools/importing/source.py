@@ -18,6 +18,12 @@ from sluicegate.backends.model_tools.importing.class_tokenizer import (
     ClassTokenizer,
     build_tokenizer,
 )
+from sluicegate.backends.model_tools.importing.gliner import (
+    FILE as GLINER,
+    GlinerConfig,
+    read_gliner,
+    without_weights,
+)
 from sluicegate.backends.repository.config_defaults import complete_config
 from sluicegate.backends.repository.sentence_modules import (
     FILE as MODULES,
@@ -63,8 +69,6 @@ _MERGE = (
 _ONNX = "if it needs only token ids, export it to ONNX and import that"
 _FOREIGN: Mapping[str, str] = MappingProxyType(
     {
-        "gliner_config.json": "is a GLiNER model, which is not supported; run it as a custom "
-        "`algorithm`",
         "config_setfit.json": "is a SetFit model without its encoder; copy all of its files",
         "model_index.json": "is a diffusers pipeline, which generates images; it is not supported",
         "open_clip_config.json": "is an OpenCLIP model, which reads images; it is not supported",
@@ -92,7 +96,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
 
     `modules` are the modules of a sentence transformer. `fields` are manifest fields from a
     `model.yaml` in the folder, or from options of the command. `tokenizer` is the tokenizer that
-    the folder's tokenizer class builds.
+    the folder's tokenizer class builds. If `gliner` is set, `config` is that of its encoder.
     """
 
     folder: Path
@@ -101,6 +105,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     modules: SentenceModules | None = None
     fields: dict[str, Any] = {}
     tokenizer: ClassTokenizer
+    gliner: GlinerConfig | None = None
 
     def weights(self) -> Weights:
         """Return the weights, from one file or several.
@@ -116,7 +121,8 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
                     "and import that"
                 )
         weights = self._read_weights()
-        self._check_names(weights)
+        if self.gliner is None:
+            self._check_names(weights)
         self._check_embeddings(weights)
         for name, tensor in weights.items():
             if not np.isfinite(tensor).all():
@@ -151,6 +157,8 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
         if (self.folder / WEIGHTS).is_file():
             return self._read(self.folder / WEIGHTS)
         index = self.folder / SHARDS
+        if not index.is_file() and self.gliner is not None:
+            raise without_weights(self.folder)
         if not index.is_file():
             raise StartProblem(
                 f"`{self.folder}` has neither `model.onnx` nor `{WEIGHTS}`"
@@ -230,7 +238,10 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
     fields = {**_read_fields(folder / _MANIFEST), **(given or {})}
     tokenizer = folder / str(fields.get("tokenizer", "tokenizer.json"))
     _refuse_adapter(folder)
-    if not (folder / "config.json").is_file():
+    gliner = None
+    if (folder / GLINER).is_file():
+        gliner = read_gliner(folder / GLINER, read_json(folder / GLINER))
+    elif not (folder / "config.json").is_file():
         raise _not_a_model(folder)
     if not tokenizer.is_file():
         slow = next((f" (it has `{name}`)" for name in _SLOW if (folder / name).is_file()), "")
@@ -239,14 +250,17 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
             "`AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
         )
     check_content(tokenizer)
-    config = complete_config(read_json(folder / "config.json"))
+    config = complete_config(
+        read_json(folder / "config.json") if gliner is None else gliner.encoder_config
+    )
     source = CheckpointFolder(
         folder=folder,
         config=config,
-        graph=_find_graph(folder, fields.get("graph")),
+        graph=_find_graph(folder, fields.get("graph")) if gliner is None else None,
         modules=read_modules(lambda name: folder / name),
         fields=fields,
         tokenizer=build_tokenizer(folder, tokenizer.name, config),
+        gliner=gliner,
     )
     names = source.config.get("architectures") or [""]
     if source.modules is not None and str(names[0]).endswith(_HEADED):

@@ -23,6 +23,7 @@ from sluicegate.backends.repository.manifest import (
     EncoderManifest,
     GraphManifest,
     HeadManifest,
+    SpanManifest,
     builds_on,
 )
 from sluicegate.backends.repository.model import Model
@@ -182,11 +183,17 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
     """Return the model `name` of a repository.
 
     Raises:
-        StartProblem: the model does not exist or has no graph, or its graph is not in fp32.
+        StartProblem: the model does not exist or has no graph, its graph is not in fp32, or texts
+            alone cannot show what a variant changes.
     """
     model = find_model(catalogue, name)
     graph_model, graph, apply = _find_graph(catalogue, model)
     manifest = model.manifest
+    if isinstance(manifest, SpanManifest):
+        raise StartProblem(
+            f"`{name}` reads texts with labels of requests, so texts alone cannot judge a variant "
+            "of it; serve it in fp32"
+        )
     measure, reads_pairs = kind_of(manifest)
     labels = [] if isinstance(manifest, EncoderManifest) else list(getattr(manifest, "labels", []))
     if measure == "labels" and len(labels) < _EITHER_OR:

@@ -45,7 +45,15 @@ _OTHER: dict[type[TaskBody], dict[str, Any]] = {
     },
     ChooseBody: {"model": "n", "input": {"prompt": "p", "choices": ["y", "x"]}},
     RerankBody: {"model": "n", "query": "r", "documents": ["b"]},
-    EntitiesBody: {"model": "n", "input": "b", "aggregation": "max"},
+    EntitiesBody: {
+        "model": "n",
+        "input": "b",
+        "aggregation": "max",
+        "labels": ["x"],
+        "threshold": 0.5,
+        "flat": True,
+        "multi_label": False,
+    },
     EmbedBody: {"model": "n", "input": "b", "normalize": False, "dimensions": 3},
     TokenizeBody: {
         "model": "n",

@@ -1,0 +1,146 @@
+"""Finds entities of the types that the caller names, as GLiNER does."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from msgspec import UNSET
+from typing_extensions import override
+
+from sluicegate.backends.algorithms.base import Algorithm
+from sluicegate.backends.algorithms.questions import check_labels
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.pipelines.scores import sigmoid, written
+from sluicegate.backends.pipelines.token_work import run_token_work
+from sluicegate.backends.pipelines.windows import Span
+from sluicegate.backends.pipelines.word_rows import WordFormat, WordOutputs
+from sluicegate.wire.protocol import MAX_ENTITIES, EntitiesParameters
+
+_THRESHOLD = 0.5
+
+
+class WordSpan(NamedTuple):
+    """Holds a span from its first to its last word, the place of its label, and its score."""
+
+    first: int
+    last: int
+    label: int
+    score: float
+
+
+class LabelledSpans(Algorithm):
+    """Scores spans of words for each label, and keeps the best ones."""
+
+    def __init__(self, *, model: str, form: WordFormat, max_labels: int) -> None:
+        self._model = model
+        self._form = form
+        self._max_labels = max_labels
+
+    @override
+    async def run(self, item: str, parameters: EntitiesParameters, ask: AlgorithmContext) -> Any:
+        labels = self._labels(parameters)
+        words: list[Span] = []
+        candidates: list[WordSpan] = []
+        async for found in ask.word_outputs(self._model, item, labels, self._form):
+            words = found.words
+            more = MAX_ENTITIES - len(candidates)
+            candidates += await run_token_work(
+                len(item), self._above, found, len(labels), parameters, more
+            )
+        chosen = await run_token_work(
+            len(candidates),
+            partial(
+                choose_spans,
+                candidates,
+                flat=parameters.flat is not False,
+                multi_label=parameters.multi_label is True,
+            ),
+        )
+        return {
+            "entities": [
+                {
+                    "label": labels[span.label],
+                    "score": written(span.score),
+                    "text": item[words[span.first][0] : words[span.last][1]],
+                    "start": words[span.first][0],
+                    "end": words[span.last][1],
+                }
+                for span in chosen
+            ]
+        }
+
+    def _labels(self, parameters: EntitiesParameters) -> list[str]:
+        labels = parameters.labels
+        if labels is UNSET:
+            raise ItemRefused(
+                "no_labels", f"`{self._model}` finds entities of any type; send `labels`"
+            )
+        check_labels(labels)
+        if len(labels) > self._max_labels:
+            raise ItemRefused(
+                "too_many_labels",
+                f"`labels` has {len(labels)} entries, but `{self._model}` takes at most "
+                f"{self._max_labels}; send fewer",
+            )
+        return labels
+
+    def _above(
+        self, found: WordOutputs, labels: int, parameters: EntitiesParameters, most: int
+    ) -> list[WordSpan]:
+        """Return the spans with a score above the threshold, in the order of their words."""
+        given = parameters.threshold
+        threshold = np.float32(_THRESHOLD if given is UNSET else given)
+        spans: list[WordSpan] = []
+        columns = zip(found.windows, found.owned, found.outputs, strict=True)
+        for (start, end), (begin, upto), output in columns:
+            lines = output[begin - start : upto - start].reshape(
+                upto - begin, self._form.max_width, -1
+            )
+            scores = sigmoid(lines[:, :, :labels])
+            firsts, lengths, places = np.nonzero(scores > threshold)
+            lasts = firsts + lengths + begin
+            inside = lasts < end
+            if len(spans) + np.count_nonzero(inside) > most:
+                raise ItemRefused(
+                    "bad_parameter",
+                    f"more than {MAX_ENTITIES:,} spans have a score above `threshold`; send a "
+                    "higher one",
+                )
+            found_columns = (firsts + begin, lasts, places, scores[firsts, lengths, places])
+            rows = zip(*(column[inside].tolist() for column in found_columns), strict=True)
+            spans += [WordSpan(*row) for row in rows]
+        return spans
+
+
+def choose_spans(
+    candidates: Sequence[WordSpan], *, flat: bool, multi_label: bool
+) -> list[WordSpan]:
+    """Return spans that do not exclude each other, in the order of their first words.
+
+    The span with the highest score is chosen first. With `flat`, spans with a common word exclude
+    each other. Otherwise, they exclude each other only if each has a word that the other one lacks.
+    With `multi_label`, the same words may have several labels.
+    """
+    chosen: list[WordSpan] = []
+    ends: dict[int, set[int]] = {}
+    longest = max((span.last - span.first for span in candidates), default=0)
+    for span in sorted(candidates, key=lambda span: -span.score):
+        near = range(span.first - longest, span.last + 1)
+        others = ((first, last) for first in near for last in ends.get(first, ()))
+        if not any(_excludes(span, *other, flat=flat, multi_label=multi_label) for other in others):
+            chosen.append(span)
+            ends.setdefault(span.first, set()).add(span.last)
+    return sorted(chosen, key=lambda span: span.first)
+
+
+def _excludes(span: WordSpan, first: int, last: int, *, flat: bool, multi_label: bool) -> bool:
+    """Return whether a chosen span from `first` to `last` excludes another span."""
+    if (span.first, span.last) == (first, last):
+        return not multi_label
+    if last < span.first or span.last < first:
+        return False
+    is_inside = first <= span.first and span.last <= last
+    has_inside = span.first <= first and last <= span.last
+    return flat or not (is_inside or has_inside)

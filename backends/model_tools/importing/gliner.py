@@ -1,0 +1,171 @@
+"""Converts a GLiNER checkpoint, which finds entities of the types that a request names."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import yaml
+from tokenizers import Tokenizer
+
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.graphs.spans import SPANS, SpanShape, build_spans
+from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
+
+FILE = "gliner_config.json"
+_MARKERS = "markerV0"
+_SAVE = (
+    "load it with `GLiNER.from_pretrained(...)` and save it with "
+    "`save_pretrained(FOLDER, safe_serialization=True)`"
+)
+# Labels of a request. The graph has a score for each of them, so more labels need more memory.
+_MOST_LABELS = 64
+# Rows have room for texts with two tokens for each word.
+_TOKENS_PER_WORD, _LEAST_TOKENS = 2, 512
+# Parts of a GLiNER model that no graph is built for.
+_NOT_BUILT: Mapping[str, str] = MappingProxyType(
+    {
+        "fuse_layers": "fuses the encoder's layers",
+        "post_fusion_schema": "fuses labels and words",
+        "span_encoder_config": "has an encoder of spans",
+        "labels_encoder": "has an encoder of labels (a bi-encoder)",
+        "labels_decoder": "generates labels",
+        "relations_layer": "finds relations",
+        "precomputed_prompts_mode": "has fixed labels",
+    }
+)
+_PARTS = ("token_rep_layer.", "rnn.lstm.", "span_rep_layer.span_rep_layer.", "prompt_rep_layer.")
+
+
+class GlinerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the fields of `gliner_config.json` that decide results, with gliner's defaults."""
+
+    class_token_index: int
+    encoder_config: dict[str, Any]
+    ent_token: str = "<<ENT>>"  # noqa: S105 - a token of a tokenizer
+    sep_token: str = "<<SEP>>"  # noqa: S105 - a token of a tokenizer
+    hidden_size: int = 512
+    max_width: int = 12
+    max_len: int = 384
+    num_rnn_layers: int = 1
+    embed_ent_token: bool = True
+    subtoken_pooling: str = "first"
+    span_mode: str = _MARKERS
+    words_splitter_type: str = "whitespace"
+
+
+def read_gliner(path: Path, document: dict[str, Any]) -> GlinerConfig:
+    """Return the configuration of a checkpoint; `document` is the content of the file `path`.
+
+    Raises:
+        StartProblem: the model has a part that is not supported.
+    """
+    if not isinstance(document.get("encoder_config"), dict):
+        raise StartProblem(
+            f"`{path}` of a GLiNER model has no `encoder_config`, which describes its encoder; "
+            f"{_SAVE}"
+        )
+    for field, what in _NOT_BUILT.items():
+        if document.get(field):
+            raise StartProblem(f"`{path}`: `{field}` {what}, which is not supported for GLiNER")
+    try:
+        config = msgspec.convert(document, GlinerConfig)
+    except msgspec.ValidationError as error:
+        raise StartProblem(f"`{path}`: {error}") from None
+    supported = {
+        "span_mode": (_MARKERS,),
+        "subtoken_pooling": ("first", "last"),
+        "words_splitter_type": ("whitespace",),
+    }
+    for field, values in supported.items():
+        found = getattr(config, field)
+        if found not in values:
+            raise StartProblem(
+                f"`{path}`: `{field}` is `{found}`; GLiNER models with "
+                f"{' or '.join(f'`{value}`' for value in values)} can be imported"
+            )
+    return config
+
+
+def without_weights(folder: Path) -> StartProblem:
+    """Return the error for a folder without safetensors."""
+    pickle = next((path.name for path in sorted(folder.glob("pytorch_model*.bin"))), None)
+    why = f"; `{pickle}` is a pickle, which runs code when it is read" if pickle else ""
+    return StartProblem(f"`{folder}` is a GLiNER model without `model.safetensors`{why}: {_SAVE}")
+
+
+def write_gliner(
+    config: GlinerConfig,
+    encoder: Mapping[str, Any],
+    weights: Weights,
+    tokenizer: Tokenizer,
+    target: Path,
+    fields: Mapping[str, Any],
+) -> str:
+    """Write `model.onnx` and `model.yaml` to `target`; return the origin of the graph.
+
+    `encoder` is the complete configuration of the encoder. `fields` override the fields of
+    `model.yaml`.
+
+    Raises:
+        StartProblem: no graph can be built.
+    """
+    if tokenizer.token_to_id(config.ent_token) != config.class_token_index:
+        raise StartProblem(
+            f"`{FILE}` of a GLiNER model: `class_token_index` is {config.class_token_index}, but "
+            f"the tokenizer has another id for `{config.ent_token}`; {_SAVE}"
+        )
+    unused = next((name for name in weights if not name.startswith(_PARTS)), None)
+    if unused is not None:
+        raise StartProblem(f"no layer of a GLiNER model has the weight `{unused}`")
+    tokens = _max_tokens(config, encoder)
+    shape = SpanShape(
+        hidden_size=config.hidden_size,
+        max_width=config.max_width,
+        max_labels=_MOST_LABELS,
+        num_rnn_layers=config.num_rnn_layers,
+    )
+    try:
+        model = build_spans(_with_positions(encoder, tokens), weights, shape)
+    except WeightsError as error:
+        raise StartProblem(f"no graph can be built for the GLiNER model: {error}") from None
+    (target / "model.onnx").write_bytes(model.SerializeToString())
+    manifest = {
+        "kind": "spans",
+        "graph": "model.onnx",
+        "tokenizer": "tokenizer.json",
+        "output": SPANS,
+        "max_tokens": tokens,
+        "max_words": config.max_len,
+        "max_width": config.max_width,
+        "max_labels": _MOST_LABELS,
+        "label_token": config.ent_token,
+        "text_token": config.sep_token,
+        "label_place": "token" if config.embed_ent_token else "after",
+        "word_place": config.subtoken_pooling,
+        **{name: value for name, value in fields.items() if name not in ("graph", "tokenizer")},
+    }
+    (target / "model.yaml").write_text(yaml.safe_dump(manifest, sort_keys=False), encoding="utf-8")
+    return f"GLiNER weights with a `{encoder.get('model_type')}` encoder"
+
+
+def _is_relative(encoder: Mapping[str, Any]) -> bool:
+    """Return whether an encoder knows only distances between tokens, which may be any."""
+    return encoder.get("model_type") == "deberta-v2" and not encoder.get("position_biased_input")
+
+
+def _max_tokens(config: GlinerConfig, encoder: Mapping[str, Any]) -> int:
+    wanted = max(_LEAST_TOKENS, _TOKENS_PER_WORD * config.max_len)
+    known = encoder.get("max_position_embeddings")
+    return min(wanted, known) if isinstance(known, int) and not _is_relative(encoder) else wanted
+
+
+def _with_positions(encoder: Mapping[str, Any], tokens: int) -> Mapping[str, Any]:
+    """Return the configuration of an encoder for rows of `tokens` tokens."""
+    if not _is_relative(encoder):
+        return encoder
+    farthest = int(encoder.get("max_relative_positions") or -1)
+    if farthest < 1:
+        farthest = int(encoder["max_position_embeddings"])
+    return {**encoder, "max_position_embeddings": tokens, "max_relative_positions": farthest}

@@ -1,0 +1,36 @@
+"""Holds the entities that `gliner` found with a checkpoint that it wrote."""
+
+from pathlib import Path
+
+import msgspec
+
+# A label, the first character, the character after the last one, and a score.
+Found = tuple[str, int, int, float]
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds a text, and the labels and options of its question."""
+
+    text: str
+    labels: list[str]
+    threshold: float
+    flat: bool
+    multi_label: bool
+
+
+class GlinerAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the entities of each question: asked alone, and in batches of eight questions."""
+
+    asked: list[Asked]
+    alone: list[list[Found]]
+    batched: list[list[Found]]
+
+
+def answers_file(folder: Path) -> Path:
+    """Return the file of the answers of a checkpoint's folder."""
+    return folder.with_name(f"{folder.name}.answers.json")
+
+
+def read_answers(folder: Path) -> GlinerAnswers:
+    """Return the answers of a checkpoint's folder."""
+    return msgspec.json.decode(answers_file(folder).read_bytes(), type=GlinerAnswers)

@@ -1,0 +1,96 @@
+"""Imports checkpoints that `gliner` wrote, and compares the entities that are served with its own.
+
+`python -m tests.parity.gliner_served FOLDER` prints a line for each checkpoint.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from sluicegate.wire.protocol import Done, EntitiesParameters, Task
+from tests.parity.gliner_answers import Asked, Found, read_answers
+from tests.parity.library_served import import_folder
+from tests.support.backend_calls import Backend, running_backend
+
+_TOLERANCE = 1e-4
+
+
+async def compare_folder(folder: Path, models: Path) -> tuple[int, list[str]]:
+    """Import and serve a checkpoint.
+
+    Ask each question alone, and then all questions at once. Return the number of entities, and a
+    line for each question with another answer than gliner's.
+    """
+    refused = await asyncio.to_thread(import_folder, folder, models)
+    assert refused is None, refused
+    expected = read_answers(folder)
+    async with running_backend(models, threads=1, max_queue_rows=8192) as backend:
+        alone = [await _ask(backend, folder.name, asked) for asked in expected.asked]
+    # Another backend, because the first one has cached all rows.
+    async with running_backend(models, threads=1, max_queue_rows=8192) as backend:
+        batched = await asyncio.gather(
+            *(_ask(backend, folder.name, asked) for asked in expected.asked)
+        )
+    apart = [
+        *_apart("alone", expected.asked, alone, expected.alone),
+        *_apart("batched", expected.asked, batched, expected.batched),
+    ]
+    return sum(map(len, alone)), apart
+
+
+async def _ask(backend: Backend, model: str, asked: Asked) -> list[Found]:
+    parameters = EntitiesParameters(
+        labels=asked.labels,
+        threshold=asked.threshold,
+        flat=asked.flat,
+        multi_label=asked.multi_label,
+    )
+    (outcome,) = await backend.ask(model, Task.ENTITIES, [asked.text], parameters=parameters)
+    assert isinstance(outcome, Done), outcome
+    answer = msgspec.json.decode(outcome.result)
+    return [(e["label"], e["start"], e["end"], e["score"]) for e in answer["entities"]]
+
+
+def _apart(
+    way: str,
+    asked: Sequence[Asked],
+    served: Sequence[list[Found]],
+    expected: Sequence[list[Found]],
+) -> list[str]:
+    """Return a line for each answer with other spans, another order, or other scores."""
+    lines = []
+    for question, found, right in zip(asked, served, expected, strict=True):
+        if [each[:3] for each in found] != [each[:3] for each in right]:
+            one = [each for each in found if each[:3] not in {r[:3] for r in right}][:2]
+            other = [each for each in right if each[:3] not in {f[:3] for f in found}][:2]
+            lines.append(f"{way}: {question.text[:40]!r}: {one} instead of {other}")
+        elif (
+            right and max(abs(f[3] - r[3]) for f, r in zip(found, right, strict=True)) > _TOLERANCE
+        ):
+            lines.append(f"{way}: {question.text[:40]!r}: scores")
+    return lines
+
+
+def main() -> None:
+    """Compare the checkpoints of a folder; fail where one differs."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args()
+    differs = False
+    for folder in sorted(path for path in given.folder.iterdir() if path.is_dir()):
+        with tempfile.TemporaryDirectory() as models:
+            entities, apart = asyncio.run(compare_folder(folder, Path(models)))
+        sys.stdout.write(f"{folder.name}: {entities} entities, {len(apart)} answers differ\n")
+        sys.stdout.writelines(f"  {line}\n" for line in apart)
+        differs = differs or bool(apart)
+    if differs:
+        sys.exit("answers differ")
+
+
+if __name__ == "__main__":
+    main()
