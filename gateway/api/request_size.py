@@ -138,16 +138,12 @@ def _zero_shot(asked: _Asked) -> _Product:
     parameters = _decode(asked.request.parameters, type=ZeroShotParameters)
     labels, items = parameters.labels, len(asked.request.items)
     template = len(parameters.hypothesis_template.encode())
-    lengths = [len(label.encode()) for label in labels]
+    lengths = _label_lengths(asked, labels)
     longest = max(lengths, default=0)
     if template > asked.bounds.max_template_bytes:
         raise _too_large(
             f"`hypothesis_template` has {template:,} bytes",
             ("max_template_bytes", asked.bounds.max_template_bytes),
-        )
-    if longest > asked.bounds.max_label_bytes:
-        raise _too_large(
-            f"a label has {longest:,} bytes", ("max_label_bytes", asked.bounds.max_label_bytes)
         )
     hypotheses = len(labels) * template + sum(lengths)
     answer = sum(_json_lengths(labels)) + len(labels) * _LABEL
@@ -194,6 +190,7 @@ def _entities(asked: _Asked) -> _Product:
         each = _ENTITY + max(_json_lengths(_labels(asked.info)), default=0)
         return _Product(0, asked.texts // _ENTITY_TEXT * each, what)
     labels, items = parameters.labels[:MAX_LABELS], len(asked.request.items)
+    _label_lengths(asked, labels)
     each = _ENTITY + max(_json_lengths(labels), default=0)
     copies = len(labels) if parameters.multi_label is True else 1
     copies *= 1 if parameters.flat is not False else _NESTED
@@ -231,6 +228,17 @@ def _tokenize(asked: _Asked) -> _Product:
 
 def _detokenize(asked: _Asked) -> _Product:
     return _Product(0, asked.texts * _TEXT_OF_ID, f"the texts of {asked.texts:,} bytes of tokens")
+
+
+def _label_lengths(asked: _Asked, labels: Sequence[str]) -> list[int]:
+    """Return the bytes of each label of a request, or refuse one that is too long."""
+    lengths = [len(label.encode()) for label in labels]
+    longest = max(lengths, default=0)
+    if longest > asked.bounds.max_label_bytes:
+        raise _too_large(
+            f"a label has {longest:,} bytes", ("max_label_bytes", asked.bounds.max_label_bytes)
+        )
+    return lengths
 
 
 def _labels(info: ModelInfo | None) -> Sequence[str]:

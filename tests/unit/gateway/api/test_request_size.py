@@ -127,6 +127,12 @@ async def test_the_tokens_of_many_texts_are_refused_by_their_answer(
             "100 documents x a query of 1,000,000 bytes expand to",
         ),
         (Task.ENTITIES, {"input": ["A " * MB, "B " * MB]}, "the entities of 4,000,"),
+        (
+            Task.ENTITIES,
+            {"input": ["A " * 10_000] * 100, "labels": ["a", "b", "c"], "multi_label": True},
+            "the entities of 2,000,",
+        ),
+        (Task.ENTITIES, {"input": "a", "labels": ["x" * 4097]}, "a label has 4,097 bytes"),
         (Task.TOKENIZE, {"input": ["a b " * 10_000] * 100}, "the tokens of 4,000,"),
         (
             Task.ANSWER,
@@ -168,6 +174,8 @@ def test_the_answer_of_a_model_with_many_numbers_or_labels_is_bounded() -> None:
         (Task.ZERO_SHOT, {"input": ["t" * 9000] * 64, "labels": ["l" * 200] * 256}),
         (Task.ENTITIES, {"input": ["A text. " * 60] * 2048}),
         (Task.ANSWER, {"input": [{"question": "q" * 90, "context": "c" * 9000}] * 300}),
+        (Task.ENTITIES, {"input": ["A text. " * 60] * 512, "labels": ["a label"] * 60}),
+        (Task.ENTITIES, {"input": ["A text. " * 60] * 64, "labels": ["a label"], "flat": False}),
         (Task.TOKENIZE, {"input": ["word " * 400] * 1000}),
         (Task.TOKENIZE, {"input": ["word " * 800] * 1900, "counts_only": True}),
         (Task.CLASSIFY, {"input": ["t" * 3000] * 2048}),
