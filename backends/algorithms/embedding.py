@@ -1,11 +1,14 @@
 """Embeds texts, and scores documents by their embeddings."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+from msgspec import UNSET
 from typing_extensions import override
 
 from sluicegate.backends.algorithms.base import QueryAlgorithm, WindowedAlgorithm
+from sluicegate.backends.algorithms.questions import refuse_instruction
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.scores import exact, normalize
@@ -15,16 +18,46 @@ from sluicegate.wire.protocol import EmbedParameters, RerankParameters
 
 
 class Embed(QueryAlgorithm):
-    """Returns the vector of a text or of token ids."""
+    """Returns the vector of a text or of token ids; `named_prompts` are the model's prompts."""
 
-    def __init__(self, *, model: str, dimensions: int) -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        dimensions: int,
+        named_prompts: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.model = model
         self.dimensions = dimensions
+        self.named_prompts = named_prompts
 
     @override
     def texts(self, item: str | tuple[int, ...], parameters: EmbedParameters) -> Sequence[RowInput]:
         self.check_dimensions(parameters)
         return (item if isinstance(item, str) else TokenIds(item),)
+
+    @override
+    def prompts(self, parameters: EmbedParameters) -> Sequence[str] | None:
+        prompt = self.prompt(parameters)
+        return None if prompt is None else [prompt]
+
+    def prompt(self, parameters: EmbedParameters) -> str | None:
+        """Return the named prompt, or `None` for the model's own prompt.
+
+        Raises:
+            ItemRefused: the model does not have the prompt.
+        """
+        name = parameters.prompt_name
+        if name is UNSET:
+            return None
+        if name not in self.named_prompts:
+            known = ", ".join(f"`{each}`" for each in self.named_prompts)
+            raise ItemRefused(
+                "bad_prompt",
+                f"`{self.model}` has no prompt `{name}`; "
+                + (f"name one of {known}" if known else "leave out `prompt_name`"),
+            )
+        return self.named_prompts[name]
 
     @override
     def answer(self, vectors: FloatArray, parameters: EmbedParameters) -> Any:
@@ -44,20 +77,24 @@ class Embed(QueryAlgorithm):
 class Rerank(QueryAlgorithm, WindowedAlgorithm):
     """Scores a document for a query by the cosine similarity of their embeddings.
 
-    `prompts` are the prompts before the query and before the document. `None` means the model's
+    `own_prompts` are the prompts before the query and before the document. `None` means the model's
     own prompt for both.
     """
 
     version = 2
 
-    def __init__(self, *, model: str, prompts: tuple[str, str] | None = None) -> None:
+    def __init__(self, *, model: str, own_prompts: tuple[str, str] | None = None) -> None:
         self.model = model
-        self.prompts = prompts
+        self._prompts = own_prompts
 
     @override
     def texts(self, item: str, parameters: RerankParameters) -> Sequence[Text]:
-        _check_query(parameters)
+        self._check(parameters)
         return parameters.query, item
+
+    @override
+    def prompts(self, parameters: RerankParameters) -> Sequence[str] | None:
+        return self._prompts
 
     @override
     def answer(self, vectors: FloatArray, parameters: RerankParameters) -> Any:
@@ -68,8 +105,8 @@ class Rerank(QueryAlgorithm, WindowedAlgorithm):
     async def window_scores(
         self, item: str, parameters: RerankParameters, ask: AlgorithmContext, windows: Windows
     ) -> FloatArray:
-        _check_query(parameters)
-        for_query, for_document = self.prompts or (None, None)
+        self._check(parameters)
+        for_query, for_document = self._prompts or (None, None)
         # An empty string is also a prompt, which replaces the model's own prompt.
         own = None if for_query is None else [for_query]
         queries = await ask(self.model, [parameters.query], own)
@@ -77,10 +114,12 @@ class Rerank(QueryAlgorithm, WindowedAlgorithm):
         scores: FloatArray = normalize(documents) @ normalize(queries).T
         return scores
 
-
-def _check_query(parameters: RerankParameters) -> None:
-    if not parameters.query.strip():
-        raise ItemRefused("empty_input", "`query` is empty; send a text to compare documents with")
+    def _check(self, parameters: RerankParameters) -> None:
+        refuse_instruction(self.model, parameters)
+        if not parameters.query.strip():
+            raise ItemRefused(
+                "empty_input", "`query` is empty; send a text to compare documents with"
+            )
 
 
 def shorten(vectors: FloatArray, dimensions: int, parameters: EmbedParameters) -> FloatArray:

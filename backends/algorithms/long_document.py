@@ -70,6 +70,7 @@ class LongEmbed(Algorithm):
         self._below = below
         self._windows = windows
         self.dimensions = below.dimensions
+        self.prompts = tuple(below.named_prompts)
         self.version = 1 + below.version
 
     @override
@@ -79,7 +80,8 @@ class LongEmbed(Algorithm):
         if not isinstance(item, str):
             raise ItemRefused("bad_item", "a long document is a text, not tokens; send the text")
         dimensions = self._below.check_dimensions(parameters)
-        found = await ask.windows(self._below.model, item, self._windows)
+        prompt = self._below.prompt(parameters)
+        found = await ask.windows(self._below.model, item, self._windows, prompt=prompt)
         vector = self._windows.combined(found)
         return {"embedding": shorten(vector[None, :], dimensions, parameters)[0]}
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 from typing_extensions import override
 
 from sluicegate.backends.algorithms.base import (
@@ -22,11 +23,18 @@ from sluicegate.backends.algorithms.base import (
 )
 from sluicegate.backends.algorithms.classify import Classify
 from sluicegate.backends.algorithms.labels import Label, rank
-from sluicegate.backends.algorithms.questions import ZeroShotTask, check_choices, chosen, hypotheses
+from sluicegate.backends.algorithms.questions import (
+    ZeroShotTask,
+    check_choices,
+    chosen,
+    hypotheses,
+    refuse_instruction,
+)
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.scores import apply_function, exact, softmax
 from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.repository.manifest import RankingTemplate
 from sluicegate.backends.types import FloatArray, Text
 from sluicegate.wire.protocol import (
     ChooseItem,
@@ -128,18 +136,37 @@ class CrossEncode(QueryAlgorithm, WindowedAlgorithm):
     """Scores a document for a query with a model that reads both (Nogueira and Cho 2019).
 
     For a model with one output, `function` turns the logit into the score. For a model with
-    several labels, the score is the probability of the last label.
+    several labels, the score is the probability of the last label. A model with a `template` reads
+    an instruction, too.
     """
 
     version = 2
 
-    def __init__(self, *, model: str, function: Function = "sigmoid") -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        function: Function = "sigmoid",
+        template: RankingTemplate | None = None,
+    ) -> None:
         self.model = model
         self._function = function
+        self._template = template
 
     @override
     def texts(self, item: str, parameters: RerankParameters) -> Sequence[Text]:
-        return ((parameters.query, item),)
+        return (self._pair(item, parameters),)
+
+    def _pair(self, document: str, parameters: RerankParameters) -> tuple[str, str]:
+        instruction = None if parameters.instruction is UNSET else parameters.instruction
+        if self._template is None:
+            refuse_instruction(self.model, parameters)
+            return parameters.query, document
+        if not parameters.query.strip() and not document.strip():
+            raise ItemRefused("empty_input", "query and document are empty; send text")
+        return self._template.fill(
+            query=parameters.query, document=document, instruction=instruction
+        )
 
     @override
     def answer(self, vectors: FloatArray, parameters: RerankParameters) -> Any:
@@ -149,8 +176,8 @@ class CrossEncode(QueryAlgorithm, WindowedAlgorithm):
     async def window_scores(
         self, item: str, parameters: RerankParameters, ask: AlgorithmContext, windows: Windows
     ) -> FloatArray:
-        query = [parameters.query]
-        logits = await ask.pair_windows(self.model, item, query, windows, text_first=False)
+        query, document = self._pair(item, parameters)
+        logits = await ask.pair_windows(self.model, document, [query], windows, text_first=False)
         return self._scores(logits[:, 0])
 
     def _scores(self, logits: FloatArray) -> FloatArray:

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from typing import Any
 
+from msgspec import UNSET
 from typing_extensions import override
 
 from sluicegate.backends.algorithms.base import Algorithm
@@ -11,7 +12,7 @@ from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.scores import best_first, rounded
 from sluicegate.backends.types import FloatArray
-from sluicegate.wire.protocol import MAX_LABELS, ZeroShotParameters
+from sluicegate.wire.protocol import MAX_LABELS, RerankParameters, ZeroShotParameters
 
 SLOT = "{}"
 
@@ -33,6 +34,18 @@ class ZeroShotTask(Algorithm):
     async def run(self, item: str, parameters: ZeroShotParameters, ask: AlgorithmContext) -> Any:
         ranked = await self.rank(item, parameters, ask)
         return {"labels": [label.as_json() for label in ranked]}
+
+
+def refuse_instruction(model: str, parameters: RerankParameters) -> None:
+    """Refuse an instruction for a model that reads none.
+
+    Raises:
+        ItemRefused: the parameters have an instruction.
+    """
+    if parameters.instruction is not UNSET:
+        raise ItemRefused(
+            "bad_instruction", f"`{model}` reads no instruction; leave out `instruction`"
+        )
 
 
 def hypotheses(parameters: ZeroShotParameters) -> list[str]:

@@ -104,6 +104,7 @@ def _serve(
     algorithm: str,
     labels: list[str] | None = None,
     dimensions: int | None = None,
+    prompts: Sequence[str] = (),
 ) -> ModelAlgorithms:
     """Return a model whose algorithms use the model's own graph or the models `below`."""
     manifest, infos = model.manifest, [served_model.info for served_model in below]
@@ -129,6 +130,7 @@ def _serve(
         demonstration=described.demonstration,
         serving=model.serving,
         shows_tokens=True,
+        prompts=list(prompts),
     )
     return ModelAlgorithms(
         info=info, encoder=encoder, algorithms=algorithms, tokens=token_algorithms(encoder)
@@ -136,15 +138,23 @@ def _serve(
 
 
 def _serve_encoder(model: Model, manifest: EncoderManifest) -> ModelAlgorithms:
-    prompts = (manifest.prompts.query, manifest.prompts.document)
+    named = manifest.prompts
+    prompts = (named.get("query", ""), named.get("document", ""))
     # `None` if the manifest has no prompt at all.
     ranked_by = prompts if any((manifest.prompt, *prompts)) else None
     available: Algorithms = {
-        Task.EMBED: Embed(model=model.name, dimensions=manifest.dimensions),
-        Task.RERANK: Rerank(model=model.name, prompts=ranked_by),
+        Task.EMBED: Embed(model=model.name, dimensions=manifest.dimensions, named_prompts=named),
+        Task.RERANK: Rerank(model=model.name, own_prompts=ranked_by),
     }
     algorithms: Algorithms = {task: available[task] for task in manifest.tasks}
-    return _serve(model, algorithms, [], algorithm="embedding", dimensions=manifest.dimensions)
+    return _serve(
+        model,
+        algorithms,
+        [],
+        algorithm="embedding",
+        dimensions=manifest.dimensions,
+        prompts=list(named) if Task.EMBED in algorithms else [],
+    )
 
 
 def _serve_classifier(model: Model, manifest: ClassifierManifest) -> ModelAlgorithms:
@@ -169,8 +179,11 @@ def _answer_by_logits(
     if task is Task.CHOOSE:
         return MultipleChoice(model=name)
     if task is Task.RERANK:
-        scored_by = manifest.rerank_function if isinstance(manifest, ClassifierManifest) else None
-        return CrossEncode(model=name, function=scored_by or "sigmoid")
+        if isinstance(manifest, ClassifierManifest):
+            return CrossEncode(
+                model=name, function=manifest.rerank_function, template=manifest.template
+            )
+        return CrossEncode(model=name)
     return Classify(model=name, labels=labels, function=function)
 
 
@@ -198,6 +211,7 @@ def _serve_split(
         algorithm=_SPLIT,
         labels=first.labels,
         dimensions=first.dimensions,
+        prompts=first.prompts,
     )
 
 
@@ -228,15 +242,15 @@ def _serve_algorithm(
         if task not in available:
             raise ModelProblem(f"{model.folder}: `{manifest.algorithm}` cannot answer `{task}`")
     algorithms = {task: available[task] for task in manifest.tasks}
+    embed = next((a for a in algorithms.values() if isinstance(a, LongEmbed)), None)
     return _serve(
         model,
         algorithms,
         below,
         algorithm=manifest.algorithm,
         labels=next((a.labels for a in algorithms.values() if isinstance(a, Labeller)), None),
-        dimensions=next(
-            (a.dimensions for a in algorithms.values() if isinstance(a, LongEmbed)), None
-        ),
+        dimensions=embed.dimensions if embed is not None else None,
+        prompts=embed.prompts if embed is not None else (),
     )
 
 

@@ -241,7 +241,7 @@ class BulkRunner:
         for index, item in enumerate(items):
             try:
                 texts = algorithm.texts(self._read(item), self.parameters)
-                prepared = encoder.prepare(texts, algorithm.prompts)
+                prepared = encoder.prepare(texts, algorithm.prompts(self.parameters))
             except BackendError as error:
                 outcomes[index] = _failure(error)
             else:

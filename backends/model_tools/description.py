@@ -55,4 +55,5 @@ def _labels(labels: list[str]) -> str:
 
 
 def _line(field: str, value: str, source: str | None) -> str:
+    value = value.replace("\n", "\\n")
     return f"{field:{_WIDTH}} {value} ({source})" if source else f"{field:{_WIDTH}} {value}"

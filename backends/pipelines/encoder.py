@@ -63,8 +63,8 @@ class Encoder:
     ) -> None:
         self._name = name
         self._prompt = prompt
-        # Token ids of the prompt, for inputs that come as token ids.
-        self._prompt_ids = tokenizer.prompt_ids(prompt) if prompt else ()
+        # Token ids of prompts, for inputs that come as token ids.
+        self._prompt_ids: dict[str, tuple[int, ...] | None] = {"": ()}
         self.tokenizer = tokenizer
         self.rows = rows
         self._max_tokens = max_tokens
@@ -340,19 +340,22 @@ class Encoder:
             return text
         if isinstance(text, TokenIds):
             self.token_reader.check(text.ids)
-            if self._prompt_ids is None:
+            return text
+        return self._read_text(text)
+
+    def _prompted(self, prompt: str, text: RowInput) -> RowInput:
+        """Return an input with `prompt` put before it."""
+        if isinstance(text, TokenIds):
+            if prompt not in self._prompt_ids:
+                self._prompt_ids[prompt] = self.tokenizer.prompt_ids(prompt)
+            ids = self._prompt_ids[prompt]
+            if ids is None:
                 raise ItemRefused(
                     "bad_token",
                     f"`{self._name}` has a prompt that changes the tokens of the text after it; "
                     "send the text instead of tokens",
                 )
-            return text
-        return self._read_text(text)
-
-    def _prompted(self, prompt: str, text: RowInput) -> RowInput:
-        """Return an input with `prompt` put before it; token ids get the model's own prompt."""
-        if isinstance(text, TokenIds):
-            return TokenIds(text.ids, self._prompt_ids or ())
+            return TokenIds(text.ids, ids)
         return prompt + text if isinstance(text, str) else (prompt + text[0], text[1])
 
     def _read_text(self, text: Text) -> Text:

@@ -100,6 +100,29 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "classifier_bias": False,
             "classifier_activation": "gelu",
         },
+        "qwen3": {
+            "vocab_size": 151936,
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 4096,
+        },
+        "gemma3_text": {
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 4096,
+            "pad_token_id": 0,
+        },
     }
 )
 # Other names of the same fields, by model type.

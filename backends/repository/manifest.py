@@ -1,5 +1,6 @@
 """Defines the fields of a `model.yaml`."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +18,7 @@ from sluicegate.wire.protocol import Function, Task
 
 File = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+_SLOT = re.compile(r"(\{query\}|\{document\}|\{instruction\})")
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,11 +39,26 @@ class _Manifest(
     demonstration: bool = False
 
 
-class Prompts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds the texts that are put before a query and before the documents to rank."""
+class RankingTemplate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Says how a decoder reads a query with an instruction, and a document.
 
-    query: str = ""
-    document: str = ""
+    `query` has the slots `{instruction}` and `{query}`, and `document` the slot `{document}`.
+    `instruction` is the instruction of requests without one.
+    """
+
+    query: str = "{query}"
+    document: str = "{document}"
+    instruction: str = ""
+
+    def fill(self, *, query: str, document: str, instruction: str | None = None) -> tuple[str, str]:
+        """Return the pair of texts that the model reads."""
+        wanted = self.instruction if instruction is None else instruction
+        given = {"{query}": query, "{document}": document, "{instruction}": wanted}
+        first, second = (
+            "".join(given.get(part, part) for part in _SLOT.split(text))
+            for text in (self.query, self.document)
+        )
+        return first, second
 
 
 class _GraphManifest(_Manifest, frozen=True, kw_only=True):
@@ -68,7 +85,8 @@ class EncoderManifest(_GraphManifest, frozen=True, kw_only=True, tag="encoder"):
     """Describes an encoder.
 
     `pooling` says how to pool the token vectors, if the graph does not pool them. `prompt` is put
-    before every text to embed. `prompts` are used only to rank documents.
+    before every text to embed. `prompts` are the prompts that a request can name instead; `query`
+    and `document` are also used to rank documents.
     """
 
     dimensions: Count
@@ -76,14 +94,14 @@ class EncoderManifest(_GraphManifest, frozen=True, kw_only=True, tag="encoder"):
     outputs: Outputs = Outputs(pooled="pooled")
     pooling: Pooling | None = None
     prompt: str = ""
-    prompts: Prompts = Prompts()
+    prompts: dict[str, str] = {}
 
 
 class ClassifierManifest(_GraphManifest, frozen=True, kw_only=True, tag="classifier"):
     """Describes a graph that returns logits for a text, a pair of texts, or every token.
 
     `function` turns logits into scores. If the graph returns one logit, the task `rerank` uses
-    `rerank_function` instead.
+    `rerank_function` instead, and puts its texts into the `template`.
     """
 
     output: str
@@ -91,6 +109,7 @@ class ClassifierManifest(_GraphManifest, frozen=True, kw_only=True, tag="classif
     tasks: Annotated[list[Task], msgspec.Meta(min_length=1)]
     function: Function = "softmax"
     rerank_function: Function = "sigmoid"
+    template: RankingTemplate | None = None
 
     @property
     def per_token(self) -> bool:

@@ -42,6 +42,10 @@ _PER_TOKEN = 3
 # In a tokenizer without a limit, `model_max_length` is about 10^30.
 _NO_LIMIT = 1_000_000
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
+# Attention of long texts needs memory that grows with the square of their length.
+_MOST_TOKENS = {"qwen3": 8192, "gemma3_text": 8192}
+# The prompts that every sentence transformer has.
+_USUAL_PROMPTS = {"query": "", "document": ""}
 _PROBLEMS = {"regression", "single_label_classification", "multi_label_classification", None}
 
 
@@ -113,7 +117,8 @@ class _ManifestInference:
             except ValueError as error:
                 raise ModelProblem(f"{self._files(_CONFIG)}: {error}") from None
             positions -= 0 if padding is None else padding + 1
-            limits[_CONFIG] = positions
+            bound = _MOST_TOKENS.get(str(self._config.get("model_type")), positions)
+            limits[_CONFIG] = min(positions, bound)
         if published is not None and published.max_tokens:
             # This limit replaces the tokenizer's limit, even if the tokenizer's is shorter.
             limits[published.source] = published.max_tokens
@@ -203,8 +208,11 @@ class _ManifestInference:
         prompts = read_prompts(self._files)
         if prompts.default:
             self._set("prompt", prompts.default, PROMPT_FILE)
-        if prompts.query or prompts.document:
-            named = {"query": prompts.query, "document": prompts.document}
+        modules = read_modules(self._files)
+        # Without `include_prompt`, the graph leaves out the tokens of the default prompt only.
+        if any(prompts.named.values()) and (modules is None or modules.include_prompt):
+            is_usual = prompts.named.keys() <= _USUAL_PROMPTS.keys()
+            named = {**(_USUAL_PROMPTS if is_usual else {}), **prompts.named}
             self._set("prompts", named, PROMPT_FILE)
         if prompts.similarity is not None:
             # Ranking supports only the cosine, so a model with another similarity gets no `rerank`.
@@ -284,8 +292,14 @@ class _ManifestInference:
             self._set("function", "sigmoid" if several or alone else "softmax", _CONFIG)
         else:
             self._set("function", "softmax", "the task")
+        published = read_limits(self._files)
+        if published is not None and published.chats and "template" not in self._document:
+            raise ModelProblem(
+                f"{self._files(published.source)}: the model reads texts in a chat template; "
+                "import the folder with `models import`, which applies the template"
+            )
         if Task.RERANK.value in tasks and len(self._document["labels"]) == 1:
-            if read_prompts(self._files).default:
+            if "template" not in self._document and read_prompts(self._files).default:
                 raise ModelProblem(
                     f"{self._files(PROMPT_FILE)}: `default_prompt_name` is not supported for a "
                     "cross-encoder; remove it, and send the prompt with each query"

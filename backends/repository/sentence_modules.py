@@ -35,6 +35,7 @@ _FLAGS: Mapping[str, PoolingMode] = MappingProxyType(
 )
 _WIDTH = ("embedding_dimension", "word_embedding_dimension")
 _VECTOR = "sentence_embedding"
+_LOGIT_SCORE = "LogitScore"
 _OF_VECTORS = ("module_input_name", "module_output_name")
 
 
@@ -59,6 +60,14 @@ class NormalizeModule(msgspec.Struct, frozen=True, kw_only=True):
     """Scales vectors to length one."""
 
 
+class LogitScore(msgspec.Struct, frozen=True, kw_only=True):
+    """Ranks by the logit of one word, less the logit of another word if there is one."""
+
+    true_token_id: int
+    false_token_id: int | None = None
+    module_input_name: Literal["causal_logits"] = "causal_logits"
+
+
 VectorModule = DenseModule | LayerNormModule | NormalizeModule
 
 
@@ -75,7 +84,7 @@ class SentenceModules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_modules(files: Files) -> SentenceModules | None:
-    """Return the modules of a folder; `None` if no file describes modules.
+    """Return the modules of a folder; `None` if no file describes modules of vectors.
 
     Raises:
         ModelProblem: a file cannot be read, or has a module or option that is not supported.
@@ -89,6 +98,25 @@ def read_modules(files: Files) -> SentenceModules | None:
     if not files(f"{_POOLING}/{_CONFIG}").is_file():
         return None
     return _Reader(files).read([("Transformer", ""), ("Pooling", _POOLING)])
+
+
+def read_logit_score(files: Files) -> tuple[int, ...] | None:
+    """Return the ids of the words by which a decoder ranks; `None` if it does not rank.
+
+    Raises:
+        ModelProblem: a file cannot be read, or has an option that is not supported.
+    """
+    path = files(FILE)
+    listed = _listed(path) if path.is_file() else []
+    if [kind for kind, _ in listed] != ["Transformer", _LOGIT_SCORE]:
+        return None
+    path = files(f"{listed[1][1]}/{_CONFIG}")
+    try:
+        found = msgspec.convert(read_object(path), LogitScore)
+    except msgspec.ValidationError as error:
+        raise ModelProblem(f"{path}: {error}") from None
+    pair = (found.true_token_id, found.false_token_id)
+    return tuple(number for number in pair if number is not None)
 
 
 def module_folders(files: Files) -> set[str]:
@@ -156,7 +184,7 @@ class _Reader:
                 f"{path}: the model is in the subfolder `{listed[0][1]}`; load it with "
                 "sentence-transformers and save it again"
             )
-        if len(listed) == 1:
+        if len(listed) == 1 or [kind for kind, _ in listed[1:]] == [_LOGIT_SCORE]:
             return None
         if listed[1][0] != "Pooling":
             raise ModelProblem(

@@ -23,29 +23,35 @@ LIMIT_FILES = tuple(
 PROMPT_FILE = "config_sentence_transformers.json"
 _CONFIG = "config.json"
 _KNOWN_LIMITS = {"max_seq_length", "do_lower_case", "unpad_inputs", "module_output_name"}
-_TASKS = {"feature-extraction", "sequence-classification"}
+_RANKING = {"sequence-classification", "text-generation"}
+_TASKS = {"feature-extraction", *_RANKING}
+_MESSAGE = "message"
 _COSINE = {None, "cosine"}
 _FUNCTIONS: Mapping[str, Function] = MappingProxyType({"Identity": "none", "Sigmoid": "sigmoid"})
 _TORCH = "torch."
 
 
 class TextLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the token limit of texts, whether texts are lower-cased, and the source file."""
+    """Holds the token limit of texts, whether texts are lower-cased, and the source file.
+
+    A model that `chats` reads a query and a document in its chat template.
+    """
 
     source: str
     max_tokens: int | None
     lowercase: bool
+    chats: bool = False
+    add_generation_prompt: bool = False
 
 
 class SentencePrompts(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the prompts that are put before every text, before queries and before documents.
+    """Holds the prompts of a model by their names, and the text of the default prompt.
 
     `similarity` is the model's similarity function, or `None` for the cosine.
     """
 
     default: str = ""
-    query: str = ""
-    document: str = ""
+    named: dict[str, str] = {}
     similarity: str | None = None
 
 
@@ -62,9 +68,16 @@ def read_limits(files: Files) -> TextLimits | None:
     config = read_object(path)
     modalities = config.pop("modality_config", None) or {"text": {}}
     task = config.pop("transformer_task", "feature-extraction")
-    if task not in _TASKS or set(modalities) != {"text"}:
+    chats = task in _RANKING and _MESSAGE in modalities
+    if task not in _TASKS or set(modalities) - ({_MESSAGE} if chats else set()) != {"text"}:
         inputs = ", ".join(modalities)
         raise ModelProblem(f"{path}: a model with task `{task}` and inputs {inputs} is not served")
+    processing = config.pop("processing_kwargs", None) or {}
+    prompts = processing.pop("chat_template", None) or {}
+    prompted = bool(prompts.pop("add_generation_prompt", False))
+    config |= {"processing_kwargs": {**processing, **prompts}}
+    if chats and modalities[_MESSAGE].get("format", "flat") != "flat":
+        raise ModelProblem(f"{path}: the `format` of messages must be `flat`")
     for field, value in config.items():
         if field not in _KNOWN_LIMITS and value not in (None, False, {}, []):
             raise ModelProblem(f"{path}: `{field}` is not supported; remove it if you can")
@@ -73,11 +86,13 @@ def read_limits(files: Files) -> TextLimits | None:
         source=name,
         max_tokens=length if isinstance(length, int) else None,
         lowercase=bool(config.get("do_lower_case")),
+        chats=chats,
+        add_generation_prompt=prompted,
     )
 
 
 def read_prompts(files: Files) -> SentencePrompts:
-    """Return the prompts that `encode`, `encode_query` and `encode_document` use.
+    """Return the prompts that `encode` uses.
 
     Raises:
         ModelProblem: the file cannot be read, or `default_prompt_name` names no prompt.
@@ -96,8 +111,7 @@ def read_prompts(files: Files) -> SentencePrompts:
     similarity = config.get("similarity_fn_name")
     return SentencePrompts(
         default=prompts[default] if default is not None else "",
-        query=prompts.get("query", ""),
-        document=prompts.get("document", ""),
+        named=prompts,
         similarity=None if similarity in _COSINE else str(similarity),
     )
 

@@ -23,6 +23,8 @@ CLASSES: Mapping[str, bool] = MappingProxyType(
         "MPNetTokenizer": False,
         "AlbertTokenizer": False,
         "DebertaV2Tokenizer": True,
+        "Qwen2Tokenizer": False,
+        "GemmaTokenizer": False,
     }
 )
 _ALIASES: Mapping[str, str] = MappingProxyType(
@@ -47,6 +49,8 @@ _OF_TYPE: Mapping[str, str] = MappingProxyType(
         "albert": "AlbertTokenizer",
         "deberta-v2": "DebertaV2Tokenizer",
         "modernbert": GENERIC,
+        "qwen3": "Qwen2Tokenizer",
+        "gemma3_text": "GemmaTokenizer",
     }
 )
 # This model type gets the generic class, whatever class its files name.

@@ -165,7 +165,8 @@ class QueryCall:
         try:
             body, time_left = answerer.admit(index, item, caller)
             texts = self._algorithm.texts(body, answerer.parameters)
-            prepared = self._pipeline.encoder.prepare(texts, self._algorithm.prompts)
+            prompts = self._algorithm.prompts(answerer.parameters)
+            prepared = self._pipeline.encoder.prepare(texts, prompts)
         except Exception as error:  # noqa: BLE001 - a failing item must not affect other items
             self._add(answerer.failed(index, caller, error))
             return None

@@ -79,6 +79,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a classifier may answer."""
     dimensions: int | None = None
     """Numbers of a vector, where it makes some."""
+    prompts: list[str] = []
+    """Names of the prompts that `prompt_name` of `POST /v1/embed` can have."""
     description: str = ""
     """What its owner says of it."""
     demonstration: bool = False
@@ -309,6 +311,7 @@ def _card(model: ServedModel) -> ModelCard:
         max_tokens=info.max_tokens,
         labels=info.labels,
         dimensions=info.dimensions,
+        prompts=info.prompts,
         description=info.description,
         demonstration=info.demonstration,
         regions=list(model.regions),

@@ -167,6 +167,9 @@ class RerankBody(TaskBody, frozen=True, kw_only=True):
     }
     query: str
     """What the documents are compared with."""
+    instruction: str | None = None
+    """What makes a document relevant, for models that read an instruction. Such a model has its own
+    instruction for requests without one."""
     documents: list[str]
     """The texts to put in order."""
     top_n: Positive | None = None
@@ -180,7 +183,8 @@ class RerankBody(TaskBody, frozen=True, kw_only=True):
 
     @override
     def task_parameters(self) -> Parameters:
-        return RerankParameters(query=self.query)
+        instruction = msgspec.UNSET if self.instruction is None else self.instruction
+        return RerankParameters(query=self.query, instruction=instruction)
 
 
 class EntitiesBody(InputBody, frozen=True, kw_only=True):
@@ -209,6 +213,9 @@ class EmbedBody(InputBody, frozen=True, kw_only=True):
     """Whether vectors have the length 1."""
     dimensions: Positive | None = None
     """Keeps the first so many numbers of a vector, before it is normalized."""
+    prompt_name: str | None = None
+    """The model's prompt to put before each text, a name of its `prompts` in `GET /v1/models`.
+    Without it, the model's default prompt is put there, if it has one."""
     encoding_format: Literal["float", "base64", "bytes"] = "float"
     """`base64`: a vector is a string; `bytes`: the answer is vectors, one after another, alone."""
     output_dtype: NumberType = "float"
@@ -227,7 +234,11 @@ class EmbedBody(InputBody, frozen=True, kw_only=True):
 
     @override
     def task_parameters(self) -> Parameters:
-        return EmbedParameters(normalize=self.normalize, dimensions=self.dimensions)
+        return EmbedParameters(
+            normalize=self.normalize,
+            dimensions=self.dimensions,
+            prompt_name=msgspec.UNSET if self.prompt_name is None else self.prompt_name,
+        )
 
 
 class TokenizeBody(InputBody, frozen=True, kw_only=True):

@@ -15,6 +15,17 @@ from sluicegate.gateway.errors import InvalidRequest
 from sluicegate.gateway.types import Answer
 
 _DEFAULT_ENTRY = ModelConfig()
+_DOCUMENT = ("document", "passage", "corpus")
+# By the kinds of texts of Cohere, Jina and Voyage: the usual names of a model's prompt.
+_PROMPTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(("query", "search_query", "retrieval.query"), ("query",)),
+        **dict.fromkeys(("document", "search_document", "retrieval.passage"), _DOCUMENT),
+        "classification": ("classification",),
+        **dict.fromkeys(("clustering", "separation"), ("clustering",)),
+        "text-matching": ("text-matching", "sts"),
+    }
+)
 
 
 def input_tokens(answer: Answer) -> int:
@@ -37,6 +48,18 @@ def texts_only(values: Iterable[object], field: str) -> list[str]:
 def takes_tokens(source: BodySource, model: str) -> bool:
     """Return whether the configuration lets `model` accept token ids instead of texts."""
     return source.document.models.get(model, _DEFAULT_ENTRY).token_ids
+
+
+def prompt_for(source: BodySource, model: str, kind: str | None) -> str | None:
+    """Return the name of the model's prompt for a kind of texts, in the words of a dialect.
+
+    Return `None` if the model has no such prompt.
+    """
+    served = source.served(model)
+    if kind is None or served is None:
+        return None
+    names = {name.lower(): name for name in served.info.prompts}
+    return next((names[name] for name in _PROMPTS.get(kind, ()) if name in names), None)
 
 
 def tokens_refused(field: str) -> InvalidRequest:

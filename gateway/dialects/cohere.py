@@ -13,7 +13,7 @@ from sluicegate.gateway.api.inference_operations import INFERENCE_OPERATIONS
 from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
 from sluicegate.gateway.api.schemas import ClassifyBody, EmbedBody, Positive, RerankBody
 from sluicegate.gateway.api.vectors import as_all
-from sluicegate.gateway.dialects.base import dialect_operation, input_tokens
+from sluicegate.gateway.dialects.base import dialect_operation, input_tokens, prompt_for
 from sluicegate.gateway.dialects.cohere_errors import COHERE_ERRORS
 from sluicegate.gateway.dialects.cohere_route import SharedRoute
 from sluicegate.gateway.dialects.cohere_tokens import COHERE_TOKENS
@@ -42,7 +42,7 @@ class CohereEmbedBody(_CohereBody, frozen=True, kw_only=True):
     texts: list[str]
     """The texts. A request with images is refused."""
     input_type: str | None = None
-    """Ignored, because Sluicegate adds no prompt to texts."""
+    """Puts the model's prompt for this type before each text, if the model has one."""
     embedding_types: Annotated[tuple[EmbeddingType, ...], msgspec.Meta(max_length=6)] = ("float",)
     """The number types of the vectors. The response has the vectors in each of these types.
     `base64` encodes little-endian float32."""
@@ -63,6 +63,7 @@ class CohereEmbedBody(_CohereBody, frozen=True, kw_only=True):
             model=self.model,
             input=list(self.texts),
             dimensions=self.output_dimension,
+            prompt_name=self.input_type,
             truncate=self.truncate != "NONE",
         ).request()
 
@@ -228,11 +229,14 @@ class CohereEmbedRoute(InferenceRoute):
     task = Task.EMBED
     errors = COHERE_ERRORS
     answer_growth = 2.0  # a request may ask for all number types at once
+    reads_models = True
     _decode = BodyDecoder(CohereEmbedBody)
 
     @override
     def decode(self, source: BodySource) -> CohereEmbedBody:
-        return self._decode(source.raw)
+        body = self._decode(source.raw)
+        prompt = prompt_for(source, body.model, body.input_type)
+        return msgspec.structs.replace(body, input_type=prompt)
 
     @override
     def encode(

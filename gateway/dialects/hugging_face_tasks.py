@@ -197,6 +197,8 @@ class FeatureExtractionInputs(TaskInputs, frozen=True, kw_only=True):
     """Whether to scale vectors to length 1."""
     dimensions: Positive | None = None
     """Shortens each vector to this many dimensions, before the vector is scaled."""
+    prompt_name: str | None = None
+    """The model's prompt to put before each text, a name of its `prompts` in `GET /v1/models`."""
     truncate: bool = True
     """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
     truncation_direction: _Direction = "right"
@@ -215,6 +217,7 @@ class FeatureExtractionInputs(TaskInputs, frozen=True, kw_only=True):
             input=texts_only(self.items(), "inputs"),
             normalize=self.normalize,
             dimensions=self.dimensions,
+            prompt_name=self.prompt_name,
             truncate=self.truncate,
         )
 

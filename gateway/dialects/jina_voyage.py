@@ -6,7 +6,7 @@ problem documents, as on native routes. The clients of both products read the fi
 these documents.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 from typing_extensions import override
@@ -15,7 +15,7 @@ from sluicegate.gateway.api.dialect import Dialect
 from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
 from sluicegate.gateway.api.schemas import EmbedBody, Positive, RerankBody
 from sluicegate.gateway.api.vectors import NumberType, as_base64, as_json
-from sluicegate.gateway.dialects.base import dialect_operation, input_tokens
+from sluicegate.gateway.dialects.base import dialect_operation, input_tokens, prompt_for
 from sluicegate.gateway.dialects.openai import OpenAIEmbedding
 from sluicegate.gateway.dialects.stored_results import ranking
 from sluicegate.gateway.errors import InvalidRequest
@@ -36,6 +36,10 @@ class _NamedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Return the texts. Their number is checked before the request is made."""
         raise NotImplementedError
 
+    def resolved(self, source: BodySource) -> Self:
+        """Return the body with the name of the model's prompt, instead of the kind of texts."""
+        return self
+
     def write(self, answer: Answer) -> dict[str, Any]:
         """Return the fields of the response, except model and usage."""
         raise NotImplementedError
@@ -54,7 +58,7 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     input: str | list[str | JinaTextItem]
     """A text, or a list of texts. A request with images is refused."""
     task: str | None = None
-    """Ignored, because Sluicegate adds no prompt to texts."""
+    """Puts the model's prompt for this task before each text, if the model has one."""
     dimensions: Positive | None = None
     """Shortens each vector to this many dimensions."""
     normalized: bool = True
@@ -70,6 +74,11 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     def items(self) -> list[Any]:
         return _texts(self.input if isinstance(self.input, list) else [self.input])
 
+    @override
+    def resolved(self, source: BodySource) -> Self:
+        prompt = prompt_for(source, self.model, self.task)
+        return msgspec.structs.replace(self, task=prompt)
+
     def request(self, model: str = "") -> InferenceRequest:
         """Return the equivalent request of the native route `POST /v1/embed`."""
         if self.late_chunking:
@@ -78,6 +87,7 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
             model=self.model,
             input=self.items(),
             dimensions=self.dimensions,
+            prompt_name=self.task,
             normalize=self.normalized,
             truncate=self.truncate,
         ).request()
@@ -94,7 +104,7 @@ class VoyageEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     input: str | list[str]
     """A text, or a list of texts."""
     input_type: Literal["query", "document"] | None = None
-    """Ignored, because Sluicegate adds no prompt to texts."""
+    """Puts the model's prompt for this type before each text, if the model has one."""
     truncation: bool = True
     """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
     output_dimension: Positive | None = None
@@ -108,12 +118,18 @@ class VoyageEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     def items(self) -> list[Any]:
         return self.input if isinstance(self.input, list) else [self.input]
 
+    @override
+    def resolved(self, source: BodySource) -> Self:
+        prompt = prompt_for(source, self.model, self.input_type)
+        return msgspec.structs.replace(self, input_type=prompt)
+
     def request(self, model: str = "") -> InferenceRequest:
         """Return the equivalent request of the native route `POST /v1/embed`."""
         return EmbedBody(
             model=self.model,
             input=self.items(),
             dimensions=self.output_dimension,
+            prompt_name=self.input_type,
             truncate=self.truncation,
         ).request()
 
@@ -186,12 +202,13 @@ class NamedRoute(InferenceRoute):
     def __init__(self, path: str, task: Task, body: type[_NamedBody]) -> None:
         self.path = path
         self.task = task
-        self._decode = BodyDecoder(body)
+        self.reads_models = task is Task.EMBED
+        self._decode: BodyDecoder[_NamedBody] = BodyDecoder(body)
         super().__init__()
 
     @override
     def decode(self, source: BodySource) -> Any:
-        return self._decode(source.raw)
+        return self._decode(source.raw).resolved(source)
 
     @override
     def encode(

@@ -70,6 +70,7 @@ class TeiEmbedInputs(FeatureExtractionInputs, frozen=True, kw_only=True):
             input=self.items(),
             normalize=self.normalize,
             dimensions=self.dimensions,
+            prompt_name=self.prompt_name,
             truncate=self.truncate,
         )
 

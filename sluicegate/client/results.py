@@ -162,6 +162,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """The maximum length of a text in tokens."""
     labels: list[str] | None = None
     dimensions: int | None = None
+    prompts: list[str] = []
     description: str = ""
     demonstration: bool = False
     regions: list[str] = []

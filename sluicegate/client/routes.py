@@ -93,6 +93,7 @@ def rerank(
     query: str,
     documents: Sequence[str],
     *,
+    instruction: str | None = None,
     top_n: int | None = None,
     return_documents: bool | None = None,
     truncate: bool = True,
@@ -102,6 +103,7 @@ def rerank(
     fields = {
         "model": model,
         "query": query,
+        "instruction": instruction,
         "documents": documents,
         "top_n": top_n,
         "return_documents": return_documents,
@@ -128,6 +130,7 @@ def embed(
     *,
     normalize: bool | None = None,
     dimensions: int | None = None,
+    prompt_name: str | None = None,
     output_dtype: NumberType | None = None,
     truncate: bool = True,
     on_error: OnError = "fail",
@@ -138,6 +141,7 @@ def embed(
         "input": texts,
         "normalize": normalize,
         "dimensions": dimensions,
+        "prompt_name": prompt_name,
         "output_dtype": output_dtype,
     }
     return _infer("/v1/embed", Answer[Embedding], fields, truncate, on_error)

@@ -7,7 +7,10 @@ import msgspec
 
 CANDIDATES = ["money", "travel"]
 TEMPLATE = "This is about {}."
-FAMILIES = (
+PROMPT_NAMES = ("query", "STS")
+INSTRUCTION = "Find the same place"
+DECODERS = ("qwen3", "gemma3_text")
+ENCODERS = (
     "bert",
     "distilbert",
     "roberta",
@@ -18,6 +21,7 @@ FAMILIES = (
     "deberta-v2",
     "modernbert",
 )
+FAMILIES = (*ENCODERS, *DECODERS)
 
 
 class LibraryAnswers(msgspec.Struct, kw_only=True):

@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoTokenizer, pipeline
 
 from tests.parity.library_answers import (
     CANDIDATES,
-    FAMILIES,
+    ENCODERS,
     TEMPLATE,
     LibraryAnswers,
     answers_file,
@@ -463,7 +463,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--each", type=int, default=PER_FAMILY)
-    parser.add_argument("--families", nargs="*", default=FAMILIES)
+    parser.add_argument("--families", nargs="*", default=ENCODERS)
     given = parser.parse_args()
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()

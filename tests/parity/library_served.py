@@ -20,6 +20,7 @@ from sluicegate.backends.model_tools.importing.import_model import import_model
 from sluicegate.backends.settings import BackendSettings
 from sluicegate.wire.protocol import (
     Done,
+    EmbedParameters,
     EntitiesParameters,
     Parameters,
     RerankParameters,
@@ -29,7 +30,10 @@ from sluicegate.wire.protocol import (
 from tests.parity.comparison import TOLERANCE
 from tests.parity.library_answers import (
     CANDIDATES,
+    DECODERS,
     FAMILIES,
+    INSTRUCTION,
+    PROMPT_NAMES,
     TEMPLATE,
     LibraryAnswers,
     read_answers,
@@ -131,7 +135,9 @@ async def _answer(backend: Backend, found: LibraryAnswers) -> None:
         return answers
 
     texts = found.texts
-    if found.purpose == "text":
+    if found.family in DECODERS:
+        await _answer_decoder(backend, found)
+    elif found.purpose == "text":
         both = [(text, texts[(place + 1) % len(texts)]) for place, text in enumerate(texts)]
         found.scores["single"] = _scores(await ask(Task.CLASSIFY, texts), found.labels)
         found.scores["pair"] = _scores(await ask(Task.CLASSIFY, both), found.labels)
@@ -152,6 +158,39 @@ async def _answer(backend: Backend, found: LibraryAnswers) -> None:
     else:
         scored = await ask(Task.RERANK, texts, RerankParameters(query=texts[0]))
         found.scores["rerank"] = [answer["score"] for answer in scored]
+
+
+async def _answer_decoder(backend: Backend, found: LibraryAnswers) -> None:
+    """Ask about all texts, in one call and alone."""
+
+    async def ask(task: Task, field: str, key: str, given: Parameters | None = None) -> None:
+        asked = {"parameters": given}
+        outcomes = await backend.ask(found.name, task, list(found.texts), **asked)
+        failed = next((o for o in outcomes if not isinstance(o, Done)), None)
+        assert failed is None, failed
+        batched = [msgspec.json.decode(o.result)[field] for o in outcomes if isinstance(o, Done)]
+        # Rows of another scope are computed again.
+        found.scores[key] = [
+            (await backend.answer(found.name, task, text, scope="alone", **asked))[field]
+            for text in found.texts
+        ]
+        found.scores[f"{key} batched"] = batched
+
+    if found.purpose == "embed":
+        for name in ("", *PROMPT_NAMES):
+            given = EmbedParameters(prompt_name=name) if name else EmbedParameters()
+            await ask(Task.EMBED, "embedding", f"embedding {name}".strip(), given)
+    elif found.purpose == "text":
+        await ask(Task.CLASSIFY, "labels", "single")
+        for key in ("single", "single batched"):
+            answers = [{"labels": labels} for labels in found.scores[key]]
+            found.scores[key] = _scores(answers, found.labels)
+    else:
+        query = found.texts[0]
+        await ask(Task.RERANK, "score", "rerank", RerankParameters(query=query))
+        if found.purpose in {"rank", "card"}:
+            told = RerankParameters(query=query, instruction=INSTRUCTION)
+            await ask(Task.RERANK, "score", "rerank instructed", told)
 
 
 def _scores(answers: list[Any], labels: list[str]) -> list[list[float]]:

@@ -15,6 +15,7 @@ import numpy as np
 from onnx import TensorProto
 
 from sluicegate.backends.model_tools.graphs.graph_builder import GraphBuilder
+from sluicegate.backends.model_tools.graphs.grids import attention_attributes
 from sluicegate.backends.model_tools.graphs.options import Attention, GraphOptions, Output
 
 _NAMES = ("query", "key", "value")
@@ -163,6 +164,7 @@ class FusedRows:
         heads: int,
         bias: str,
         scale: float | None = None,
+        causal: bool = False,
     ) -> str:
         """Append the node that computes attention on query, key and value.
 
@@ -171,8 +173,8 @@ class FusedRows:
         """
         operator = "PackedMultiHeadAttention" if self.is_packed else "MultiHeadAttention"
         given = [*inputs, "", *self._masking, *([bias] if bias else [])]
-        scaled = {} if scale is None else {"scale": scale}
-        return self._graph.fused(operator, given, prefix, num_heads=heads, **scaled)
+        attributes = attention_attributes(scale=scale, causal=causal)
+        return self._graph.fused(operator, given, prefix, num_heads=heads, **attributes)
 
     def leave(self, state: str, output: Output) -> None:
         """Append the float32 output: the states of all tokens, or of each row's first token."""

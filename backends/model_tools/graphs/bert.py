@@ -22,10 +22,10 @@ from onnx import ModelProto, TensorProto
 
 from sluicegate.backends.model_tools.graphs.attention import add_ranges, attend_rows
 from sluicegate.backends.model_tools.graphs.graph_builder import (
-    NOTHING_STORED,
     TYPES,
     GraphBuilder,
     StoredWeights,
+    nothing_stored,
 )
 from sluicegate.backends.model_tools.graphs.grids import (
     attend_first,
@@ -47,7 +47,7 @@ def build_bert(
     shape: BertShape,
     weights: Weights,
     options: GraphOptions | None = None,
-    stored: StoredWeights = NOTHING_STORED,
+    stored: StoredWeights = nothing_stored,
 ) -> ModelProto:
     """Return the encoder of `shape` with `weights`; equal arguments give equal bytes.
 

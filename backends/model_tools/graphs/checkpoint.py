@@ -9,25 +9,40 @@ from onnx import ModelProto
 
 from sluicegate.backends.model_tools.graphs.bert import build_bert
 from sluicegate.backends.model_tools.graphs.deberta import write_deberta
+from sluicegate.backends.model_tools.graphs.decoders import describe_gemma3, describe_qwen3
 from sluicegate.backends.model_tools.graphs.families import PREFIXES, as_bert, strip_prefix
 from sluicegate.backends.model_tools.graphs.graph_builder import (
-    NOTHING_STORED,
     GraphBuilder,
     StoredWeights,
+    nothing_stored,
 )
 from sluicegate.backends.model_tools.graphs.heads import add_head, add_pooling, find_head
-from sluicegate.backends.model_tools.graphs.modernbert import write_modernbert
+from sluicegate.backends.model_tools.graphs.modernbert import describe_modernbert
 from sluicegate.backends.model_tools.graphs.options import GraphOptions, Output
+from sluicegate.backends.model_tools.graphs.stack import StackShape, write_stack
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 from sluicegate.backends.types import Pooling
 
-# Appends an encoder to a graph, and returns its inputs and the width of its output.
-_Write = Callable[[GraphBuilder, Mapping[str, Any], GraphOptions], tuple[list[str], int]]
-# For each family that `build_bert` does not compute, the prefix of its weights' names.
-_OTHERS: Mapping[str, tuple[str, _Write]] = MappingProxyType(
-    {"deberta-v2": ("deberta.", write_deberta), "modernbert": ("model.", write_modernbert)}
+# Describes the layers of a family's checkpoint, and renames its weights.
+_Describe = Callable[[Mapping[str, Any], Weights], tuple[StackShape, Weights]]
+_STACKS: Mapping[str, _Describe] = MappingProxyType(
+    {
+        "modernbert": describe_modernbert,
+        "qwen3": describe_qwen3,
+        "gemma3_text": describe_gemma3,
+    }
 )
-FAMILIES = (*PREFIXES, *_OTHERS)
+# The prefixes of the names of weights in checkpoints with a head.
+_PREFIXES: Mapping[str, str] = MappingProxyType(
+    {
+        **PREFIXES,
+        "deberta-v2": "deberta.",
+        "modernbert": "model.",
+        "qwen3": "model.",
+        "gemma3_text": "model.",
+    }
+)
+FAMILIES = tuple(_PREFIXES)
 _CPU = GraphOptions(attention="gathered")
 
 
@@ -37,7 +52,7 @@ def build_checkpoint(
     *,
     pooling: Pooling = "mean",
     options: GraphOptions = _CPU,
-    stored: StoredWeights = NOTHING_STORED,
+    stored: StoredWeights = nothing_stored,
 ) -> ModelProto:
     """Return the graph of a checkpoint; the default options suit CPUs.
 
@@ -53,8 +68,8 @@ def build_checkpoint(
     if head is None:
         encoder = _encoder(config, weights, "tokens", options, stored)
         return add_pooling(encoder, pooling, hidden=_hidden(encoder), exact=attention == "gathered")
-    own = strip_prefix(weights, PREFIXES.get(config["model_type"], ""))
-    output: Output = "tokens" if head.reads == "pooled" else head.reads
+    own = strip_prefix(weights, _PREFIXES.get(config["model_type"], ""))
+    output: Output = "first" if head.reads == "first" else "tokens"
     encoder = _encoder(config, weights, output, options, stored)
     plain, exact = attention == "plain", attention == "gathered"
     return add_head(encoder, head, own, plain=plain, exact=exact, stored=stored)
@@ -69,20 +84,25 @@ def _encoder(
 ) -> ModelProto:
     options = msgspec.structs.replace(options, output=output)
     kind = str(config.get("model_type"))
-    if kind not in _OTHERS:
-        shape, renamed = as_bert(config, weights)
-        return build_bert(shape, renamed, options, stored)
+    if kind in PREFIXES or kind not in _PREFIXES:
+        size, renamed = as_bert(config, weights)
+        return build_bert(size, renamed, options, stored)
     problem = options.problem()
     if options.attention == "fused" or options.precision == "bf16":
         problem = f"`{kind}` has no `{options.attention}` attention in {options.precision}"
     if problem is not None:
         raise WeightsError(problem)
-    prefix, write = _OTHERS[kind]
     is_plain = options.attention == "plain"
-    own = strip_prefix(weights, prefix)
-    graph = GraphBuilder(own, options.precision, plain=is_plain, stored=stored)
+    own = strip_prefix(weights, _PREFIXES[kind])
     try:
-        inputs, hidden = write(graph, config, options)
+        if kind in _STACKS:
+            shape, own = _STACKS[kind](config, own)
+            graph = GraphBuilder(own, options.precision, plain=is_plain, stored=stored)
+            write_stack(graph, shape, options)
+            inputs, hidden = shape.inputs, shape.hidden
+        else:
+            graph = GraphBuilder(own, options.precision, plain=is_plain, stored=stored)
+            inputs, hidden = write_deberta(graph, config, options)
     except KeyError as error:
         raise WeightsError(f"the weight {error} is missing") from None
     except msgspec.ValidationError as error:

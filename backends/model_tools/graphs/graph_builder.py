@@ -1,7 +1,8 @@
 """Collects the nodes and weights of an ONNX graph in one precision."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +21,18 @@ TYPES: Mapping[Precision, int] = {
     "bf16": TensorProto.BFLOAT16,
 }
 
+Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
+_GELUS: Mapping[str, str] = MappingProxyType({"gelu": "Gelu", "gelu_tanh": "FastGelu"})
+# The factor of the input of the sigmoid by which these activations multiply their input.
+_SLOPES: Mapping[str, float] = MappingProxyType({"silu": 1.0, "quick_gelu": 1.702})
 
-# Weights that are in another file already. Each tensor names the file and the place in it.
-StoredWeights = Mapping[str, TensorProto]
-NOTHING_STORED: StoredWeights = MappingProxyType({})
+# Takes the name and the values of a weight. If the weight is in another file, returns a tensor that
+# names the file and the place in it.
+StoredWeights = Callable[[str, NDArray[np.float32]], TensorProto | None]
+
+
+def nothing_stored(name: str, tensor: NDArray[np.float32]) -> None:
+    """Say that no weight is in another file."""
 
 
 class GraphBuilder:
@@ -40,7 +49,7 @@ class GraphBuilder:
         precision: Precision = "fp32",
         *,
         plain: bool = False,
-        stored: StoredWeights = NOTHING_STORED,
+        stored: StoredWeights = nothing_stored,
     ) -> None:
         self.weights = weights
         self.precision = precision
@@ -77,8 +86,8 @@ class GraphBuilder:
             WeightsError: a value is too large for the precision.
         """
         wanted = precision or self.precision
-        stored = self._stored.get(name)
-        if stored is None or tuple(stored.dims) != tensor.shape:
+        stored = self._stored(name, tensor)
+        if stored is None:
             self.initializers.append(_tensor(name, tensor, wanted))
             return name
         self.initializers.append(stored)
@@ -113,13 +122,31 @@ class GraphBuilder:
         approximation = "tanh" if operator == "FastGelu" else "none"
         return self.plain("Gelu", [state], output, approximate=approximation)
 
+    def activate(self, activation: Activation, state: str, output: str) -> str:
+        """Append an activation."""
+        if activation in _GELUS:
+            return self.gelu(_GELUS[activation], [state], output)
+        if activation == "relu":
+            return self.plain("Relu", [state], output)
+        slope = _SLOPES[activation]
+        if not self.is_plain:
+            return self.fused("QuickGelu", [state], output, alpha=slope)
+        steep = state
+        if slope != 1:
+            factor = self.constant(f"{output}.slope", np.array(slope, dtype=np.float32))
+            steep = self.plain("Mul", [state, factor], f"{output}.steep")
+        gate = self.plain("Sigmoid", [steep], f"{output}.gate")
+        return self.plain("Mul", [state, gate], output)
+
     def matmul(self, prefix: str, inputs: str) -> str:
         """Append the product with the weight of a linear layer, without the layer's bias."""
         kernel = self.weight(f"{prefix}.weight", transposed=True)
         return self.plain("MatMul", [inputs, kernel], prefix)
 
-    def linear(self, prefix: str, inputs: str) -> str:
-        """Append a linear layer: the product with its weight, plus its bias."""
+    def linear(self, prefix: str, inputs: str, *, biased: bool = True) -> str:
+        """Append a linear layer: the product with its weight, plus its bias if it is `biased`."""
+        if not biased:
+            return self.matmul(prefix, inputs)
         bias = self.weight(f"{prefix}.bias")
         return self.plain("Add", [self.matmul(prefix, inputs), bias], f"{prefix}.biased")
 
@@ -128,6 +155,22 @@ class GraphBuilder:
         return self.plain(
             "LayerNormalization", [state, *self.norm(prefix)], output, epsilon=epsilon
         )
+
+    def rms_norm(self, prefix: str, state: str, output: str, *, epsilon: float) -> str:
+        """Append a normalization by the root of the mean square, with its weight."""
+        weight = self.weight(f"{prefix}.weight")
+        if not self.is_plain:
+            return self.plain(
+                "SimplifiedLayerNormalization", [state, weight], output, epsilon=epsilon
+            )
+        axis = self.constant(f"{output}.axis", np.array([-1], dtype=np.int64))
+        least = self.constant(f"{output}.epsilon", np.array(epsilon, dtype=np.float32))
+        self.plain("Mul", [state, state], f"{output}.squares")
+        self.plain("ReduceMean", [f"{output}.squares", axis], f"{output}.mean")
+        self.plain("Add", [f"{output}.mean", least], f"{output}.positive")
+        self.plain("Sqrt", [f"{output}.positive"], f"{output}.root")
+        self.plain("Div", [state, f"{output}.root"], f"{output}.scaled")
+        return self.plain("Mul", [f"{output}.scaled", weight], output)
 
     def feed_forward(
         self,

@@ -12,7 +12,8 @@ fuse attention and GELU itself.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -27,6 +28,9 @@ _FREE = -40.0
 # This is added to the scores of padding. Rounding then removes its weight. The weight is not a
 # denormal number, which would be slow on a CPU.
 _PADDING = -80.0
+# This is added to the scores of later tokens in causal attention. The scores of decoders can be far
+# apart, so it must be exact.
+_UNSEEN = -10000.0
 # The widths of all classes except the last one, which is as wide as the longest row. These widths
 # suit sentences. Each class adds about six small nodes to a layer, even if it has no rows.
 WIDTHS = (12, 20)
@@ -39,9 +43,13 @@ class Grid:
     the index of the token at each place. `lengths` `[batch]` is the number of tokens in each row.
     """
 
-    def __init__(self, graph: GraphBuilder, mask: str) -> None:
-        """Append the nodes that read `mask`, int32 `[batch, sequence]`, padded on the right."""
+    def __init__(self, graph: GraphBuilder, mask: str, *, causal: bool = False) -> None:
+        """Append the nodes that read `mask`, int32 `[batch, sequence]`, padded on the right.
+
+        For `causal`, see `open_grid`.
+        """
         self._graph = graph
+        self._causal = causal
         line = graph.constant("grid.line", np.array([-1], dtype=np.int64))
         first = graph.constant("grid.first", np.array(0, dtype=np.int64))
         second = graph.constant("grid.second", np.array([1], dtype=np.int64))
@@ -80,23 +88,38 @@ class Grid:
         columns = self._graph.plain("Gather", [self.places, column], "grid.columns", axis=1)
         return self._graph.plain("Cast", [columns], "grid.positions", to=TensorProto.INT32)
 
-    def attend(self, prefix: str, inputs: Sequence[str], *, heads: int, bias: str) -> str:
+    def attend(
+        self,
+        prefix: str,
+        inputs: Sequence[str],
+        *,
+        heads: int,
+        bias: str,
+        scale: float | None = None,
+    ) -> str:
         """Append the node that computes attention on rows of query, key and value."""
         return self._graph.fused(
             "MultiHeadAttention",
-            [*inputs, "", self.lengths, bias],
+            # No token sees the free places at the end of a causal row.
+            [*inputs, "", "" if self._causal else self.lengths, bias],
             f"{prefix}.grid",
             num_heads=heads,
             mask_filter_value=_FREE,
+            **attention_attributes(scale=scale, causal=self._causal),
         )
 
-    def attend_by_length(self, prefix: str, inputs: Sequence[str], *, heads: int) -> str:
+    def attend_by_length(
+        self, prefix: str, inputs: Sequence[str], *, heads: int, scale: float | None = None
+    ) -> str:
         """Append attention on query, key and value `[tokens, hidden]`, without a bias."""
         if self._classes is None:
             self._classes = LengthGrids(
                 self._graph, mask=self._mask, lengths=self.lengths, places=self.places
             )
-        return self._classes.attend(prefix, inputs, heads=heads, mask_value=_FREE)
+        attributes = attention_attributes(scale=scale, causal=self._causal)
+        return self._classes.attend(
+            prefix, inputs, heads=heads, mask_value=_FREE, attributes=attributes
+        )
 
 
 class _LengthGrid(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,12 +162,21 @@ class LengthGrids:
         self._classes = [self._add_class(number, mask) for number in range(len(WIDTHS) + 1)]
         self._places = self._add_places(places)
 
-    def attend(self, prefix: str, inputs: Sequence[str], *, heads: int, mask_value: float) -> str:
+    def attend(
+        self,
+        prefix: str,
+        inputs: Sequence[str],
+        *,
+        heads: int,
+        mask_value: float,
+        attributes: Mapping[str, float] = MappingProxyType({}),
+    ) -> str:
         """Append attention on query, key and value `[tokens, hidden]`.
 
         Return the name of the output, which has the same shape.
 
         `mask_value` is added to the scores of free places, which repeat a row's last token.
+        `attributes` are more attributes of the nodes that compute attention.
         """
         graph, parts = self._graph, []
         sizes = f"{prefix}.sizes"
@@ -160,6 +192,7 @@ class LengthGrids:
                 f"{prefix}.{number}.grid",
                 num_heads=heads,
                 mask_filter_value=mask_value,
+                **attributes,
             )
             parts.append(graph.plain("Reshape", [grid, sizes], f"{prefix}.{number}"))
         graph.plain("Concat", parts, f"{prefix}.classes", axis=0)
@@ -239,10 +272,10 @@ def add_padding_scores(graph: GraphBuilder, mask: str) -> str:
 class PaddedGrid:
     """Has the methods of `Grid`, but keeps tokens in their rows: `[batch, sequence, ...]`."""
 
-    def __init__(self, graph: GraphBuilder, mask: str, *, width: int) -> None:
+    def __init__(self, graph: GraphBuilder, mask: str, *, width: int, causal: bool = False) -> None:
         """Append the nodes that read `mask`, int32 `[batch, sequence]`.
 
-        `width` is a head's width.
+        `width` is a head's width. For `causal`, see `open_grid`.
         """
         self._graph = graph
         self._scale = graph.constant(
@@ -250,7 +283,8 @@ class PaddedGrid:
         )
         self._joined = graph.constant("padded.joined", np.array([0, 0, -1], dtype=np.int64))
         self._first = graph.constant("padded.first", np.array(0, dtype=np.int64))
-        self._padding = add_padding_scores(graph, mask)
+        self._positions = ""
+        self._hidden = self._future() if causal else add_padding_scores(graph, mask)
 
     def take(self, padded: str, output: str) -> str:
         """Append a copy of `padded` named `output`, because this grid moves no tokens."""
@@ -267,11 +301,29 @@ class PaddedGrid:
     def positions(self) -> str:
         """Append nodes that compute the position of every place of a row: int64 `[sequence]`."""
         graph = self._graph
+        if self._positions:
+            return self._positions
         zero = graph.constant("padded.zero", np.array(0, dtype=np.int64))
         step = graph.constant("padded.step", np.array(1, dtype=np.int64))
         graph.plain("Shape", ["input_ids"], "padded.shape", start=1, end=2)
         graph.plain("Squeeze", ["padded.shape"], "padded.length")
-        return graph.plain("Range", [zero, "padded.length", step], "padded.positions")
+        self._positions = graph.plain("Range", [zero, "padded.length", step], "padded.positions")
+        return self._positions
+
+    def _future(self) -> str:
+        """Append a tensor that hides later tokens from earlier ones: `[1, 1, sequence, sequence]`.
+
+        It also hides padding from real tokens, because padding is at the end.
+        """
+        graph, positions = self._graph, self.positions()
+        axes = [graph.constant(f"future.{at}", np.array([at], dtype=np.int64)) for at in (0, 1)]
+        least = graph.constant("future.least", np.array(_UNSEEN, dtype=np.float32))
+        none = graph.constant("future.none", np.array(0, dtype=np.float32))
+        keys, queries = (graph.plain("Unsqueeze", [positions, at], f"{at}.places") for at in axes)
+        graph.plain("Greater", [keys, queries], "future.later")
+        graph.plain("Where", ["future.later", least, none], "future.scores")
+        both = graph.constant("future.axes", np.array([0, 1], dtype=np.int64))
+        return graph.plain("Unsqueeze", ["future.scores", both], "future")
 
     def embed(self, positions: str, *, epsilon: float) -> str:
         """Append nodes that embed the tokens as BERT does: `[batch, sequence, hidden]`."""
@@ -294,9 +346,19 @@ class PaddedGrid:
         graph.plain("Add", [f"{prefix}.typed", places], f"{prefix}.summed")
         return graph.layer_norm(f"{prefix}.LayerNorm", f"{prefix}.summed", prefix, epsilon=epsilon)
 
-    def attend(self, prefix: str, inputs: Sequence[str], *, heads: int, bias: str) -> str:
+    def attend(
+        self,
+        prefix: str,
+        inputs: Sequence[str],
+        *,
+        heads: int,
+        bias: str,
+        scale: float | None = None,
+    ) -> str:
         """Append nodes that compute attention on rows of query, key and value."""
-        graph = self._graph
+        graph, by = self._graph, self._scale
+        if scale is not None:
+            by = graph.constant(f"{prefix}.scale", np.array(scale, dtype=np.float32))
         sizes = graph.constant(f"{prefix}.sizes", np.array([0, 0, heads, -1], dtype=np.int64))
         query, key, value = (
             graph.plain("Reshape", [name, sizes], f"{name}.heads") for name in inputs
@@ -307,10 +369,10 @@ class PaddedGrid:
         graph.plain(
             "MatMul", [f"{prefix}.query.turned", f"{prefix}.key.turned"], f"{prefix}.products"
         )
-        scores = graph.plain("Mul", [f"{prefix}.products", self._scale], f"{prefix}.scaled")
+        scores = graph.plain("Mul", [f"{prefix}.products", by], f"{prefix}.scaled")
         if bias:
             scores = graph.plain("Add", [scores, bias], f"{prefix}.placed")
-        graph.plain("Add", [scores, self._padding], f"{prefix}.scores")
+        graph.plain("Add", [scores, self._hidden], f"{prefix}.scores")
         graph.plain("Softmax", [f"{prefix}.scores"], f"{prefix}.shares", axis=-1)
         graph.plain("MatMul", [f"{prefix}.shares", f"{prefix}.value.turned"], f"{prefix}.context")
         graph.plain("Transpose", [f"{prefix}.context"], f"{prefix}.rows", perm=[0, 2, 1, 3])
@@ -331,11 +393,20 @@ def pad_for_sum(graph: GraphBuilder, values: str, output: str, *, rank: int = 2)
     return graph.plain("Pad", [values, pads], output, mode="constant")
 
 
-def open_grid(graph: GraphBuilder, *, width: int) -> Grid | PaddedGrid:
-    """Append the nodes of a grid and return it; `width` is the width of an attention head."""
+def attention_attributes(*, scale: float | None, causal: bool) -> dict[str, float]:
+    """Return the attributes of `MultiHeadAttention` for a scale and for causal attention."""
+    scaled = {} if scale is None else {"scale": scale}
+    return scaled | ({"unidirectional": 1} if causal else {})
+
+
+def open_grid(graph: GraphBuilder, *, width: int, causal: bool = False) -> Grid | PaddedGrid:
+    """Append the nodes of a grid and return it; `width` is the width of an attention head.
+
+    With `causal` attention, a token sees only itself and the tokens before it.
+    """
     if graph.is_plain:
-        return PaddedGrid(graph, "attention_mask", width=width)
-    return Grid(graph, "attention_mask")
+        return PaddedGrid(graph, "attention_mask", width=width, causal=causal)
+    return Grid(graph, "attention_mask", causal=causal)
 
 
 def count_positions(graph: GraphBuilder, padding: int) -> str:
@@ -385,19 +456,26 @@ def embed_tokens(
 
 
 def attend_gathered(
-    grid: Grid | PaddedGrid, prefix: str, inputs: Sequence[str], *, heads: int, bias: str
+    grid: Grid | PaddedGrid,
+    prefix: str,
+    inputs: Sequence[str],
+    *,
+    heads: int,
+    bias: str,
+    scale: float | None = None,
 ) -> str:
     """Append attention on query, key and value `[tokens, hidden]`.
 
     Return the name of the output, which has the same shape.
 
     `bias` names the tensor `[1, heads, sequence, sequence]` that is added to the scores; it is
-    empty if nothing is added.
+    empty if nothing is added. Before that, scores are multiplied by `scale`, or else divided by
+    the square root of a head's width.
     """
     if isinstance(grid, Grid) and not bias:
-        return grid.attend_by_length(prefix, inputs, heads=heads)
+        return grid.attend_by_length(prefix, inputs, heads=heads, scale=scale)
     rows = [grid.fill(name, f"{name}.grid") for name in inputs]
-    return grid.take(grid.attend(prefix, rows, heads=heads, bias=bias), prefix)
+    return grid.take(grid.attend(prefix, rows, heads=heads, bias=bias, scale=scale), prefix)
 
 
 def attend_first(
@@ -408,10 +486,11 @@ def attend_first(
     *,
     heads: int,
     bias: str,
+    scale: float | None = None,
 ) -> str:
     """Append attention for the first token of every row; the output is `[batch, hidden]`.
 
-    The query is `[batch, hidden]`. Key, value and `bias` are as in `attend_gathered`.
+    The query is `[batch, hidden]`. Key, value, `bias` and `scale` are as in `attend_gathered`.
     """
     query, *others = inputs
     axis = graph.constant("first.axis", np.array([1], dtype=np.int64))
@@ -420,5 +499,5 @@ def attend_first(
     if bias:
         place = graph.constant("first.place", np.array([0], dtype=np.int64))
         bias = graph.plain("Gather", [bias, place], "first.bias", axis=2)
-    context = grid.attend(prefix, rows, heads=heads, bias=bias)
+    context = grid.attend(prefix, rows, heads=heads, bias=bias, scale=scale)
     return graph.plain("Squeeze", [context, axis], prefix)

@@ -1,7 +1,8 @@
 """Adds the head of a checkpoint, or a pooling, to an encoder's graph.
 
-A head reads either the vector of each row's first token, or the vector of each token. It may have a
-dense layer with an activation. Its last layer has one logit for each label.
+A head reads the vector of each row's first or last token, or the vector of each token. It may have
+a dense layer with an activation. Its last layer has one logit for each label. A decoder that ranks
+by a word has one logit: the word's logit, less the logit of the opposite word.
 """
 
 from collections.abc import Mapping
@@ -14,10 +15,10 @@ from onnx import ModelProto, TensorProto, helper
 
 from sluicegate.backends.model_tools.graphs.bert import TOKENS
 from sluicegate.backends.model_tools.graphs.graph_builder import (
-    NOTHING_STORED,
     GraphBuilder,
     StoredWeights,
     copy_model,
+    nothing_stored,
 )
 from sluicegate.backends.model_tools.graphs.grids import pad_for_sum
 from sluicegate.backends.model_tools.graphs.options import Output
@@ -25,6 +26,11 @@ from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 from sluicegate.backends.types import Pooling
 
 LOGITS, POOLED = "logits", "pooled"
+MASK = "attention_mask"
+# The field of a configuration with the tokens by which a decoder ranks, and the end of its class.
+WORDS = "ranking_token_ids"
+_WORDS = "ForCausalLM"
+_DECODERS = ("qwen3", "gemma3_text")
 Purpose = Literal["text", "tokens", "choice"]
 
 _ARCHITECTURES: Mapping[str, Purpose] = {
@@ -37,16 +43,22 @@ _ARCHITECTURES: Mapping[str, Purpose] = {
 class HeadShape(msgspec.Struct, frozen=True, kw_only=True):
     """Describes the weights of a head: an optional `dense` layer with `activation`, then `out`.
 
-    `reads` is the encoder's output that the head reads. `norm` is a normalization after `dense`.
+    `reads` is the encoder's output that the head reads, or `last` for the last token, not counting
+    tokens whose id is `padding`. `norm` is a normalization after `dense`. If there are `words`,
+    `out` is the matrix of all words' logits. Then the output is the logit of the first of `words`,
+    less the logit of the second one.
     """
 
     out: str
     dense: str | None = None
     activation: Literal["Tanh", "Relu", "Gelu"] = "Tanh"
-    reads: Output | Literal["pooled"] = "first"
+    reads: Output | Literal["pooled", "last"] = "first"
     norm: str | None = None
     epsilon: float = 1e-5
     biased: bool = True
+    out_biased: bool = True
+    padding: int | None = None
+    words: tuple[int, ...] = ()
 
 
 def find_head(config: Mapping[str, Any]) -> HeadShape | None:
@@ -59,7 +71,9 @@ def find_head(config: Mapping[str, Any]) -> HeadShape | None:
     purpose = next((p for end, p in _ARCHITECTURES.items() if name.endswith(end)), None)
     if purpose is not None:
         return _head(config, purpose)
-    if name and not name.endswith(("Model", "ForMaskedLM", "ForPreTraining")):
+    if name.endswith(_WORDS) and WORDS in config:
+        return _words(config)
+    if name and not name.endswith(("Model", "ForMaskedLM", "ForPreTraining", _WORDS)):
         raise WeightsError(f"`architectures` is `{name}`, whose head is not supported")
     return None
 
@@ -100,6 +114,8 @@ def _head(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
     kind = str(config.get("model_type"))
     if kind == "modernbert":
         return _modernbert(config, purpose)
+    if kind in _DECODERS:
+        return _decoder(config, purpose)
     if purpose == "tokens":
         return _TOKENS
     head = _TEXTS.get(kind, _POOLED)
@@ -125,6 +141,22 @@ def _modernbert(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
     )
 
 
+def _decoder(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
+    if purpose == "choice":
+        raise WeightsError("no decoder has a head for multiple choice")
+    if purpose == "tokens":
+        biased = bool(config.get("token_classification_bias", True))
+        return HeadShape(out="score", reads="tokens", out_biased=biased)
+    padding = config.get("pad_token_id")
+    return HeadShape(out="score", reads="last", out_biased=False, padding=padding)
+
+
+def _words(config: Mapping[str, Any]) -> HeadShape:
+    _require(config, {"final_logit_softcapping": None})
+    out = "embed_tokens" if config.get("tie_word_embeddings") else "lm_head"
+    return HeadShape(out=out, reads="last", out_biased=False, words=tuple(config[WORDS]))
+
+
 def _require(config: Mapping[str, Any], values: Mapping[str, object]) -> None:
     for field, wanted in values.items():
         if config.get(field, wanted) != wanted:
@@ -138,7 +170,7 @@ def add_head(
     *,
     plain: bool = False,
     exact: bool = False,
-    stored: StoredWeights = NOTHING_STORED,
+    stored: StoredWeights = nothing_stored,
 ) -> ModelProto:
     """Return `model` with a head, whose output `logits` replaces the outputs of `model`.
 
@@ -151,6 +183,8 @@ def add_head(
     state: str = head.reads
     if state == POOLED:
         _pool(graph, "mean", exact=exact)
+    if state == "last":
+        _take_last(graph, head.padding)
     if head.dense is not None:
         dense = _linear(graph, head.dense, state, "head.dense", biased=head.biased)
         state = _activate(graph, head.activation, dense)
@@ -158,8 +192,11 @@ def add_head(
         parts = [f"{head.norm}.{part}" for part in ("weight", "bias")]
         inputs = [state, *(graph.weight(name) for name in parts if name in weights)]
         state = graph.plain("LayerNormalization", inputs, "head.normed", epsilon=head.epsilon)
-    _linear(graph, head.out, state, LOGITS)
-    labels = weights[f"{head.out}.bias"].shape[0]
+    if head.words:
+        labels = _write_words(graph, head, state)
+    else:
+        _linear(graph, head.out, state, LOGITS, biased=head.out_biased)
+        labels = weights[f"{head.out}.weight"].shape[0]
     rows = ["batch", "sequence"] if head.reads == TOKENS else ["batch"]
     return _extended(model, graph, LOGITS, [*rows, labels])
 
@@ -186,11 +223,40 @@ def _pool(graph: GraphBuilder, pooling: Pooling, *, exact: bool) -> None:
         _pool_max(graph)
 
 
+def _take_last(graph: GraphBuilder, padding: int | None) -> None:
+    """Append the vector of each row's last token: `[batch, hidden]`."""
+    axis = graph.constant("last.axis", np.array(1, dtype=np.int64))
+    taken = MASK
+    if padding is not None:
+        number = graph.constant("last.padding", np.array(padding, dtype=np.int32))
+        zero = graph.constant("last.zero", np.array(0, dtype=np.int32))
+        graph.plain("Equal", ["input_ids", number], "last.is_padding")
+        taken = graph.plain("Where", ["last.is_padding", zero, MASK], "last.taken")
+    graph.plain("CumSum", [MASK, axis], "last.counted")
+    graph.plain("Mul", ["last.counted", taken], "last.places")
+    graph.plain("ArgMax", ["last.places"], "last.place", axis=1, keepdims=1)
+    graph.plain("GatherND", [TOKENS, "last.place"], "last", batch_dims=1)
+
+
+def _write_words(graph: GraphBuilder, head: HeadShape, state: str) -> int:
+    """Append the logit of the first word, less the logit of the second; return the number 1."""
+    name = f"{head.out}.weight"
+    if name not in graph.weights:
+        raise WeightsError(f"the weight `{name}` of the head is missing")
+    matrix = graph.weights[name]
+    if max(head.words) >= len(matrix):
+        raise WeightsError(f"the token {max(head.words)} to rank by has no row in `{name}`")
+    rows = matrix[list(head.words)]
+    kernel = rows[0] - rows[1] if len(rows) > 1 else rows[0]
+    graph.plain("MatMul", [state, graph.floats("head.words", kernel[:, None])], LOGITS)
+    return 1
+
+
 def _pool_max(graph: GraphBuilder) -> None:
     axis = graph.constant("pool.axis", np.array([-1], dtype=np.int64))
     rows = graph.constant("pool.rows", np.array([1], dtype=np.int64))
     least = graph.constant("pool.least", np.array(np.finfo(np.float32).min, dtype=np.float32))
-    graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.BOOL)
+    graph.plain("Cast", [MASK], "pool.mask", to=TensorProto.BOOL)
     graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
     graph.plain("Where", ["pool.real", TOKENS, least], "pool.tokens")
     graph.plain("ReduceMax", ["pool.tokens", rows], POOLED, keepdims=0)
@@ -203,14 +269,14 @@ def _pool_mean(graph: GraphBuilder, *, exact: bool) -> None:
     # The mean of an empty row must be zero, not NaN.
     least = graph.constant("pool.least", np.array(1, dtype=np.float32))
     if exact:
-        mask = pad_for_sum(graph, "attention_mask", "pool.places")
+        mask = pad_for_sum(graph, MASK, "pool.places")
         pad_for_sum(graph, TOKENS, "pool.tokens", rank=3)
         graph.plain("Cast", [mask], "pool.mask", to=TensorProto.FLOAT)
         graph.plain("Unsqueeze", ["pool.mask", rows], "pool.selector")
         graph.plain("MatMul", ["pool.selector", "pool.tokens"], "pool.sums")
         graph.plain("Squeeze", ["pool.sums", rows], "pool.sum")
     else:
-        graph.plain("Cast", ["attention_mask"], "pool.mask", to=TensorProto.FLOAT)
+        graph.plain("Cast", [MASK], "pool.mask", to=TensorProto.FLOAT)
         graph.plain("Unsqueeze", ["pool.mask", axis], "pool.real")
         graph.plain("Mul", [TOKENS, "pool.real"], "pool.tokens")
         graph.plain("ReduceSum", ["pool.tokens", rows], "pool.sum", keepdims=0)

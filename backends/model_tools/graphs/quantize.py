@@ -5,6 +5,7 @@ operators stay in float: attention's own products, normalizations, GELU and embe
 """
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -28,14 +29,17 @@ class Product(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     kernel: FloatArray
 
 
-def find_products(model: ModelProto) -> list[Product]:
-    """Return the products that can be computed in int8, in the order of the graph."""
+def find_products(model: ModelProto, folder: Path = Path()) -> list[Product]:
+    """Return the products that can be computed in int8, in the order of the graph.
+
+    `folder` has the files of weights to which the graph refers.
+    """
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     return [
         Product(
             name=node.output[0],
             activations=node.input[0],
-            kernel=numpy_helper.to_array(tensors[node.input[1]]),
+            kernel=numpy_helper.to_array(tensors[node.input[1]], base_dir=str(folder)),
         )
         for node in model.graph.node
         if _is_product(node, tensors)

@@ -48,6 +48,12 @@ _REMEDY = (
     f'; if `transformers` should use that file unchanged, set `"tokenizer_class": "{GENERIC}"` in '
     f"`{CONFIG}`"
 )
+# Classes whose template is that of `tokenizer.json`.
+_KEEP_TEMPLATES = {"AlbertTokenizer", "Qwen2Tokenizer", "GemmaTokenizer"}
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _Token = str | AddedToken
 # A token as it is written in a tokenizer's files.
 _Written = str | dict[str, Any]
@@ -167,6 +173,11 @@ class _Given(msgspec.Struct, frozen=True, kw_only=True):
         words = self.model["vocab"]
         return words if isinstance(words, dict) else [(piece, score) for piece, score in words]
 
+    def merges(self) -> list[tuple[str, str]]:
+        """Return the merges of byte pairs."""
+        merges = self.model["merges"]
+        return [tuple(each.split(" ") if isinstance(each, str) else each) for each in merges]
+
     def charsmap(self) -> bytes | None:
         """Return SentencePiece's table of normalizations, if there is one."""
         normalizer = self.normalizer or {}
@@ -248,8 +259,8 @@ def _build(given: _Given, own: Tokenizer, name: str) -> Tokenizer:
     built = own if spec.build is None else spec.build(given)
     if name == "AlbertTokenizer":
         built.post_processor = _bert_template(given, built, "[CLS]", "[SEP]")
-        if own.post_processor is not None:
-            built.post_processor = own.post_processor
+    if name in _KEEP_TEMPLATES and own.post_processor is not None:
+        built.post_processor = own.post_processor
     _add_tokens(built, given)
     if spec.template is not None:
         built.post_processor = spec.template(given, built)
@@ -293,20 +304,46 @@ def _word_pieces(given: _Given) -> Tokenizer:
 
 
 def _byte_pairs(given: _Given) -> Tokenizer:
-    words, merges = given.vocabulary("BPE"), given.model["merges"]
-    pairs = [tuple(each.split(" ") if isinstance(each, str) else each) for each in merges]
     built = Tokenizer(
         models.BPE(
-            vocab=words,
-            merges=pairs,
+            vocab=given.vocabulary("BPE"),
+            merges=given.merges(),
             continuing_subword_prefix="",
             end_of_word_suffix="",
             fuse_unk=False,
         )
     )
-    spaced = given.fields.get("add_prefix_space", False)
+    spaced = bool(given.fields.get("add_prefix_space"))
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
     built.decoder = decoders.ByteLevel()
+    return built
+
+
+def _qwen(given: _Given) -> Tokenizer:
+    built = _byte_pairs(given)
+    built.normalizer = normalizers.NFC()
+    spaced = bool(given.fields.get("add_prefix_space"))
+    words = pre_tokenizers.Split(Regex(_QWEN_WORDS), behavior="isolated", invert=False)
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=spaced, use_regex=False)
+    built.pre_tokenizer = pre_tokenizers.Sequence([words, letters])
+    return built
+
+
+def _gemma(given: _Given) -> Tokenizer:
+    built = Tokenizer(
+        models.BPE(
+            vocab=given.vocabulary("BPE"),
+            merges=given.merges(),
+            unk_token=given.token("unk"),
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    built.normalizer = normalizers.Replace(" ", _SPACE)
+    built.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous", invert=False)
+    built.decoder = decoders.Sequence(
+        [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return built
 
 
@@ -448,6 +485,19 @@ _SPECS: Mapping[str, _Spec] = MappingProxyType(
         ),
         "DebertaV2Tokenizer": _Spec(
             {**_BRACKETS, **_ENDS, "pad_token": "[PAD]"}, _deberta, _bert_template
+        ),
+        "Qwen2Tokenizer": _Spec(
+            dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"), _qwen
+        ),
+        "GemmaTokenizer": _Spec(
+            {
+                "bos_token": "<bos>",
+                "eos_token": "<eos>",
+                "unk_token": "<unk>",
+                "pad_token": "<pad>",
+                "mask_token": "<mask>",
+            },
+            _gemma,
         ),
     }
 )

@@ -10,9 +10,11 @@ from types import MappingProxyType
 from typing import Any
 
 import yaml
+from onnx import ModelProto
 
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
+from sluicegate.backends.model_tools.graphs.weight_file import WeightFile, is_large
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 from sluicegate.backends.model_tools.importing.device_graphs import (
     write_device_graphs,
@@ -82,7 +84,10 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
     for name in _KEPT:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
-    (target / TOKENIZER).write_text(tokenizer.text, encoding="utf-8")
+    text, ranking = tokenizer.text, source.ranking
+    if ranking is not None:
+        text = ranking.fill_tokenizer(text)
+    (target / TOKENIZER).write_text(text, encoding="utf-8")
     if tokenizer.config is not None:
         document = json.dumps(tokenizer.config, ensure_ascii=False, indent=2)
         (target / TOKENIZER_CONFIG).write_text(document, encoding="utf-8")
@@ -123,11 +128,19 @@ def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights |
         return f"`{kind}` weights, exported by optimum", None
     weights = source.weights()
     try:
-        model = build_checkpoint(source.config, weights, pooling=source.pooling())
+        model = _build(source, weights, target)
     except WeightsError as error:
         raise StartProblem(f"`{source.folder}`: {error}") from None
     (target / _GRAPH).write_bytes(model.SerializeToString())
     return f"`{kind}` weights", weights
+
+
+def _build(source: CheckpointFolder, weights: Weights, target: Path) -> ModelProto:
+    """Return the graph of a checkpoint; large weights are written beside it."""
+    if not is_large(weights.values()):
+        return build_checkpoint(source.config, weights, pooling=source.pooling())
+    with WeightFile(target) as file:
+        return build_checkpoint(source.config, weights, pooling=source.pooling(), stored=file.add)
 
 
 def _export(folder: Path, config: Mapping[str, Any], target: Path) -> None:

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from sluicegate.backends.model_tools.graphs.checkpoint import build_checkpoint
 from sluicegate.backends.model_tools.graphs.graph_builder import FUSED, copy_model
@@ -53,7 +54,7 @@ def write_device_graphs(
     for device, options in _device_options():
         try:
             model = build_checkpoint(
-                config, weights, pooling=pooling, options=options, stored=stored.by_name
+                config, weights, pooling=pooling, options=options, stored=stored.find
             )
         except WeightsError:
             continue  # no kernel supports these options
@@ -74,12 +75,13 @@ class StoredTensors:
     """Finds weights in the file of a graph, and in its external data, by name or by content."""
 
     def __init__(self, graph: Path) -> None:
-        self.by_name: dict[str, TensorProto] = {}
+        self._by_name: dict[str, TensorProto] = {}
         self._graph = graph
-        self._by_length: dict[int, list[tuple[bytes, TensorProto]]] = {}
+        self._by_length: dict[int, list[tuple[bytes | memoryview, TensorProto]]] = {}
         content = graph.read_bytes()
         at = 0
         for tensor in ModelProto.FromString(content).graph.initializer:
+            raw: bytes | memoryview
             if uses_external_data(tensor):
                 raw = _read_external(tensor, graph.parent)
             else:
@@ -94,8 +96,13 @@ class StoredTensors:
                 for key, value in (("location", graph.name), ("offset", at), ("length", len(raw))):
                     tensor.external_data.add(key=key, value=str(value))
                 at += len(raw)
-            self.by_name[tensor.name] = tensor
+            self._by_name[tensor.name] = tensor
             self._by_length.setdefault(len(raw), []).append((raw, tensor))
+
+    def find(self, name: str, tensor: NDArray[np.float32]) -> TensorProto | None:
+        """Return the weight `name` if the files have it in this shape."""
+        stored = self._by_name.get(name)
+        return stored if stored is not None and tuple(stored.dims) == tensor.shape else None
 
     def write(self, model: ModelProto, name: str) -> None:
         """Write a model beside the graph.
@@ -123,11 +130,13 @@ class StoredTensors:
         return False
 
 
-def _read_external(tensor: TensorProto, folder: Path) -> bytes:
-    copy = TensorProto()
-    copy.CopyFrom(tensor)
-    load_external_data_for_tensor(copy, str(folder))
-    return copy.raw_data
+def _read_external(tensor: TensorProto, folder: Path) -> memoryview:
+    """Return the bytes of a tensor, mapped into memory."""
+    entry = ExternalDataInfo(tensor)
+    content = np.memmap(folder / entry.location, dtype=np.uint8, mode="r")
+    start = entry.offset or 0
+    length = entry.length or len(content) - start
+    return content[start : start + length].data
 
 
 @contextmanager

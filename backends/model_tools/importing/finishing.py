@@ -204,7 +204,7 @@ def _skipped(source: CheckpointFolder, fields: dict[str, Any]) -> int:
     prompt = str(fields.get("prompt", prompts.default))
     if source.modules is None or source.modules.include_prompt:
         return 0
-    if any((prompt, prompts.query, prompts.document)):
+    if prompt or any(prompts.named.values()):
         fields.setdefault("tasks", ["embed"])
     if not prompt:
         return 0

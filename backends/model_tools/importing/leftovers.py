@@ -50,7 +50,7 @@ _KNOWN = {
     "model_head.joblib": "the head of SetFit",
 }
 _STATE, _COPY = "training state", "a second copy of the weights"
-_WORDS = ("ForMaskedLM", "ForPreTraining")
+_WORDS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM")
 _TOLD = ("tasks", "outputs", "pooling")
 _MOST_NAMED = 3
 
@@ -199,7 +199,7 @@ def _words_alone(source: CheckpointFolder) -> str | None:
     If the folder has modules, or fields such as `tasks`, the checkpoint has another use.
     """
     names = source.config.get("architectures") or [""]
-    is_told = source.modules is not None or any(name in source.fields for name in _TOLD)
+    is_told = source.modules or source.ranking or any(name in source.fields for name in _TOLD)
     if source.graph is not None or is_told or not str(names[0]).endswith(_WORDS):
         return None
     return str(names[0])

@@ -13,11 +13,13 @@ import yaml
 
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES
+from sluicegate.backends.model_tools.graphs.heads import WORDS
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
 from sluicegate.backends.model_tools.importing.class_tokenizer import (
     ClassTokenizer,
     build_tokenizer,
 )
+from sluicegate.backends.model_tools.importing.ranking import Ranking, find_ranking
 from sluicegate.backends.repository.config_defaults import complete_config
 from sluicegate.backends.repository.sentence_modules import (
     FILE as MODULES,
@@ -33,7 +35,7 @@ _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _SLOW = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 _POINTER = b"version https://git-lfs"
 _HEADED = ("ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice")
-_BARE = ("Model", "ForMaskedLM", "ForPreTraining")
+_BARE = ("Model", "ForMaskedLM", "ForPreTraining", "ForCausalLM")
 # Settings of `config.json` that Sluicegate's own graphs do not support.
 _NOT_BUILT = {
     "auto_map": "names custom code, which is not run",
@@ -47,6 +49,7 @@ _BASES = {"bert", "distilbert", "roberta", "mpnet", "electra", "albert", "debert
 # The modules of the supported families. Those from `cls` on are used only in training.
 _PARTS = {
     *("embeddings", "embeddings_project", "encoder", "transformer", "layers", "final_norm"),
+    *("embed_tokens", "norm", "score"),
     *("pooler", "head", "pre_classifier", "classifier", "sequence_summary", "qa_outputs"),
     *("cls", "lm_head", "predictions", "sop_classifier", "lm_predictions", "mask_predictions"),
     *("vocab_transform", "vocab_layer_norm", "vocab_projector", "decoder"),
@@ -90,15 +93,16 @@ _FOREIGN_PATTERNS: Mapping[str, str] = MappingProxyType(
 class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a folder that `save_pretrained` wrote; `graph` is its ONNX file, if any.
 
-    `modules` are the modules of a sentence transformer. `fields` are manifest fields from a
-    `model.yaml` in the folder, or from options of the command. `tokenizer` is the tokenizer that
-    the folder's tokenizer class builds.
+    `modules` are the modules of a sentence transformer. `ranking` says how a decoder ranks.
+    `fields` are manifest fields from a `model.yaml` in the folder, or from options of the command.
+    `tokenizer` is the tokenizer that the folder's tokenizer class builds.
     """
 
     folder: Path
     config: dict[str, Any]
     graph: Path | None
     modules: SentenceModules | None = None
+    ranking: Ranking | None = None
     fields: dict[str, Any] = {}
     tokenizer: ClassTokenizer
 
@@ -240,13 +244,19 @@ def open_source(folder: Path, given: Mapping[str, Any] | None = None) -> Checkpo
         )
     check_content(tokenizer)
     config = complete_config(read_json(folder / "config.json"))
+    built = build_tokenizer(folder, tokenizer.name, config)
+    ranking = find_ranking(folder, config, fields, built)
+    if ranking is not None:
+        config |= {WORDS: ranking.words} if ranking.words else {}
+        fields = ranking.complete(fields)
     source = CheckpointFolder(
         folder=folder,
         config=config,
+        ranking=ranking,
         graph=_find_graph(folder, fields.get("graph")),
         modules=read_modules(lambda name: folder / name),
         fields=fields,
-        tokenizer=build_tokenizer(folder, tokenizer.name, config),
+        tokenizer=built,
     )
     names = source.config.get("architectures") or [""]
     if source.modules is not None and str(names[0]).endswith(_HEADED):

@@ -1,6 +1,5 @@
 """Runs texts through a graph, and keeps samples of the inputs of its matrix products."""
 
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from sluicegate.backends.executors.graph import read_inputs
 from sluicegate.backends.executors.provider import DeviceOptions, open_session
 from sluicegate.backends.model_tools.graphs.quantize import Product, expose
 from sluicegate.backends.model_tools.graphs.ranges import Samples
+from sluicegate.backends.model_tools.graphs.weight_file import temporary_graph
 from sluicegate.backends.qualification.text_runs import TextBatch
 from sluicegate.backends.types import FloatArray
 
@@ -19,9 +19,12 @@ _SAMPLES = 1024
 
 
 def collect(
-    model: ModelProto, products: Sequence[Product], batches: Sequence[TextBatch]
+    model: ModelProto, products: Sequence[Product], batches: Sequence[TextBatch], *, beside: Path
 ) -> dict[str, Samples]:
-    """Return samples of the activations that each product reads; keys are the products' names."""
+    """Return samples of the activations that each product reads; keys are the products' names.
+
+    `beside` is the path of the graph, which has its weights beside it if they are large.
+    """
     names = list(dict.fromkeys(product.activations for product in products))
     collectors = {name: _Collector() for name in names}
     tokens = sum(int(batch.padded.mask.sum()) for batch in batches)
@@ -29,7 +32,7 @@ def collect(
     random = np.random.default_rng(0)
     chosen[random.choice(tokens, min(tokens, _SAMPLES), replace=False)] = True
     start = 0
-    for mask, tensors in _activations(expose(model, names), names, batches):
+    for mask, tensors in _activations(expose(model, names), names, batches, beside):
         stop = start + int(mask.sum())
         for collector, tensor in zip(collectors.values(), tensors, strict=True):
             # Graphs that compute real tokens only have no padding. A tensor after the pooling has
@@ -63,12 +66,10 @@ class _Collector:
 
 
 def _activations(
-    model: ModelProto, names: list[str], batches: Sequence[TextBatch]
+    model: ModelProto, names: list[str], batches: Sequence[TextBatch], beside: Path
 ) -> Iterable[tuple[NDArray[np.bool_], list[FloatArray]]]:
     """Yield for each batch the mask of its tokens, and the tensors `names`."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "exposed.onnx")
-        path.write_bytes(model.SerializeToString())
+    with temporary_graph(model.SerializeToString(), beside) as path:
         session = open_session(path, DeviceOptions(provider="cpu"))
         kinds = read_inputs(session, path)
     for batch in batches:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 from sluicegate.backends.errors import BackendError, StartProblem
+from sluicegate.backends.model_tools.graphs.weight_file import temporary_graph
 from sluicegate.backends.model_tools.tuning.memory import measure_memory
 from sluicegate.backends.model_tools.tuning.options import (
     ELSEWHERE,
@@ -22,7 +23,6 @@ from sluicegate.backends.model_tools.tuning.variant_gate import (
     VariantGate,
     VariantReport,
     describe_report,
-    temporary_graph,
 )
 from sluicegate.backends.model_tools.tuning.variant_maker import VariantMaker
 from sluicegate.backends.qualification.golden_texts import read_golden
@@ -126,7 +126,7 @@ def _memory(settings: BackendSettings, subject: TunedModel, graph: bytes | None)
     most = subject.manifest.max_tokens
     if graph is None:
         return measure_memory(subject.graph, max_tokens=most)
-    with temporary_graph(graph) as path:
+    with temporary_graph(graph, subject.graph) as path:
         return measure_memory(path, max_tokens=most)
 
 

@@ -20,6 +20,7 @@ from sluicegate.backends.qualification.measures import kind_of, rank_scores
 from sluicegate.backends.qualification.text_runs import TextBatch, make_batches, run_texts
 from sluicegate.backends.repository.catalogue import Catalogue
 from sluicegate.backends.repository.manifest import (
+    ClassifierManifest,
     EncoderManifest,
     GraphManifest,
     HeadManifest,
@@ -116,6 +117,12 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         prompt = ""
         if isinstance(self.manifest, EncoderManifest) and self.output is OutputKind.POOLED:
             prompt = self.manifest.prompt
+        template = self.manifest.template if isinstance(self.manifest, ClassifierManifest) else None
+        if template is not None:
+            texts = [
+                text if isinstance(text, str) else template.fill(query=text[0], document=text[1])
+                for text in texts
+            ]
         return self.tokenizer.encode_now(
             [prompt + text if isinstance(text, str) else text for text in texts]
         )

@@ -1,8 +1,6 @@
 """Compares variants of a model's graph with fp32: outputs, batch invariance and speed."""
 
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -120,15 +118,6 @@ def speed_reasons(ratio: float, at_least: float, asked: float) -> list[str]:
 def _few(batches: Sequence[TextBatch]) -> Sequence[TextBatch]:
     """Return some of the batches, with texts of all lengths and about a thousand texts in total."""
     return batches[:: max(1, len(batches) * len(batches[0].places) // _SPEED_TEXTS)]
-
-
-@contextmanager
-def temporary_graph(graph: bytes) -> Iterator[Path]:
-    """Write a graph to a temporary file, which exists while the context is open."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "model.onnx")
-        path.write_bytes(graph)
-        yield path
 
 
 def describe_report(report: VariantReport) -> list[str]:

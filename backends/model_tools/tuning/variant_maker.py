@@ -11,14 +11,11 @@ from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.graphs.half import halve
 from sluicegate.backends.model_tools.graphs.quantize import find_products, quantize
 from sluicegate.backends.model_tools.graphs.ranges import ProductPlan, plan_product
+from sluicegate.backends.model_tools.graphs.weight_file import include_weights, temporary_graph
 from sluicegate.backends.model_tools.tuning.calibration import collect
 from sluicegate.backends.model_tools.tuning.options import Echo, VariantPrecision
 from sluicegate.backends.model_tools.tuning.tuned_model import TunedModel
-from sluicegate.backends.model_tools.tuning.variant_gate import (
-    VariantGate,
-    VariantReport,
-    temporary_graph,
-)
+from sluicegate.backends.model_tools.tuning.variant_gate import VariantGate, VariantReport
 from sluicegate.backends.qualification.gate import CHANGES, Bounds
 from sluicegate.backends.qualification.golden_texts import GoldenSet
 from sluicegate.backends.qualification.text_runs import TextBatch
@@ -43,7 +40,8 @@ class VariantMaker:
         self._subject = subject
         self._bounds = bounds
         self._echo = echo
-        self._model = onnx.load(subject.graph)
+        # Weights in a file beside the graph stay there.
+        self._model = onnx.load(subject.graph, load_external_data=False)
 
     def make(
         self, precision: VariantPrecision, gate: VariantGate, *, calibrate: GoldenSet | None
@@ -70,17 +68,18 @@ class VariantMaker:
             return graph, self._judge(gate, graph, "fp16")
         graph, products, floats = self._quantize(calibrate, judging=gate.texts)
         report = self._judge(gate, graph, "int8")
+        graph = include_weights(graph, self._subject.graph)
         return graph, msgspec.structs.replace(report, products=products, float_products=floats)
 
     def _judge(self, gate: VariantGate, graph: bytes, precision: VariantPrecision) -> VariantReport:
-        with temporary_graph(graph) as path:
+        with temporary_graph(graph, self._subject.graph) as path:
             return gate.judge(path, precision=precision)
 
     def _quantize(
         self, calibrate: GoldenSet, *, judging: Sequence[Text]
     ) -> tuple[bytes, int, list[str]]:
         """Return a graph in int8, its number of products, and the products that stay in float."""
-        products = find_products(self._model)
+        products = find_products(self._model, self._subject.graph.parent)
         if not products:
             raise StartProblem(f"`{self._subject.graph}` has no product that int8 can compute")
         others = set(judging)
@@ -90,7 +89,7 @@ class VariantMaker:
         sample = _Sample.of(calibrate, _spread(kept, _SEARCH_TEXTS))
         self._echo(f"Measuring {len(products)} products on {len(sample.texts)} texts")
         batches = self._subject.batches(_spread(sample.texts, _RANGE_TEXTS))
-        samples = collect(self._model, products, batches)
+        samples = collect(self._model, products, batches, beside=self._subject.graph)
         plans = {
             product.name: plan_product(samples[product.name], product.kernel)
             for product in products
@@ -133,7 +132,7 @@ class VariantMaker:
         return content
 
     def _outputs(self, graph: bytes, batches: Sequence[TextBatch]) -> FloatArray:
-        with temporary_graph(graph) as path:
+        with temporary_graph(graph, self._subject.graph) as path:
             executor = self._subject.open(path)
         return self._subject.outputs(executor, batches)[0]
 

@@ -248,7 +248,7 @@ class EmbedTensors(TaskTensors):
 
     task = Task.EMBED
     body = EmbedBody
-    parameters = ("truncate", "normalize", "dimensions")
+    parameters = ("truncate", "normalize", "dimensions", "prompt_name")
 
     @override
     def outputs(self, info: ModelInfo) -> tuple[TensorSpec, ...]:
@@ -268,6 +268,7 @@ class RerankTensors(TaskTensors):
 
     task = Task.RERANK
     body = RerankBody
+    parameters = ("truncate", "instruction")
     inputs = (TensorSpec(name="TEXT"), TensorSpec(name="QUERY"))
 
     @override

@@ -141,7 +141,7 @@ def an_unknown_model_is_not_found(target: Target) -> None:
 def bad_input_is_refused(target: Target) -> None:
     vectors, entities = client(target, "minilm"), client(target, "entities-demo")
     refused(target, 422, "Item 0", lambda: vectors.feature_extraction(""))
-    refused(target, 400, "prompt_name", lambda: vectors.feature_extraction("a", prompt_name="q"))
+    refused(target, 422, "prompt_name", lambda: vectors.feature_extraction("a", prompt_name="q"))
     refused(target, 400, "stride", lambda: entities.token_classification("a", stride=1))
     refused(target, 400, "minilm", lambda: vectors.zero_shot_classification("a", ["b"]))
 

@@ -214,7 +214,7 @@ def test_documents_are_ranked_by_the_cosine_or_not_at_all(tmp_path: Path) -> Non
     manifest = read_catalogue(tmp_path).models["m"].manifest
 
     assert isinstance(manifest, EncoderManifest)
-    assert (manifest.tasks, manifest.prompts.query) == ([Task.EMBED], "q: ")
+    assert (manifest.tasks, manifest.prompts["query"]) == ([Task.EMBED], "q: ")
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,15 @@ _OTHER: dict[type[TaskBody], dict[str, Any]] = {
         "hypothesis_template": "{}",
     },
     ChooseBody: {"model": "n", "input": {"prompt": "p", "choices": ["y", "x"]}},
-    RerankBody: {"model": "n", "query": "r", "documents": ["b"]},
+    RerankBody: {"model": "n", "query": "r", "documents": ["b"], "instruction": "i"},
     EntitiesBody: {"model": "n", "input": "b", "aggregation": "max"},
-    EmbedBody: {"model": "n", "input": "b", "normalize": False, "dimensions": 3},
+    EmbedBody: {
+        "model": "n",
+        "input": "b",
+        "normalize": False,
+        "dimensions": 3,
+        "prompt_name": "query",
+    },
     TokenizeBody: {
         "model": "n",
         "input": "b",

@@ -127,7 +127,7 @@ async def test_an_answer_is_a_hit_through_the_native_route(
         ("sentiment", {"inputs": "a", "parameters": {"stride": 1}}, 400, "stride"),
         ("entities", {"inputs": "a", "parameters": {"ignore_labels": []}}, 400, "ignore_labels"),
         ("entities", {"inputs": "a", "aggregation_strategy": "last"}, 400, "aggregation_strategy"),
-        ("minilm", {"inputs": "a", "prompt_name": "query"}, 400, "prompt_name"),
+        ("minilm", {"inputs": "a", "prompt_name": 7}, 400, "prompt_name"),
         ("minilm", {"inputs": [1, 2]}, 400, "send texts"),
         ("minilm", {"inputs": {"source_sentence": "a", "sentences": []}}, 400, "empty"),
         ("topics", {"inputs": "a"}, 400, "candidate_labels"),

@@ -116,7 +116,7 @@ async def test_a_pair_is_one_input(api: Api, client: httpx.AsyncClient) -> None:
         ("sentiment/embed", {"inputs": "a"}, 424, "Backend", "sentiment"),
         ("minilm/embed", {"inputs": [1, 2]}, 422, "Validation", "send texts"),
         ("minilm/embed", {"inputs": []}, 422, "Validation", "empty"),
-        ("minilm/embed", {"inputs": "a", "prompt_name": "q"}, 422, "Validation", "prompt_name"),
+        ("minilm/embed", {"inputs": "a", "prompt_name": 7}, 422, "Validation", "prompt_name"),
         (
             "minilm/embed",
             {"inputs": "a", "truncation_direction": "Left"},

@@ -46,7 +46,7 @@ def plans(model: ModelProto) -> dict[str, ProductPlan]:
     ids = [random.integers(1, 50, n).astype(np.int32) for n in random.integers(2, 24, 60)]
     rows = [Encoding(ids=row, type_ids=None, key=row.tobytes()) for row in ids]
     products = find_products(model)
-    samples = collect(model, products, make_batches(rows))
+    samples = collect(model, products, make_batches(rows), beside=Path("model.onnx"))
     return {p.name: plan_product(samples[p.name], p.kernel) for p in products}
 
 
