@@ -67,8 +67,9 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
         if self.template is None:
             return {**words, **fields}
         own = fields.get("template") or {}
-        template = {**msgspec.to_builtins(self.template), **own}
-        return {**words, **fields, "template": template}
+        if isinstance(own, dict):
+            own = {**msgspec.to_builtins(self.template), **own}
+        return {**words, **fields, "template": own}
 
     def fill_tokenizer(self, text: str) -> str:
         """Return a `tokenizer.json` whose rows of pairs have the fixed parts."""
