@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 GPU := .venv-gpu
 PARITY := .venv-parity
+QUESTIONS := $(PARITY)/questions
 LOAD := .venv-load
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 INSTALL_HALF = $(PIP) install --progress-bar off --no-compile --no-deps --require-hashes -r $(VENV)/packages
@@ -127,8 +128,9 @@ load: install-dev $(LOAD)/.installed ## Load any address as callers do, by k6, a
 	@$(BIN)/python -m loadtests.scenarios $(SCENARIO) $(ARGS)
 
 
-parity: install-dev $(PARITY)/.installed ## Run the reference libraries again and compare; writes docs/parity.md
+parity: install-dev $(QUESTIONS)/.installed ## Run the reference libraries again and compare; writes docs/parity.md
 	$(PARITY)/bin/python -m tests.parity.reference
+	PYTHONPATH=$(QUESTIONS) $(PARITY)/bin/python -m tests.parity.answer_reference
 	$(BIN)/python -m tests.parity
 	rm -rf build/parity
 	$(PARITY)/bin/python -m tests.parity.library_checkpoints build/parity
@@ -214,6 +216,12 @@ $(PARITY)/% .venv-clients/% .venv-peers/%: export PIP_FIND_LINKS =
 
 $(OWN:%=%/.installed): .venv-%/.installed: requirements/%.txt
 	$(INSTALL_OWN)
+
+# An older release of transformers, in front of the packages of the environment.
+$(QUESTIONS)/.installed: requirements/questions.txt $(PARITY)/.installed
+	@$(PARITY)/bin/python -m pip --disable-pip-version-check --no-input install --quiet --no-deps \
+		--require-hashes --target $(@D) -r $<
+	@touch $@
 
 .venv-clients/%/.installed: tests/clients/%/requirements.txt
 	$(INSTALL_OWN)

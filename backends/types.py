@@ -62,6 +62,17 @@ class TokenOffsets(msgspec.Struct, frozen=True, kw_only=True):
     continues_word: bool
 
 
+class PlacedTokens(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Holds the tokens of a text without special tokens.
+
+    `places` has the start and end of each token in characters, and `words` the number of its word.
+    """
+
+    ids: IntArray
+    places: IntArray
+    words: IntArray
+
+
 class Segment(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds the tokens of a text without special tokens, and their positions."""
 

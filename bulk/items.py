@@ -9,9 +9,8 @@ from sluicegate.backends.bulk.runner import BulkRunner
 from sluicegate.bulk.options import BulkOptions
 from sluicegate.bulk.reading import BadRow, Row
 from sluicegate.gateway.cache.key import CacheKey, KeyMaker, Prefix
-from sluicegate.wire.protocol import Task
+from sluicegate.wire.protocol import Task, item_fields, takes_text
 
-_TEXT_TASKS = frozenset({Task.ZERO_SHOT, Task.RERANK, Task.ENTITIES, Task.TOKENIZE})
 _PAIR = 2
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
@@ -22,7 +21,11 @@ class ItemReader:
     def __init__(self, options: BulkOptions) -> None:
         self._columns = options.columns
         self._task = options.task
-        self._is_text = options.task in _TEXT_TASKS or options.task is Task.CLASSIFY
+        self._fields = item_fields(options.task)
+        # Of `choose`, only the choices are no text.
+        self._is_text = options.task is Task.ANSWER or (
+            takes_text(options.task) and options.task not in {Task.EMBED, Task.INFER}
+        )
 
     def read(self, row: Row) -> Any:
         """Return the item of a row, or a `BadRow`."""
@@ -39,9 +42,9 @@ class ItemReader:
         return self._item(values)
 
     def _item(self, values: list[Any]) -> Any:
-        if self._task is Task.CHOOSE:
-            prompt, choices = values
-            return {"prompt": prompt, "choices": _parsed(choices)}
+        if self._fields:
+            item = dict(zip(self._fields, values, strict=True))
+            return item if self._is_text else {**item, "choices": _parsed(item["choices"])}
         if len(values) == _PAIR:
             return tuple(values)
         (value,) = values

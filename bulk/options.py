@@ -11,7 +11,7 @@ from sluicegate.bulk.errors import BulkStopped
 from sluicegate.bulk.files import InputFile
 from sluicegate.bulk.usage import BulkUsage
 from sluicegate.gateway.api.schemas import BODIES, Body
-from sluicegate.wire.protocol import ModelInfo, Task
+from sluicegate.wire.protocol import ModelInfo, Task, item_fields
 
 OutputFormat = Literal["parquet", "jsonl"]
 # Fields of requests that are not parameters of a bulk job.
@@ -23,10 +23,6 @@ _INPUTS: Mapping[Task, tuple[str, Any]] = {
     Task.RERANK: ("documents", []),
     Task.DETOKENIZE: ("ids", []),
     Task.INFER: ("inputs", []),
-}
-_COLUMNS: Mapping[Task, tuple[str, ...]] = {
-    Task.CHOOSE: ("prompt", "choices"),
-    Task.DETOKENIZE: ("ids",),
 }
 MANIFEST_VERSION = 1
 
@@ -131,7 +127,9 @@ def _input_difference(old: Sequence[InputFile], new: Sequence[InputFile]) -> str
 
 def default_columns(task: Task) -> tuple[str, ...]:
     """Return the default columns of an item."""
-    return _COLUMNS.get(task, ("text",))
+    if task is Task.DETOKENIZE:
+        return ("ids",)
+    return item_fields(task) or ("text",)
 
 
 def read_task(name: str) -> Task:

@@ -80,3 +80,4 @@ compile load requirements/load.in
 # The parity check needs the framework that all other sets leave out.
 overrides=/dev/null
 compile parity requirements/parity.in --constraint "$pins" "$@"
+compile questions requirements/questions.in "$@"

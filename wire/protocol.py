@@ -17,8 +17,9 @@ status is not 200, and the body is a `Refusal`.
 """
 
 import struct
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -35,7 +36,15 @@ MEDIA_TYPE = "application/vnd.sluicegate.v1+msgpack"
 TOKEN_HEADER = "x-sluicegate-token"  # noqa: S105 - the name of a header
 MAX_LABELS = 256
 """The most labels or choices of an item."""
+MAX_WINDOWS = 64
+"""The most windows of a long text."""
+AnswerCount = Annotated[int, msgspec.Meta(ge=1, le=100)]
+AnswerTokens = Annotated[int, msgspec.Meta(ge=1, le=512)]
+RowTokens = Annotated[int, msgspec.Meta(ge=1)]
+Overlap = Annotated[int, msgspec.Meta(ge=0)]
 LABELS = stated(minItems=1, maxItems=MAX_LABELS)
+# The most special tokens of a row of two texts.
+_SPECIAL_TOKENS = 4
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 # The errors of msgspec for invalid bytes: malformed, not UTF-8, or nested too deeply.
@@ -61,6 +70,7 @@ class Task(StrEnum):
     EMBED = "embed"
     RERANK = "rerank"
     ENTITIES = "entities"
+    ANSWER = "answer"
     INFER = "infer"
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
@@ -72,7 +82,14 @@ TOKEN_TASKS = (Task.TOKENIZE, Task.DETOKENIZE)
 # do not add a field that does not change results.
 
 
-class ClassifyParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Is the base of the parameters of all tasks.
+
+    A field of a request's body that has the name of a parameter sets this parameter.
+    """
+
+
+class ClassifyParameters(Parameters, frozen=True, kw_only=True):
     """Holds the parameters of the task `classify`.
 
     `top_k` is the number of labels to return; `None` means all labels. `function` turns logits into
@@ -83,7 +100,7 @@ class ClassifyParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     function: Function | None = None
 
 
-class ZeroShotParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ZeroShotParameters(Parameters, frozen=True, kw_only=True):
     """Holds the candidate labels, and the template that turns each of them into a hypothesis."""
 
     labels: list[str]
@@ -91,11 +108,11 @@ class ZeroShotParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     hypothesis_template: str = "This text is about {}."
 
 
-class ChooseParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChooseParameters(Parameters, frozen=True, kw_only=True):
     """Has no parameters, because each item has its own choices."""
 
 
-class EmbedParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EmbedParameters(Parameters, frozen=True, kw_only=True):
     """Holds the parameters of the task `embed`.
 
     Only the first `dimensions` values of a vector are kept; `None` keeps all values. With
@@ -106,25 +123,46 @@ class EmbedParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     dimensions: int | None = None
 
 
-class RerankParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RerankParameters(Parameters, frozen=True, kw_only=True):
     """Holds the query. Each item is a document, which gets a score for the query."""
 
     query: str
 
 
-class EntitiesParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EntitiesParameters(Parameters, frozen=True, kw_only=True):
     """Selects how tokens are grouped into entities, as in Hugging Face's pipeline."""
 
     aggregation: Aggregation = "simple"
 
 
-class InferParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AnswerParameters(Parameters, frozen=True, kw_only=True):
+    """Holds the parameters of the task `answer`, which are those of Hugging Face's pipeline.
+
+    - `max_answer_tokens` is the pipeline's `max_answer_len`.
+    - `max_row_tokens` is its `max_seq_len`; `None` means 384, or less if the model reads less.
+    - `overlap` is its `doc_stride`; `None` means 128, or half a row if that is less.
+    - With `align_to_words`, an answer begins and ends with whole words.
+    """
+
+    top_k: AnswerCount = 1
+    max_answer_tokens: AnswerTokens = 15
+    max_row_tokens: RowTokens | None = None
+    overlap: Overlap | None = None
+    align_to_words: bool = True
+
+    def row(self, max_tokens: int) -> tuple[int, int]:
+        """Return the most tokens of a row and their overlap, in a model that reads `max_tokens`."""
+        longest = self.max_row_tokens or min(max_tokens, 384)
+        return longest, min(longest // 2, 128) if self.overlap is None else self.overlap
+
+
+class InferParameters(Parameters, frozen=True, kw_only=True):
     """Holds the parameters of a model owner's algorithm."""
 
     parameters: dict[str, Any] = {}
 
 
-class TokenizeParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TokenizeParameters(Parameters, frozen=True, kw_only=True):
     """Holds the parameters of the task `tokenize`.
 
     With `counts_only`, the result has no ids, tokens and offsets. The result says into how many
@@ -133,10 +171,10 @@ class TokenizeParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
 
     counts_only: bool = False
     add_special_tokens: bool = True
-    overlap: Annotated[int, msgspec.Meta(ge=0)] = 32
+    overlap: Overlap = 32
 
 
-class DetokenizeParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DetokenizeParameters(Parameters, frozen=True, kw_only=True):
     """Holds an option of detokenization: by default, the text has no special tokens."""
 
     skip_special_tokens: bool = True
@@ -151,43 +189,75 @@ class ChooseItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The texts to choose from."""
 
 
-Parameters = (
-    ClassifyParameters
-    | ZeroShotParameters
-    | ChooseParameters
-    | EmbedParameters
-    | RerankParameters
-    | EntitiesParameters
-    | InferParameters
-    | TokenizeParameters
-    | DetokenizeParameters
-)
+class AnswerItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Holds a question, and the text that has its answer."""
 
-PARAMETERS: dict[Task, type[Parameters]] = {
-    Task.CLASSIFY: ClassifyParameters,
-    Task.ZERO_SHOT: ZeroShotParameters,
-    Task.CHOOSE: ChooseParameters,
-    Task.EMBED: EmbedParameters,
-    Task.RERANK: RerankParameters,
-    Task.ENTITIES: EntitiesParameters,
-    Task.INFER: InferParameters,
-    Task.TOKENIZE: TokenizeParameters,
-    Task.DETOKENIZE: DetokenizeParameters,
-}
+    question: str
+    """The question."""
+    context: str
+    """The text whose spans may be answers."""
 
-# The type of an item's msgpack body by task. `classify` takes a text or a pair of texts, `embed` a
-# text or token ids, `rerank` a document, and `infer` any JSON value.
-ITEMS: dict[Task, Any] = {
-    Task.CLASSIFY: str | tuple[str, str],
-    Task.ZERO_SHOT: str,
-    Task.CHOOSE: ChooseItem,
-    Task.EMBED: str | tuple[TokenId, ...],
-    Task.RERANK: str,
-    Task.ENTITIES: str,
-    Task.INFER: Any,
-    Task.TOKENIZE: str,
-    Task.DETOKENIZE: tuple[TokenId, ...],
+
+def most_windows(item: AnswerItem, parameters: AnswerParameters, max_tokens: int) -> int:
+    """Return an upper bound of the windows of a context, as if each byte were a token."""
+    longest, overlap = parameters.row(max_tokens)
+    room = longest - len(item.question.encode()) - _SPECIAL_TOKENS
+    rest = len(item.context.encode()) - room
+    return min(MAX_WINDOWS, 1 if rest <= 0 else 1 - -rest // max(1, room - overlap))
+
+
+class TaskTypes(msgspec.Struct, frozen=True):
+    """Declares what a task takes: its parameters, and the type of an item's msgpack body.
+
+    If a task `has_windows`, an item that is too long for one row takes several, and is not
+    truncated. If a task `repeats_parameters`, each row holds the texts in its parameters. `rows`
+    returns an upper bound of an item's rows from the item, its parameters and the most tokens that
+    the model reads. Without it, limits reserve one row for an item.
+    """
+
+    parameters: type[Parameters]
+    item: Any
+    has_windows: bool = False
+    repeats_parameters: bool = False
+    rows: Callable[[Any, Any, int], int] | None = None
+
+
+# `classify` takes a text or a pair of texts, `embed` a text or token ids, `rerank` a document, and
+# `infer` any JSON value.
+TASKS: dict[Task, TaskTypes] = {
+    Task.CLASSIFY: TaskTypes(ClassifyParameters, str | tuple[str, str]),
+    Task.ZERO_SHOT: TaskTypes(
+        ZeroShotParameters,
+        str,
+        repeats_parameters=True,
+        rows=lambda _, parameters, __: len(parameters.labels),
+    ),
+    Task.CHOOSE: TaskTypes(
+        ChooseParameters, ChooseItem, has_windows=True, rows=lambda item, _, __: len(item.choices)
+    ),
+    Task.EMBED: TaskTypes(EmbedParameters, str | tuple[TokenId, ...]),
+    Task.RERANK: TaskTypes(RerankParameters, str, repeats_parameters=True),
+    Task.ENTITIES: TaskTypes(EntitiesParameters, str, has_windows=True),
+    Task.ANSWER: TaskTypes(AnswerParameters, AnswerItem, has_windows=True, rows=most_windows),
+    Task.INFER: TaskTypes(InferParameters, Any, has_windows=True),
+    Task.TOKENIZE: TaskTypes(TokenizeParameters, str),
+    Task.DETOKENIZE: TaskTypes(DetokenizeParameters, tuple[TokenId, ...]),
 }
+PARAMETERS = {task: types.parameters for task, types in TASKS.items()}
+ITEMS = {task: types.item for task, types in TASKS.items()}
+
+
+def item_fields(task: Task) -> tuple[str, ...]:
+    """Return the names of the fields of an item; empty if an item is not an object."""
+    item = ITEMS[task]
+    is_object = isinstance(item, type) and issubclass(item, msgspec.Struct)
+    return item.__struct_fields__ if is_object else ()
+
+
+def takes_text(task: Task) -> bool:
+    """Return whether an item of a task may be a text alone."""
+    item = ITEMS[task]
+    return item in (str, Any) or str in get_args(item)
 
 
 # The results of the tasks, as the backend encodes them in JSON:
@@ -196,6 +266,8 @@ ITEMS: dict[Task, Any] = {
 #   embed                {"embedding": [float, ...]}
 #   rerank               {"score": float}     for one document; the gateway sorts the documents
 #   entities             {"entities": [{"label", "score", "text", "start", "end"}, ...]}
+#   answer               {"answers": [{"answer", "score", "start", "end"}, ...],  best first
+#                        "no_answer_score": float}
 #   infer                any JSON value
 #   tokenize             {"count": int, "fits": bool, "windows": int}, and without `counts_only`
 #                        also "ids": [int], "tokens": [str], "offsets": [[int, int] | null]

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from sluicegate.backends.algorithms.answering import FindAnswers
 from sluicegate.backends.algorithms.base import Algorithm, Algorithms, ModelAlgorithms
 from sluicegate.backends.algorithms.budget import Budget
 from sluicegate.backends.algorithms.classify import Classify
@@ -154,7 +155,9 @@ def _serve_classifier(model: Model, manifest: ClassifierManifest) -> ModelAlgori
         }
     except ValueError as error:
         raise ModelProblem(f"{model.folder}: {error}") from None
-    return _serve(model, algorithms, [], algorithm="classifier", labels=manifest.labels)
+    # The logits of `answer` are no labels.
+    labels = None if Task.ANSWER in algorithms else manifest.labels
+    return _serve(model, algorithms, [], algorithm="classifier", labels=labels)
 
 
 def _answer_by_logits(
@@ -162,6 +165,9 @@ def _answer_by_logits(
 ) -> Algorithm:
     """Return the algorithm that answers a task from the logits of a graph or head."""
     labels, function = manifest.labels, manifest.function
+    if task is Task.ANSWER:
+        marked = manifest.no_answer_token if isinstance(manifest, ClassifierManifest) else None
+        return FindAnswers(model=name, no_answer_token=marked)
     if task is Task.ENTITIES:
         return Entities(model=name, labels=labels, function=function)
     if task is Task.ZERO_SHOT:

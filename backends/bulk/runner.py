@@ -43,7 +43,7 @@ from sluicegate.backends.serving.loading import LoadingTools, load_models, make_
 from sluicegate.backends.settings import BackendSettings, quiet_libraries, read_settings
 from sluicegate.backends.telemetry.spans import NO_TRACING
 from sluicegate.backends.types import Encoding, OutputKind
-from sluicegate.wire.protocol import ITEMS, PARAMETERS, Parameters, Task
+from sluicegate.wire.protocol import ITEMS, PARAMETERS, Parameters, Task, takes_text
 
 _SCOPE = "bulk"
 # The first text to run. With it, algorithms compute and cache vectors of the parameters, such as
@@ -272,7 +272,7 @@ class BulkRunner:
             raise ItemRefused("bad_item", f"the item is not valid for its task: {error}") from None
 
     def _read_text(self, text: str) -> str:
-        if self.task in {Task.CHOOSE, Task.DETOKENIZE}:
+        if not takes_text(self.task):
             raise ItemRefused("bad_item", "the item is a text, which this task does not take")
         return text
 

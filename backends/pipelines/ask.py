@@ -9,10 +9,11 @@ import orjson
 
 from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.batching.fair_queue import BULK
-from sluicegate.backends.pipelines.encoder import Encoder
+from sluicegate.backends.pipelines.encoder import Encoder, QuestionWindow
 from sluicegate.backends.pipelines.token_reader import TokenReader
 from sluicegate.backends.pipelines.windows import Windows
-from sluicegate.backends.types import FloatArray, RowInput, TokenOffsets
+from sluicegate.backends.types import FloatArray, PlacedTokens, RowInput, TokenOffsets
+from sluicegate.wire.protocol import AnswerParameters
 
 
 class Pipeline(Protocol):
@@ -208,10 +209,31 @@ class AlgorithmContext:
 
     def token_reader(self, encoder: str) -> TokenReader:
         """Return the token reader of an encoder."""
-        pipeline = self._pipelines[encoder]
+        return self._encoder(encoder).token_reader
+
+    async def question_windows(
+        self,
+        model: str,
+        question: str,
+        context: str,
+        *,
+        parameters: AnswerParameters,
+        marked: str | None,
+    ) -> tuple[PlacedTokens, list[QuestionWindow]]:
+        """Return the tokens of `context`, and `model`'s outputs of its windows after the question.
+
+        Raises:
+            BackendError: a text is refused or a row failed.
+        """
+        return await self._encoder(model).question_windows(
+            question, context, self._caller, parameters=parameters, marked=marked
+        )
+
+    def _encoder(self, name: str) -> Encoder:
+        pipeline = self._pipelines[name]
         if not isinstance(pipeline, Encoder):
-            raise TypeError(f"`{encoder}` has no tokenizer of its own")
-        return pipeline.token_reader
+            raise TypeError(f"`{name}` has no tokenizer of its own")
+        return pipeline
 
     async def tokens(self, model: str, text: str) -> tuple[list[TokenOffsets], FloatArray]:
         """Return the offsets of every token of `text`, and `model`'s raw outputs for each token."""

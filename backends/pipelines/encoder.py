@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from sluicegate.backends.batching.coalescing import RowCaller, RowCoalescer
 from sluicegate.backends.errors import ItemRefused
@@ -12,7 +13,6 @@ from sluicegate.backends.pipelines.token_reader import CHARACTERS_PER_WINDOWED_T
 from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.pipelines.windows import (
     MAX_PAIRS,
-    MAX_WINDOWS,
     Span,
     Windows,
     cut_text,
@@ -25,11 +25,13 @@ from sluicegate.backends.types import (
     Encoding,
     FloatArray,
     OutputKind,
+    PlacedTokens,
     RowInput,
     Text,
     TokenIds,
     TokenOffsets,
 )
+from sluicegate.wire.protocol import MAX_WINDOWS, AnswerParameters
 
 # A WordPiece token covers at most this many characters. Exception: a longer word becomes one
 # unknown token.
@@ -42,6 +44,20 @@ class PreparedQuery(msgspec.Struct, frozen=True, kw_only=True):
 
     texts: list[RowInput]
     are_cut: list[bool]
+
+
+class QuestionWindow(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Holds the outputs of a row of a question and a window of its context.
+
+    The window has the tokens from `start` to `end` of the context, and begins at `place` in the
+    row. `is_marked` and `outputs` have a line for each token of the row.
+    """
+
+    start: int
+    end: int
+    place: int
+    is_marked: NDArray[np.bool_]
+    outputs: FloatArray
 
 
 class Encoder:
@@ -255,6 +271,59 @@ class Encoder:
             self._note_cut(encodings[-1], whole, caller, is_cut=False)
         return await self._pooled(encodings, caller)
 
+    async def question_windows(
+        self,
+        question: str,
+        context: str,
+        caller: RowCaller,
+        *,
+        parameters: AnswerParameters,
+        marked: str | None,
+    ) -> tuple[PlacedTokens, list[QuestionWindow]]:
+        """Return the tokens of a context, and the outputs of its windows after the question.
+
+        `marked` is the token that `QuestionWindow.is_marked` tells of. The question is never
+        truncated.
+
+        Raises:
+            ItemRefused: a text is empty, the question leaves no room for a window, or the context
+                has too many windows.
+        """
+        if not question or not context:
+            raise ItemRefused("empty_input", _EMPTY)
+        self._check_lengths(context, [question])
+        longest, overlap = parameters.row(self._max_tokens)
+        if longest > self._max_tokens:
+            raise ItemRefused(
+                "bad_parameter",
+                f"`{self._name}` reads at most {self._max_tokens} tokens; lower `max_row_tokens`",
+            )
+        with caller.span.child("tokenization", {"texts": 2}):
+            asked, tokens = await self.tokenizer.placed([question, context])
+        layout = self.tokenizer.layout
+        room = longest - layout.added_to_pair - len(asked.ids)
+        if len(tokens.ids) > room <= overlap:
+            raise ItemRefused(
+                "input_too_long",
+                f"the question has {len(asked.ids)} tokens; with a window of more than "
+                f"{overlap} tokens of the context it must fit into {longest} tokens; "
+                "shorten it, or lower `overlap`",
+            )
+        spans = self._spans(len(tokens.ids), room, Windows(overlap=overlap))
+        encodings = [layout.pair(asked.ids, tokens.ids[start:end]) for start, end in spans]
+        rows = await self.rows.ask(encodings, kind=OutputKind.TOKENS, caller=caller)
+        mark = None if marked is None else self.tokenizer.token_id(marked)
+        return tokens, [
+            QuestionWindow(
+                start=start,
+                end=end,
+                place=layout.before_second + len(asked.ids),
+                is_marked=encoding.ids == (-1 if mark is None else mark),
+                outputs=row,
+            )
+            for (start, end), encoding, row in zip(spans, encodings, rows, strict=True)
+        ]
+
     async def token_vectors(
         self, text: str, caller: RowCaller
     ) -> tuple[list[TokenOffsets], FloatArray]:
@@ -298,9 +367,9 @@ class Encoder:
         if longest > self._max_characters:
             raise ItemRefused(
                 "input_too_long",
-                f"the query, label or choice has {longest} characters; with a window of the text "
-                f"it must fit into the {self._max_tokens} tokens that `{self._name}` reads; "
-                "shorten it",
+                f"the question, query, label or choice has {longest} characters; with a window of "
+                f"the text it must fit into the {self._max_tokens} tokens that `{self._name}` "
+                "reads; shorten it",
             )
         most = MAX_WINDOWS * self._max_tokens * CHARACTERS_PER_WINDOWED_TOKEN
         if len(text) > most:

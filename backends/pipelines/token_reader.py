@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluicegate.backends.errors import ItemRefused
-from sluicegate.backends.pipelines.windows import MAX_WINDOWS
 from sluicegate.backends.tokenization.tokenizer import Tokenizer
+from sluicegate.wire.protocol import MAX_WINDOWS
 
 # A text is read in windows if it has at most this many characters for each token of the windows.
 CHARACTERS_PER_WINDOWED_TOKEN = 16

@@ -10,8 +10,6 @@ from sluicegate.backends.types import FloatArray
 
 Span = tuple[int, int]
 Combination = Literal["mean", "max", "first"]
-# The most windows of one text.
-MAX_WINDOWS = 64
 # The most rows of one item: windows of a text, times the texts that each window is paired with.
 MAX_PAIRS = 1024
 # A truncated text ends at a space, unless its last word is longer than this.

@@ -11,12 +11,14 @@ from numpy.typing import NDArray
 
 from sluicegate.backends.types import FloatArray, IntArray
 
-# What is compared: the label of a text, the label of each token, the order of a query's documents,
-# or a text's vector (its direction, and which other text is nearest).
-Measure = Literal["labels", "tokens", "order", "vectors"]
+# What is compared: the label of a text, the label of each token, the first and last token of the
+# best span, the order of a query's documents, or a text's vector (its direction, and which other
+# text is nearest).
+Measure = Literal["labels", "tokens", "spans", "order", "vectors"]
 CHANGES: dict[Measure, str] = {
     "labels": "of labels flip",
     "tokens": "of a text's tokens flip",
+    "spans": "of spans move",
     "order": "of first places change",
     "vectors": "of nearest neighbours change",
 }
@@ -92,6 +94,8 @@ def judge(
     if measure == "order":
         first, swapped = _reordered(reference[:, 0], candidate[:, 0], owned)
         shares, swaps = first, float(swapped.mean())
+    elif measure == "spans":
+        shares = _moved_spans(reference, candidate, owned)
     elif measure == "vectors":
         shares = _other_neighbours(_directions(reference), _directions(candidate))
     else:
@@ -154,6 +158,18 @@ def _by_owner(changed: NDArray[np.bool_], owners: IntArray) -> NDArray[np.float6
     found = counts > 0
     shares: NDArray[np.float64] = np.bincount(owners, changed)[found] / counts[found]
     return shares
+
+
+def _moved_spans(
+    reference: FloatArray, candidate: FloatArray, owners: IntArray
+) -> NDArray[np.float64]:
+    """Return for each text whether another token has the highest logit of a start or an end."""
+    moved = []
+    for owner in np.unique(owners):
+        before, after = reference[owners == owner], candidate[owners == owner]
+        chosen = np.take_along_axis(before, after.argmax(axis=0)[None], axis=0)[0]
+        moved.append((before.max(axis=0) - chosen > _TIE).any())
+    return np.array(moved, dtype=np.float64)
 
 
 def _reordered(

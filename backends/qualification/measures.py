@@ -19,7 +19,8 @@ def kind_of(manifest: Manifest) -> tuple[Measure, bool]:
     if not isinstance(manifest, ClassifierManifest):
         return "vectors", False
     if manifest.per_token:
-        return "tokens", False
+        is_answer = Task.ANSWER in manifest.tasks
+        return ("spans" if is_answer else "tokens"), is_answer
     tasks = set(manifest.tasks)
     ranks = bool({Task.RERANK, Task.CHOOSE} & tasks)
     return ("order" if ranks else "labels"), ranks or Task.ZERO_SHOT in tasks

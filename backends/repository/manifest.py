@@ -91,11 +91,13 @@ class ClassifierManifest(_GraphManifest, frozen=True, kw_only=True, tag="classif
     tasks: Annotated[list[Task], msgspec.Meta(min_length=1)]
     function: Function = "softmax"
     rerank_function: Function = "sigmoid"
+    no_answer_token: str | None = None
+    """The token at the start of a row whose logits stand for "no answer", in the task `answer`."""
 
     @property
     def per_token(self) -> bool:
         """Whether the graph returns logits for each token, instead of for the whole text."""
-        return self.tasks == [Task.ENTITIES]
+        return self.tasks in ([Task.ENTITIES], [Task.ANSWER])
 
 
 class HeadManifest(_Manifest, frozen=True, kw_only=True, tag="head"):
@@ -135,6 +137,8 @@ GraphManifest = EncoderManifest | ClassifierManifest
 Manifest = EncoderManifest | ClassifierManifest | HeadManifest | AlgorithmManifest | SplitManifest
 FILE = "model.yaml"
 _INFERRED = (None, "encoder", "classifier")
+# The logits of `answer`: the start and the end.
+_ENDS = 2
 # A folder with one of these files was written by `save_pretrained`.
 _AS_SAVED = ("config.json", "adapter_config.json", "modules.json", "model.safetensors")
 
@@ -240,11 +244,17 @@ def _check_encoder(manifest: EncoderManifest) -> str | None:
 
 
 def _check_classifier(manifest: ClassifierManifest) -> str | None:
-    known = {Task.CLASSIFY, Task.ZERO_SHOT, Task.RERANK, Task.CHOOSE, Task.ENTITIES}
+    per_token = {Task.ENTITIES, Task.ANSWER}
+    known = {Task.CLASSIFY, Task.ZERO_SHOT, Task.RERANK, Task.CHOOSE, *per_token}
     if not set(manifest.tasks) <= known:
         return f"`tasks` of a classifier can be {', '.join(f'`{task}`' for task in sorted(known))}"
-    if Task.ENTITIES in manifest.tasks and not manifest.per_token:
-        return "`entities` cannot be combined with another task, because its logits are per token"
+    if not per_token.isdisjoint(manifest.tasks) and not manifest.per_token:
+        task = next(task for task in manifest.tasks if task in per_token)
+        return f"`{task}` cannot be combined with another task, because its logits are per token"
+    if Task.ANSWER in manifest.tasks and len(manifest.labels) != _ENDS:
+        return (
+            f"`answer` needs {_ENDS} `labels`: one for the start and one for the end of an answer"
+        )
     if len(set(manifest.labels)) != len(manifest.labels):
         return "`labels` names a label twice"
     return None

@@ -25,7 +25,7 @@ from sluicegate.backends.repository.sentence_settings import (
     read_prompts,
     read_score_function,
 )
-from sluicegate.backends.repository.tokenizer_class import find_class, sends_types
+from sluicegate.backends.repository.tokenizer_class import CLASS_TOKENS, find_class, sends_types
 from sluicegate.backends.repository.tokenizer_files import (
     CONFIG as TOKENIZER_CONFIG,
     check_tokenizer,
@@ -42,6 +42,8 @@ _PER_TOKEN = 3
 # In a tokenizer without a limit, `model_max_length` is about 10^30.
 _NO_LIMIT = 1_000_000
 _INPUTS = {"input_ids", "attention_mask", "token_type_ids"}
+# The names of logits that are no labels, by what the model is for.
+_LABELS = {"MultipleChoice": ["choice"], "QuestionAnswering": ["start", "end"]}
 _PROBLEMS = {"regression", "single_label_classification", "multi_label_classification", None}
 
 
@@ -218,11 +220,16 @@ class _ManifestInference:
             raise ModelProblem(f"{self._folder}: the graph has no output `{_LOGITS}`")
         self._infer_labels(value.shape[-1] if value.shape else None)
         self._infer_tasks(per_token=value.rank == _PER_TOKEN)
+        if Task.ANSWER in self._document["tasks"]:
+            self._infer_no_answer()
         self._infer_function()
 
     def _infer_labels(self, width: int | None) -> None:
         names = self._config.get("id2label")
-        if isinstance(names, dict):
+        fixed = [labels for purpose, labels in _LABELS.items() if self._is_for(purpose)]
+        if fixed:
+            self._document["labels"], self._sources["labels"] = fixed[0], _CONFIG
+        elif isinstance(names, dict):
             numbers = [str(number) for number in range(len(names))]
             if set(names) != set(numbers):
                 raise ModelProblem(
@@ -231,8 +238,6 @@ class _ManifestInference:
                 )
             ordered = [str(names[number]) for number in numbers]
             self._set("labels", ordered, _CONFIG)
-        elif self._choices():
-            self._set("labels", ["choice"], _CONFIG)
         elif self._architectures():
             number = self._config.get("num_labels", 2)
             if isinstance(number, int) and number == width:
@@ -240,16 +245,14 @@ class _ManifestInference:
                 self._set("labels", numbered, "the default of transformers")
         self._require("labels", f"the names of the {width or ''} logits, in order")
         labels = self._document["labels"]
-        if self._choices():
-            self._document["labels"] = ["choice"]
-        elif width is not None and isinstance(labels, list) and len(labels) != width:
+        if width is not None and isinstance(labels, list) and len(labels) != width:
             raise ModelProblem(
                 f"{self._folder}: there are {len(labels)} `labels` for {width} logits; correct "
                 "`labels` in `model.yaml`"
             )
 
-    def _choices(self) -> bool:
-        return any(str(n).endswith("ForMultipleChoice") for n in self._architectures())
+    def _is_for(self, purpose: str) -> bool:
+        return any(str(name).endswith(f"For{purpose}") for name in self._architectures())
 
     def _architectures(self) -> list[str]:
         names = self._config.get("architectures")
@@ -257,9 +260,11 @@ class _ManifestInference:
 
     def _infer_tasks(self, *, per_token: bool) -> None:
         labels = self._document["labels"]
-        if per_token:
+        if self._is_for("QuestionAnswering"):
+            tasks = [Task.ANSWER]
+        elif per_token:
             tasks = [Task.ENTITIES]
-        elif self._choices():
+        elif self._is_for("MultipleChoice"):
             tasks = [Task.CHOOSE]
         else:
             tasks = [Task.CLASSIFY]
@@ -279,7 +284,7 @@ class _ManifestInference:
         several = problem == "multi_label_classification"
         if problem == "regression":
             self._set("function", "none", _CONFIG)
-        elif Task.ENTITIES.value not in tasks and Task.CHOOSE.value not in tasks:
+        elif not {Task.ENTITIES, Task.CHOOSE, Task.ANSWER} & set(tasks):
             alone = len(self._document["labels"]) == 1
             self._set("function", "sigmoid" if several or alone else "softmax", _CONFIG)
         else:
@@ -293,6 +298,20 @@ class _ManifestInference:
             found = read_score_function(self._files)
             if found is not None:
                 self._set("rerank_function", *found)
+
+    def _infer_no_answer(self) -> None:
+        """Find the token that stands for "no answer": the one that classifies a text."""
+        given = self._json(TOKENIZER_CONFIG)
+        if given.get("padding_side", "right") != "right":
+            raise ModelProblem(
+                f"{self._files(TOKENIZER_CONFIG)}: `padding_side` must be `right` for questions, "
+                "which then come before their texts"
+            )
+        token = given.get("cls_token", CLASS_TOKENS.get(find_class(self._config, given) or ""))
+        if isinstance(token, dict):
+            token = token.get("content")
+        if token is not None:
+            self._set("no_answer_token", token, TOKENIZER_CONFIG)
 
     def _infer_pairs(self, graph: GraphFile) -> None:
         takes = any(value.name == "token_type_ids" for value in graph.inputs)

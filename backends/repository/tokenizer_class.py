@@ -25,6 +25,19 @@ CLASSES: Mapping[str, bool] = MappingProxyType(
         "DebertaV2Tokenizer": True,
     }
 )
+CLASS_TOKENS: Mapping[str, str] = MappingProxyType(
+    {
+        "BertTokenizer": "[CLS]",
+        "DistilBertTokenizer": "[CLS]",
+        "RobertaTokenizer": "<s>",
+        "XLMRobertaTokenizer": "<s>",
+        "CamembertTokenizer": "<s>",
+        "MPNetTokenizer": "<s>",
+        "AlbertTokenizer": "[CLS]",
+        "DebertaV2Tokenizer": "[CLS]",
+    }
+)
+"""By class: the token at the start of a row, if `cls_token` is not set."""
 _ALIASES: Mapping[str, str] = MappingProxyType(
     {
         "PreTrainedTokenizer": GENERIC,

@@ -5,14 +5,11 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from sluicegate.wire.protocol import UNREADABLE, Call, ModelInfo, Task, ZeroShotParameters
+from sluicegate.wire.protocol import TASKS, UNREADABLE, Call, ModelInfo, Task, ZeroShotParameters
 
 # Bytes per token. Most texts have fewer bytes per token. So estimates are low, and no item that
 # would be in time is refused.
 _TOKEN_BYTES = 6
-# Items of these tasks get more rows if they are too long for one row. Long items of other tasks are
-# truncated or refused.
-_UNBOUNDED = frozenset({Task.INFER, Task.CHOOSE, Task.ENTITIES})
 _WINDOWS = "long-document"
 _STEP = 0.1
 # Bounds of the ratio, so that a single item cannot distort it.
@@ -67,7 +64,7 @@ def predict_work(call: Call, info: ModelInfo, row_work: Callable[[int], float]) 
     per label.
     """
     longest, labels = info.max_tokens, _count_labels(call)
-    is_bounded = call.task not in _UNBOUNDED and info.algorithm != _WINDOWS
+    is_bounded = not TASKS[call.task].has_windows and info.algorithm != _WINDOWS
     predicted = []
     for item in call.items:
         tokens = len(item.body) // _TOKEN_BYTES + 1

@@ -38,6 +38,8 @@ class Layout:
         self.before = len(self._head)
         self.added = _fixed(single)
         self.added_to_pair = _fixed(pair)
+        second = [slot.text for slot in pair].index(1)
+        self.before_second = _fixed(pair[:second])
 
     def single(self, ids: IntArray) -> Encoding:
         """Return the row of one text."""

@@ -29,6 +29,7 @@ from sluicegate.backends.tokenization.word_table import read_word_table
 from sluicegate.backends.types import (
     Encoding,
     IntArray,
+    PlacedTokens,
     RowInput,
     Segment,
     Text,
@@ -46,16 +47,16 @@ _PORTION = 32 * 1024
 # The bound for one event-loop iteration, because many short texts together would block the loop.
 _MOST_AT_ONCE = 8 * _SMALL_CHARACTERS
 # The kinds of results for a text: a row with special tokens ("rows"), token ids ("ids"), ids with
-# offsets ("segments"), the number of tokens ("count"), or JSON with or without special tokens
-# ("shown row", "shown ids"). The kinds of results for token ids: text, with special tokens ("whole
-# text") or without them ("text").
-_RowKind = Literal["rows", "ids", "segments"]
+# offsets ("segments") or with places and words ("placed"), the number of tokens ("count"), or JSON
+# with or without special tokens ("shown row", "shown ids"). The kinds of results for token ids:
+# text, with special tokens ("whole text") or without them ("text").
+_RowKind = Literal["rows", "ids", "segments", "placed"]
 _TokenKind = Literal["count", "shown row", "shown ids", "whole text", "text"]
 TextKind = _RowKind | _TokenKind
 _TOKEN_KINDS = get_args(_TokenKind)
 # These kinds make Python objects of each token, which takes up to four times as long as making a
 # row.
-_SLOW_KINDS = {"segments", "shown row", "shown ids"}
+_SLOW_KINDS = {"segments", "placed", "shown row", "shown ids"}
 _SLOWNESS = 4
 Texts = Sequence[RowInput]
 
@@ -159,6 +160,14 @@ class Tokenizer:
     async def segments(self, texts: Sequence[str]) -> list[Segment]:
         """Return the token ids of `texts`, like `ids`, and the offsets of each token."""
         return await self._tokenize(texts, "segments")  # type: ignore[no-any-return]
+
+    async def placed(self, texts: Sequence[str]) -> list[PlacedTokens]:
+        """Return the token ids of `texts`, like `ids`, and the place and word of each token."""
+        return await self._tokenize(texts, "placed")  # type: ignore[no-any-return]
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token; `None` if it is not in the vocabulary."""
+        return self._copy(None).token_to_id(token)
 
     async def count(self, text: str) -> int:
         """Return the number of tokens of a text, without special tokens."""
@@ -266,6 +275,8 @@ class Tokenizer:
             if kind == "count":
                 return list(map(len, encodings))
             return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        if kind == "placed":
+            return list(map(_placed, copy.encode_batch(texts, add_special_tokens=False)))
         return [
             Segment(
                 ids=np.array(encoding.ids, dtype=np.int32),
@@ -426,6 +437,14 @@ def _shown(encoding: tokenizers.Encoding) -> tuple[int, bytes]:
     )
     ids, tokens = orjson.dumps(encoding.ids), orjson.dumps(encoding.tokens)
     return len(masks), b'{"ids":%b,"tokens":%b,"offsets":%b}' % (ids, tokens, places)
+
+
+def _placed(encoding: tokenizers.Encoding) -> PlacedTokens:
+    return PlacedTokens(
+        ids=np.array(encoding.ids, dtype=np.int32),
+        places=np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2),
+        words=np.array([-1 if word is None else word for word in encoding.word_ids], np.int32),
+    )
 
 
 def _encoding(

@@ -16,6 +16,8 @@ from sluicegate.gateway.http.byte_budget import LARGE
 from sluicegate.gateway.types import InferenceRequest, ServedModel
 from sluicegate.wire.protocol import (
     MAX_LABELS,
+    AnswerItem,
+    AnswerParameters,
     ChooseItem,
     ClassifyParameters,
     EmbedParameters,
@@ -24,6 +26,7 @@ from sluicegate.wire.protocol import (
     Task,
     TokenizeParameters,
     ZeroShotParameters,
+    most_windows,
 )
 
 SMALL_BYTES: Final = 1024
@@ -34,6 +37,8 @@ _CHARGED_BYTES: Final = 64 * 1024
 _ITEM, _LABEL, _SCORE, _NUMBER = 100, 48, 25, 15
 # An entity without its text, and the least bytes of text that have an entity.
 _ENTITY, _ENTITY_TEXT = 96, 2
+# An answer to a question, without its text.
+_ANSWER = 96
 # A token: its number, its text (a byte may be written as `<0xE2>`), and its place without digits.
 _TOKEN = 21
 # Bytes of text for each byte of msgpack of a token's number.
@@ -184,6 +189,18 @@ def _entities(asked: _Asked) -> _Product:
     )
 
 
+def _answer(asked: _Asked) -> _Product:
+    parameters = _decode(asked.request.parameters, type=AnswerParameters)
+    longest = asked.info.max_tokens if asked.info is not None else 1
+    expanded = answer = 0
+    for item in map(_answer_item, asked.request.items):
+        windows = most_windows(item, parameters, longest)
+        expanded += (windows - 1) * len(item.question.encode())
+        answer += parameters.top_k * (_ANSWER + len(item.context.encode()))
+    what = f"{_many(len(asked.request.items), 'input')} x {_many(parameters.top_k, 'answer')}"
+    return _Product(expanded, answer, what)
+
+
 def _infer(asked: _Asked) -> _Product:
     items = len(asked.request.items)
     return _Product(0, items * _OWN_ANSWER, _many(items, "input"))
@@ -216,6 +233,7 @@ def _many(count: int, noun: str) -> str:
 
 
 _encode, _decode = msgspec.json.encode, msgspec.msgpack.decode
+_answer_item = msgspec.msgpack.Decoder(AnswerItem).decode
 _choose_item = msgspec.msgpack.Decoder(ChooseItem).decode
 _PRODUCTS: Final[dict[Task, Callable[[_Asked], _Product]]] = {
     Task.CLASSIFY: _classify,
@@ -224,6 +242,7 @@ _PRODUCTS: Final[dict[Task, Callable[[_Asked], _Product]]] = {
     Task.EMBED: _embed,
     Task.RERANK: _rerank,
     Task.ENTITIES: _entities,
+    Task.ANSWER: _answer,
     Task.INFER: _infer,
     Task.TOKENIZE: _tokenize,
     Task.DETOKENIZE: _detokenize,

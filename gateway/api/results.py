@@ -84,6 +84,28 @@ class EntitiesResult(msgspec.Struct, frozen=True, kw_only=True):
     """In the order of the text."""
 
 
+class AnswerSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer: `start` and `end` are character offsets into the `context`."""
+
+    answer: str
+    """How the text puts it."""
+    score: float
+    """How sure the model is of it."""
+    start: int
+    """Its first character."""
+    end: int
+    """The character after its last."""
+
+
+class SpansResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers to a question, best first; none if no part of the text can be one."""
+
+    answers: list[AnswerSpan]
+    """The best first."""
+    no_answer_score: float
+    """How sure the model is that the text has no answer; it compares with the answers' scores."""
+
+
 class ItemError(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why an item has no answer (with `"on_error": "continue"`)."""
 
@@ -182,6 +204,18 @@ class EntitiesAnswer(InferenceAnswer, frozen=True, kw_only=True):
             "entities": [
                 {"label": "PER", "score": 0.99, "text": "Angela Merkel", "start": 0, "end": 13}
             ]
+        }
+    ]
+
+
+class SpansAnswer(InferenceAnswer, frozen=True, kw_only=True):
+    """The answers to each question."""
+
+    each_result: ClassVar = (SpansResult, FailedResult)
+    example: ClassVar = [
+        {
+            "answers": [{"answer": "The striker", "score": 0.93, "start": 0, "end": 11}],
+            "no_answer_score": 0.01,
         }
     ]
 

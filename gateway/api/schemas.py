@@ -16,26 +16,22 @@ from sluicegate.gateway.errors import InvalidRequest
 from sluicegate.gateway.types import InferenceRequest, ModelName
 from sluicegate.wire.protocol import (
     LABELS,
+    PARAMETERS,
+    AnswerCount,
+    AnswerItem,
+    AnswerTokens,
     ChooseItem,
-    ChooseParameters,
-    ClassifyParameters,
-    DetokenizeParameters,
-    EmbedParameters,
-    EntitiesParameters,
-    InferParameters,
+    Overlap,
     Parameters,
-    RerankParameters,
+    RowTokens,
     Task,
     TokenId,
-    TokenizeParameters,
-    ZeroShotParameters,
 )
 from sluicegate.wire.settings import stated
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 # Maps of free-form values are put in order, so that equal parameters have equal bytes.
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
-_NO_PARAMETERS = ChooseParameters()
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -55,8 +51,9 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         raise NotImplementedError
 
     def task_parameters(self) -> Parameters:
-        """Return what all items share."""
-        raise NotImplementedError
+        """Return what all items share: the fields that are parameters of the task."""
+        kind = PARAMETERS[self.task]
+        return kind(**{name: getattr(self, name) for name in kind.__struct_fields__})
 
     def request(self, model: str = "") -> InferenceRequest:
         """Return the request in the gateway's terms; `model` is that of the path, where one is."""
@@ -103,10 +100,6 @@ class ClassifyBody(InputBody, frozen=True, kw_only=True):
     function: Literal["softmax", "sigmoid", "none"] | None = None
     """What makes scores of logits; the model's own where it is left out."""
 
-    @override
-    def task_parameters(self) -> Parameters:
-        return ClassifyParameters(top_k=self.top_k, function=self.function)
-
 
 class ZeroShotBody(InputBody, frozen=True, kw_only=True):
     """Label texts with labels of the caller's own."""
@@ -126,14 +119,6 @@ class ZeroShotBody(InputBody, frozen=True, kw_only=True):
     hypothesis_template: Annotated[str, stated(pattern=r"\{\}")] = "This text is about {}."
     """What the model is asked of each label, which stands at `{}`."""
 
-    @override
-    def task_parameters(self) -> Parameters:
-        return ZeroShotParameters(
-            labels=self.labels,
-            multi_label=self.multi_label,
-            hypothesis_template=self.hypothesis_template,
-        )
-
 
 class ChooseBody(InputBody, frozen=True, kw_only=True):
     """Choose the best of some options for a prompt."""
@@ -147,10 +132,6 @@ class ChooseBody(InputBody, frozen=True, kw_only=True):
     }
     input: ChooseItem | list[ChooseItem]  # type: ignore[assignment]  # of another type
     """A prompt with its choices, or a list of them."""
-
-    @override
-    def task_parameters(self) -> Parameters:
-        return _NO_PARAMETERS
 
 
 class RerankBody(TaskBody, frozen=True, kw_only=True):
@@ -178,10 +159,6 @@ class RerankBody(TaskBody, frozen=True, kw_only=True):
     def items(self) -> list[Any]:
         return self.documents
 
-    @override
-    def task_parameters(self) -> Parameters:
-        return RerankParameters(query=self.query)
-
 
 class EntitiesBody(InputBody, frozen=True, kw_only=True):
     """Find named entities in texts."""
@@ -193,9 +170,29 @@ class EntitiesBody(InputBody, frozen=True, kw_only=True):
     aggregation: Literal["none", "simple", "first", "average", "max"] = "simple"
     """How pieces of words become entities, as in Hugging Face's token classification."""
 
-    @override
-    def task_parameters(self) -> Parameters:
-        return EntitiesParameters(aggregation=self.aggregation)
+
+class AnswerBody(InputBody, frozen=True, kw_only=True):
+    """Find the answers to questions in texts."""
+
+    task: ClassVar = Task.ANSWER
+    answer: ClassVar = results.SpansAnswer
+    summary: ClassVar = "Find the answers to questions in texts"
+    example: ClassVar = {
+        "model": "answers",
+        "input": {"question": "Who scored?", "context": "The striker scored twice."},
+    }
+    input: AnswerItem | list[AnswerItem]  # type: ignore[assignment]  # of another type
+    """A question with its text, or a list of them."""
+    top_k: AnswerCount = 1
+    """How many answers to return, the best ones."""
+    max_answer_tokens: AnswerTokens = 15
+    """The most tokens of an answer."""
+    max_row_tokens: RowTokens | None = None
+    """The most tokens that the model reads at once; at most 384 if left out."""
+    overlap: Overlap | None = None
+    """Tokens that each window of a long text shares with the one before; 128 if left out."""
+    align_to_words: bool = True
+    """Whether answers begin and end with whole words."""
 
 
 class EmbedBody(InputBody, frozen=True, kw_only=True):
@@ -225,10 +222,6 @@ class EmbedBody(InputBody, frozen=True, kw_only=True):
             raise InvalidRequest("`bytes` has no place for errors of items; leave out `on_error`.")
         return super().request(model)
 
-    @override
-    def task_parameters(self) -> Parameters:
-        return EmbedParameters(normalize=self.normalize, dimensions=self.dimensions)
-
 
 class TokenizeBody(InputBody, frozen=True, kw_only=True):
     """Count and show the tokens of texts; no model is run."""
@@ -243,16 +236,8 @@ class TokenizeBody(InputBody, frozen=True, kw_only=True):
     """Whether to leave out the tokens themselves."""
     add_special_tokens: bool = True
     """Whether tokens are shown and counted that the tokenizer adds to every text."""
-    overlap: Annotated[int, msgspec.Meta(ge=0)] = 32
+    overlap: Overlap = 32
     """Tokens that each of the counted windows shares with the one before."""
-
-    @override
-    def task_parameters(self) -> Parameters:
-        return TokenizeParameters(
-            counts_only=self.counts_only,
-            add_special_tokens=self.add_special_tokens,
-            overlap=self.overlap,
-        )
 
 
 class DetokenizeBody(TaskBody, frozen=True, kw_only=True):
@@ -273,10 +258,6 @@ class DetokenizeBody(TaskBody, frozen=True, kw_only=True):
     def items(self) -> list[Any]:
         return texts_in_tokens(self.ids, "ids")
 
-    @override
-    def task_parameters(self) -> Parameters:
-        return DetokenizeParameters(skip_special_tokens=self.skip_special_tokens)
-
 
 class InferBody(Body, frozen=True, kw_only=True):
     """Run a model's own algorithm over JSON items; the model is named in the path."""
@@ -293,10 +274,6 @@ class InferBody(Body, frozen=True, kw_only=True):
     @override
     def items(self) -> list[Any]:
         return self.inputs
-
-    @override
-    def task_parameters(self) -> Parameters:
-        return InferParameters(parameters=self.parameters)
 
 
 def texts_in_tokens(values: list[Any], field: str) -> list[Any]:
@@ -319,6 +296,7 @@ TASK_BODIES: tuple[type[TaskBody], ...] = (
     ChooseBody,
     RerankBody,
     EntitiesBody,
+    AnswerBody,
     EmbedBody,
     TokenizeBody,
     DetokenizeBody,

@@ -13,6 +13,7 @@ from sluicegate.gateway.api.openapi_parts import Operation
 from sluicegate.gateway.dialects.base import dialect_operation
 from sluicegate.gateway.dialects.hugging_face_errors import HUGGING_FACE_ERRORS
 from sluicegate.gateway.dialects.hugging_face_tasks import (
+    PIPELINE_BY_FIELD,
     PIPELINES,
     FeatureExtractionInputs,
     ModelCall,
@@ -24,12 +25,6 @@ from sluicegate.gateway.types import Answer, RequestId, Usage
 from sluicegate.wire.protocol import Task
 
 _decode = BodyDecoder(dict[str, Any])
-# If a model has several tasks, these fields of the body identify the task of the request.
-_PIPELINE_BY_FIELD = {
-    "source_sentence": "sentence-similarity",
-    "query": "text-ranking",
-    "text": "text-classification",
-}
 _BY_TASK = {PIPELINES[name][0]: name for name in reversed(PIPELINES)}
 _TEXT_TASKS = (Task.CLASSIFY, Task.ENTITIES, Task.EMBED)
 
@@ -39,7 +34,8 @@ class HuggingFaceBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     inputs: Any
     """A text, or a list of texts. For `sentence-similarity`: `{"source_sentence", "sentences"}`.
-    For `text-ranking`: `{"query", "texts"}`."""
+    For `text-ranking`: `{"query", "texts"}`. For `question-answering`: `{"question", "context"}`,
+    or a list of them."""
     parameters: dict[str, Any] = {}
     """The task's parameters. They may also be fields beside `inputs`."""
     options: dict[str, Any] = {}
@@ -89,8 +85,10 @@ class HuggingFaceRoute(InferenceRoute):
         if "candidate_labels" in fields:
             return "zero-shot-classification"
         inputs = fields.get("inputs")
+        if isinstance(inputs, list) and inputs:
+            inputs = inputs[0]
         if isinstance(inputs, dict):
-            for name, pipeline in _PIPELINE_BY_FIELD.items():
+            for name, pipeline in PIPELINE_BY_FIELD.items():
                 if name in inputs:
                     return pipeline
         return _BY_TASK[single_task(tasks, _TEXT_TASKS)]

@@ -4,12 +4,13 @@ A body has `inputs`. A task's parameters are fields beside `inputs`, or under `p
 """
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 from typing_extensions import override
 
 from sluicegate.gateway.api.schemas import (
+    AnswerBody,
     Body,
     ClassifyBody,
     EmbedBody,
@@ -21,6 +22,7 @@ from sluicegate.gateway.api.schemas import (
 from sluicegate.gateway.api.vectors import floats_as_json
 from sluicegate.gateway.dialects.base import texts_only
 from sluicegate.gateway.dialects.stored_results import (
+    answers_in,
     encoded_list,
     entities_in,
     labels_in,
@@ -28,7 +30,7 @@ from sluicegate.gateway.dialects.stored_results import (
     vector_in,
 )
 from sluicegate.gateway.types import Answer, InferenceRequest
-from sluicegate.wire.protocol import Task
+from sluicegate.wire.protocol import AnswerCount, AnswerItem, AnswerTokens, Overlap, RowTokens, Task
 
 _encode = msgspec.json.encode
 _Direction = Annotated[str, msgspec.Meta(pattern="^[Rr]ight$")]
@@ -188,6 +190,48 @@ class TokenClassificationInputs(_Texts, frozen=True, kw_only=True):
         ]
 
 
+class QuestionAnsweringInputs(TaskInputs, frozen=True, kw_only=True):
+    """Holds questions, each with the text that has its answer."""
+
+    inputs: AnswerItem | list[AnswerItem]
+    top_k: AnswerCount = 1
+    max_answer_len: AnswerTokens = 15
+    max_seq_len: RowTokens | None = None
+    doc_stride: Overlap | None = None
+    max_question_len: Positive | None = None
+    """Ignored, as the library `transformers` does: a question is never truncated."""
+    handle_impossible_answer: bool = False
+    """Whether an empty text, which stands for "no answer", competes with the answers."""
+    align_to_words: bool = True
+
+    @override
+    def items(self) -> list[Any]:
+        return self.inputs if isinstance(self.inputs, list) else [self.inputs]
+
+    @override
+    def native(self, model: str) -> Body:
+        return AnswerBody(
+            model=model,
+            input=self.items(),
+            top_k=self.top_k,
+            max_answer_tokens=self.max_answer_len,
+            max_row_tokens=self.max_seq_len,
+            overlap=self.doc_stride,
+            align_to_words=self.align_to_words,
+        )
+
+    @override
+    def write(self, answer: Answer) -> bytes:
+        if not isinstance(self.inputs, list):
+            return _encode(self._answers(answer.outcomes[0].result))
+        return encoded_list(self._answers(outcome.result) for outcome in answer.outcomes)
+
+    def _answers(self, result: bytes) -> Any:
+        """Return the answers of an item; as in the library, a single one is not in a list."""
+        found = answers_in(result, top_k=self.top_k, or_none=self.handle_impossible_answer)
+        return found[0] if len(found) == 1 else found
+
+
 class FeatureExtractionInputs(TaskInputs, frozen=True, kw_only=True):
     """Holds texts to turn into vectors."""
 
@@ -275,15 +319,29 @@ class TextRankingInputs(TaskInputs, frozen=True, kw_only=True):
         return _encode(ranked_texts(answer, texts))
 
 
+def _item_types(kind: type[TaskInputs]) -> list[type[msgspec.Struct]]:
+    """Return the types of objects that the field `inputs` takes."""
+    (inputs,) = (field.type for field in msgspec.structs.fields(kind) if field.name == "inputs")
+    types = get_args(inputs) or (inputs,)
+    return [each for each in types if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+
+
 PIPELINES: dict[str, tuple[Task, type[TaskInputs]]] = {
     "text-classification": (Task.CLASSIFY, TextClassificationInputs),
     "zero-shot-classification": (Task.ZERO_SHOT, ZeroShotInputs),
     "token-classification": (Task.ENTITIES, TokenClassificationInputs),
+    "question-answering": (Task.ANSWER, QuestionAnsweringInputs),
     "feature-extraction": (Task.EMBED, FeatureExtractionInputs),
     "sentence-similarity": (Task.EMBED, SimilarityInputs),
     "text-ranking": (Task.RERANK, TextRankingInputs),
 }
 """For each of Hugging Face's task names, the gateway's task and the type of the inputs."""
+PIPELINE_BY_FIELD = {
+    item.__struct_fields__[0]: name
+    for name, (_, kind) in PIPELINES.items()
+    for item in _item_types(kind)
+}
+"""The task names by the first field of objects in `inputs`, which identifies the task."""
 
 
 def vectors_of(answer: Answer) -> bytes:

@@ -33,6 +33,20 @@ class StoredChoice(msgspec.Struct, frozen=True):
     scores: list[float]
 
 
+class StoredSpan(msgspec.Struct, frozen=True):
+    """An answer of a stored result."""
+
+    answer: str
+    score: float
+    start: int
+    end: int
+
+
+class _Answers(msgspec.Struct, frozen=True):
+    answers: list[StoredSpan]
+    no_answer_score: float
+
+
 class _Labels(msgspec.Struct, frozen=True):
     labels: list[StoredLabel]
 
@@ -71,6 +85,7 @@ _encode = msgspec.json.encode
 _labels = msgspec.json.Decoder(_Labels).decode
 _entities = msgspec.json.Decoder(_Entities).decode
 _embedding = msgspec.json.Decoder(_Embedding).decode
+_answers = msgspec.json.Decoder(_Answers).decode
 _choice = msgspec.json.Decoder(StoredChoice).decode
 _columns = msgspec.json.Decoder(_Columns).decode
 _ids = msgspec.json.Decoder(list[int]).decode
@@ -88,6 +103,18 @@ def labels_in(result: bytes) -> list[StoredLabel]:
 def entities_in(result: bytes) -> list[StoredEntity]:
     """Return the entities of an `entities` result, in the order of the text."""
     return _entities(result).entities
+
+
+def answers_in(result: bytes, *, top_k: int, or_none: bool) -> list[StoredSpan]:
+    """Return the answers of an `answer` result, from the highest score on.
+
+    With `or_none`, an empty text stands for "no answer", and competes with the answers.
+    """
+    found = _answers(result)
+    if not or_none:
+        return found.answers
+    none = StoredSpan(answer="", score=found.no_answer_score, start=0, end=0)
+    return sorted([*found.answers, none], key=lambda answer: -answer.score)[:top_k]
 
 
 def tokens_in(result: bytes) -> StoredTokens:

@@ -14,12 +14,12 @@ from sluicegate.gateway.errors import MAX_RETRY_AFTER, PayloadTooLarge, RateLimi
 from sluicegate.gateway.rate_limit.base import Charge, Decision, RateLimiter, UnitReservation
 from sluicegate.gateway.rate_limit.charges import Estimate, WorkLimits, work_charges_for
 from sluicegate.gateway.types import CONCURRENT, ItemFailure, Principal
-from sluicegate.wire.protocol import TOKEN_TASKS, ChooseItem, Task, ZeroShotParameters
+from sluicegate.wire.protocol import ITEMS, PARAMETERS, TASKS, TOKEN_TASKS, Task
 
 _SPECIAL_TOKENS = 2
 _MAX_TOKENS = 1 << 20  # the longest row, if the model declares no maximum
-_zero_shot = msgspec.msgpack.Decoder(ZeroShotParameters)
-_choose = msgspec.msgpack.Decoder(ChooseItem)
+_parameters = {task: msgspec.msgpack.Decoder(kind) for task, kind in PARAMETERS.items()}
+_items = {task: msgspec.msgpack.Decoder(kind) for task, kind in ITEMS.items()}
 
 
 class Reservation(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,21 +70,22 @@ def estimate(
     The bounds assume that a row contains one item and the request's parameters. The model reads at
     most `longest_row` tokens of a row; 0 means that this number is unknown.
     """
-    parameter_bytes = len(parameters) if task in (Task.ZERO_SHOT, Task.RERANK) else 0
-    rows = [_rows(task, parameters, item) for item in items]
+    parameter_bytes = len(parameters) if TASKS[task].repeats_parameters else 0
+    longest_row = longest_row or _MAX_TOKENS
+    rows = _rows(task, parameters, items, longest_row)
     tokens = sum(
-        number * min(len(item) + parameter_bytes + _SPECIAL_TOKENS, longest_row or _MAX_TOKENS)
+        number * min(len(item) + parameter_bytes + _SPECIAL_TOKENS, longest_row)
         for item, number in zip(items, rows, strict=True)
     )
     return Estimate(items=len(items), rows=sum(rows), tokens=tokens)
 
 
-def _rows(task: Task, parameters: bytes, item: bytes) -> int:
-    if task is Task.ZERO_SHOT:
-        return len(_zero_shot.decode(parameters).labels)
-    if task is Task.CHOOSE:
-        return len(_choose.decode(item).choices)
-    return 0 if task in TOKEN_TASKS else 1
+def _rows(task: Task, parameters: bytes, items: Sequence[bytes], longest_row: int) -> list[int]:
+    count = TASKS[task].rows
+    if count is None:
+        return [0 if task in TOKEN_TASKS else 1] * len(items)
+    given, decode = _parameters[task].decode(parameters), _items[task].decode
+    return [count(decode(item), given, longest_row) for item in items]
 
 
 def _refusal(decision: Decision) -> ItemFailure:

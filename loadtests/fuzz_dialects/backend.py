@@ -165,6 +165,10 @@ def _tokens(_: str, body: Any) -> Any:
 _RESULTS: dict[Task, Callable[[str, Any], Any]] = {
     Task.CLASSIFY: _classified,
     Task.ENTITIES: lambda scope, body: {"entities": [entity(scope, body)]},
+    Task.ANSWER: lambda scope, body: {
+        "answers": [{"answer": body["context"], "score": 1.0, "start": 0, "end": 1}],
+        "no_answer_score": score(scope, body["question"], body["context"]),
+    },
     Task.CHOOSE: _chosen,
     Task.INFER: lambda scope, body: {"scope": scope, "item": body},
     Task.TOKENIZE: _tokens,

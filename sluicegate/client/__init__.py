@@ -43,6 +43,7 @@ from sluicegate.client.options import Options
 from sluicegate.client.parts import Progress
 from sluicegate.client.results import (
     Answer,
+    AnswerSpan,
     BudgetReport,
     Choice,
     DecodedText,
@@ -58,6 +59,7 @@ from sluicegate.client.results import (
     RankedDocument,
     Readiness,
     RotatedKey,
+    Spans,
     Tokens,
     Usage,
     UsageLine,
@@ -67,6 +69,7 @@ from sluicegate.client.results import (
 __version__ = _version("sluicegate")
 __all__ = [
     "Answer",
+    "AnswerSpan",
     "ApiError",
     "AsyncSluicegate",
     "AuthenticationFailed",
@@ -100,6 +103,7 @@ __all__ = [
     "RotatedKey",
     "Sluicegate",
     "SluicegateError",
+    "Spans",
     "Tokens",
     "Unavailable",
     "UpstreamFailed",

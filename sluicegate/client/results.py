@@ -80,6 +80,23 @@ class Entities(Result, frozen=True, kw_only=True):
     entities: list[Entity] = []
 
 
+class AnswerSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds an answer to a question; `start` and `end` count characters of the context."""
+
+    answer: str
+    score: float
+    start: int
+    end: int
+
+
+class Spans(Result, frozen=True, kw_only=True):
+    """Holds the answers to a question, best first."""
+
+    answers: list[AnswerSpan] = []
+    no_answer_score: float = math.nan
+    """The score of "the context has no answer", to compare with the answers' scores."""
+
+
 class Embedding(Result, frozen=True, kw_only=True):
     """Holds the vector of a text."""
 

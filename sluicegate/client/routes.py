@@ -26,6 +26,7 @@ from sluicegate.client.results import (
     RankedDocument,
     Readiness,
     RotatedKey,
+    Spans,
     Tokens,
     UsageReport,
 )
@@ -39,6 +40,13 @@ class Prompt(TypedDict):
 
     prompt: str
     choices: Sequence[str]
+
+
+class Question(TypedDict):
+    """Is an item of `answer`."""
+
+    question: str
+    context: str
 
 
 def classify(
@@ -120,6 +128,31 @@ def entities(
     """Find named entities in texts."""
     fields = {"model": model, "input": texts, "aggregation": aggregation}
     return _infer("/v1/entities", Answer[Entities], fields, truncate, on_error)
+
+
+def answer(
+    model: str,
+    items: Question | Sequence[Question],
+    *,
+    top_k: int | None = None,
+    max_answer_tokens: int | None = None,
+    max_row_tokens: int | None = None,
+    overlap: int | None = None,
+    align_to_words: bool | None = None,
+    truncate: bool = True,
+    on_error: OnError = "fail",
+) -> Call[Answer[Spans]]:
+    """Find the answers to questions in texts: `{"question": ..., "context": ...}`."""
+    fields = {
+        "model": model,
+        "input": items,
+        "top_k": top_k,
+        "max_answer_tokens": max_answer_tokens,
+        "max_row_tokens": max_row_tokens,
+        "overlap": overlap,
+        "align_to_words": align_to_words,
+    }
+    return _infer("/v1/answer", Answer[Spans], fields, truncate, on_error)
 
 
 def embed(

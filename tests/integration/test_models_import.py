@@ -125,7 +125,7 @@ def test_a_folder_without_a_configuration_is_not_searched(
     [
         ("model_type", "gpt2", "`gpt2` models must be exported"),
         ("hidden_act", "relu", "`hidden_act` must be `gelu`"),
-        ("architectures", ["BertForQuestionAnswering"], "head is not supported"),
+        ("architectures", ["BertForNextSentencePrediction"], "head is not supported"),
         ("num_hidden_layers", 3, "is missing"),
         ("is_decoder", True, "a decoder"),
     ],

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -129,7 +130,7 @@ async def test_secret_and_certificate_are_both_asked_for_where_both_are_set(
 ) -> None:
     tls = server_tls(authority.server(), client_ca=authority.ca)
     known = client_tls(authority.ca, certificate=authority.issue("gateway", "gateway"))
-    settings = {"tls_client_ca": authority.ca, "token": "a shared secret"}
+    settings: dict[str, Any] = {"tls_client_ca": authority.ca, "token": "a shared secret"}
     async with (
         listening_backend(models, tls, **settings) as listening,
         HttpBackendClient(tls=known) as without_secret,

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from sluicegate.backends.executors.provider import DeviceOptions, open_session
 from sluicegate.backends.model_tools.importing.convert import convert
 from tests.parity.checkpoints import HEADS_FILE, Checkpoint, all_checkpoints, write_checkpoint
+from tests.parity.question_texts import question_pairs
 from tests.parity.texts import LABELS, TEMPLATE, pairs, questions, read_texts, searches
 
 _SPREAD = 2.0
-_PAIRED = {"tokens", "choice", "cross"}
+_PAIRED = {"tokens", "choice", "cross", "answer"}
 
 
 def main() -> None:
@@ -50,6 +51,8 @@ def main() -> None:
 def _asked(checkpoint: Checkpoint, texts: list[str]) -> list[Any]:
     if checkpoint.purpose == "tokens":
         return list(texts)
+    if checkpoint.purpose == "answer":
+        return question_pairs()
     if checkpoint.purpose == "choice":
         return [(prompt, choice) for prompt, choices in questions(texts) for choice in choices]
     if checkpoint.purpose == "cross":

@@ -43,11 +43,11 @@ Family = Literal[
     "xlm-roberta",
     "minilm",
 ]
-Purpose = Literal["text", "many", "tokens", "choice", "cross", "embed", "embed-cls"]
+Purpose = Literal["text", "many", "tokens", "choice", "cross", "embed", "embed-cls", "answer"]
 FAMILIES: tuple[Family, ...] = ("bert", "distilbert", "roberta", "deberta")
 # Of these each head is asked once, about fewer texts.
 FEWER_FAMILIES: tuple[Family, ...] = ("mpnet", "electra", "albert", "modernbert", "xlm-roberta")
-FEWER_PURPOSES: tuple[Purpose, ...] = ("text", "tokens", "choice", "embed")
+FEWER_PURPOSES: tuple[Purpose, ...] = ("text", "tokens", "choice", "embed", "answer")
 _FEWER_TEXTS = 100
 PURPOSES: tuple[Purpose, ...] = (
     "text",
@@ -57,13 +57,14 @@ PURPOSES: tuple[Purpose, ...] = (
     "cross",
     "embed",
     "embed-cls",
+    "answer",
 )
-MINILM_PURPOSES: tuple[Purpose, ...] = ("text", "tokens")
+MINILM_PURPOSES: tuple[Purpose, ...] = ("text", "tokens", "answer")
 MAX_TOKENS = 64
 _WHOLE = 256
 _BUCKETS = 16
 _SPREAD = 0.25
-_OUT = ("classifier.out_proj", "classifier")
+_OUT = ("classifier.out_proj", "classifier", "qa_outputs")
 HEADS_FILE = DATA / "heads.json"
 _SEEDS = {f: seed for seed, f in enumerate((*FAMILIES, "minilm", *FEWER_FAMILIES), start=11)}
 _TOKENIZERS = {
@@ -89,13 +90,18 @@ _ARCHITECTURES = {
     "xlm-roberta": "XLMRoberta",
 }
 _PREFIXES = {"modernbert": "model.", "xlm-roberta": "roberta."}
-_HEADS_OF = {"tokens": "ForTokenClassification", "choice": "ForMultipleChoice"}
+_HEADS_OF = {
+    "tokens": "ForTokenClassification",
+    "choice": "ForMultipleChoice",
+    "answer": "ForQuestionAnswering",
+}
 _LABELS = {
     "text": ["contradiction", "neutral", "entailment"],
     "many": ["angry", "happy", "tired", "calm"],
     "tokens": ["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "B-ORG", "I-ORG"],
     "choice": ["LABEL_0"],
     "cross": ["LABEL_0"],
+    "answer": ["start", "end"],
 }
 
 
@@ -184,7 +190,8 @@ def _minilm_weights(checkpoint: Checkpoint) -> dict[str, NDArray[np.float32]]:
     """Return the published weights, as under a head, and a seeded head."""
     published = read_safetensors(find_source() / "model.safetensors")
     hidden = published["embeddings.word_embeddings.weight"].shape[1]
-    head = linear("classifier", len(checkpoint.labels), hidden)
+    out = "qa_outputs" if checkpoint.purpose == "answer" else "classifier"
+    head = linear(out, len(checkpoint.labels), hidden)
     encoder = {f"bert.{name}": np.asarray(tensor) for name, tensor in published.items()}
     return encoder | _weights(checkpoint, head)
 
@@ -303,7 +310,7 @@ def _encoder_shapes(checkpoint: Checkpoint) -> Shapes:
     if family == "distilbert":
         shapes = {_distil_name(n): s for n, s in shapes.items() if "token_type" not in n}
     elif checkpoint.purpose in {"choice", "embed", "embed-cls"} or (
-        family == "bert" and checkpoint.purpose != "tokens"
+        family == "bert" and checkpoint.purpose not in {"tokens", "answer"}
     ):
         shapes |= linear("pooler.dense", HIDDEN, HIDDEN)
     return {f"{prefix}{name}": size for name, size in shapes.items()}
@@ -350,6 +357,8 @@ def _head_shapes(checkpoint: Checkpoint) -> Shapes:
         return {}
     if family in FEWER_FAMILIES:
         return fewer_families.head_shapes(family, checkpoint.purpose, labels)
+    if checkpoint.purpose == "answer":
+        return linear("qa_outputs", labels, HIDDEN)
     if checkpoint.purpose == "tokens":
         return linear("classifier", labels, HIDDEN)
     if family == "roberta" and checkpoint.purpose != "choice":

@@ -65,7 +65,7 @@ def config(family: str, purpose: str, positions: int) -> dict[str, Any]:
 def encoder_shapes(family: str, purpose: str, positions: int) -> Shapes:
     """Return the shape of every weight of a family's encoder, with the pooler of a purpose."""
     if family == "albert":
-        pooler = linear("pooler", HIDDEN, HIDDEN) if purpose != "tokens" else {}
+        pooler = linear("pooler", HIDDEN, HIDDEN) if purpose not in {"tokens", "answer"} else {}
         return _albert(positions) | pooler
     if family == "modernbert":
         return _modernbert()
@@ -96,6 +96,8 @@ def head_shapes(family: str, purpose: str, labels: int) -> Shapes:
     if family == "modernbert":
         shapes: Shapes = {"head.dense.weight": (HIDDEN, HIDDEN), "head.norm.weight": (HIDDEN,)}
         return shapes | classifier
+    if purpose == "answer":
+        return linear("qa_outputs", labels, HIDDEN)
     if family in {"mpnet", "electra", "xlm-roberta"} and purpose == "text":
         dense = linear("classifier.dense", HIDDEN, HIDDEN)
         return dense | linear("classifier.out_proj", labels, HIDDEN)

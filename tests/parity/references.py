@@ -20,7 +20,7 @@ _STEP = 5e-6
 
 
 class Entity(msgspec.Struct, frozen=True, kw_only=True):
-    """An entity of a text; `label` is its tag or its group."""
+    """An entity of a text, with its tag or group as `label`; or an answer in a context."""
 
     text: int
     label: str
@@ -30,11 +30,14 @@ class Entity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class References:
-    """The answers on one checkpoint: arrays of scores by task, and entities by aggregation."""
+    """The answers on one checkpoint: arrays of scores by task, and entities by aggregation.
+
+    Answers to questions are entities, too, by the name of what was `ASKED`.
+    """
 
     def __init__(self) -> None:
         self.scores: dict[str, Numbers] = {}
-        self.entities: dict[Aggregation, list[Entity]] = {}
+        self.entities: dict[str, list[Entity]] = {}
         # The spread of the logits over the texts: near zero, parity would show nothing.
         self.spread = 0.0
 
@@ -74,8 +77,9 @@ def read_references(path: Path) -> References:
             part, _, task = name.partition("/")
             if part == "scores":
                 found.scores[task] = _unpack(arrays[name])
-        for aggregation in AGGREGATIONS:
-            if f"labels/{aggregation}" not in arrays.files:
+        for name in arrays.files:
+            part, _, aggregation = name.partition("/")
+            if part != "labels":
                 continue
             labels = arrays[f"labels/{aggregation}"].tolist()
             surety = _unpack(arrays[f"surety/{aggregation}"])

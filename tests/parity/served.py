@@ -11,7 +11,9 @@ import pytest
 
 from sluicegate.backends.model_tools.demo.source import find_source
 from sluicegate.backends.model_tools.importing.convert import convert
+from sluicegate.gateway.dialects.stored_results import answers_in
 from sluicegate.wire.protocol import (
+    AnswerParameters,
     Done,
     EntitiesParameters,
     Parameters,
@@ -20,6 +22,7 @@ from sluicegate.wire.protocol import (
     ZeroShotParameters,
 )
 from tests.parity.checkpoints import Checkpoint, all_checkpoints, write_checkpoint
+from tests.parity.question_texts import ASKED, Asked, question_pairs
 from tests.parity.references import AGGREGATIONS, Aggregation, Entity, Numbers, References
 from tests.parity.texts import LABELS, TEMPLATE, pairs, questions, searches
 from tests.support.backend_calls import Backend, running_backend
@@ -73,6 +76,8 @@ class Served:
         elif checkpoint.purpose == "tokens":
             for aggregation in AGGREGATIONS:
                 found.entities[aggregation] = await self.entities(name, first, aggregation)
+        elif checkpoint.purpose == "answer":
+            found.entities = await self.all_answers(name, most)
         elif checkpoint.purpose == "choice":
             found.scores["choice"] = await self.choices(name, texts, most)
         elif checkpoint.purpose == "cross":
@@ -85,6 +90,11 @@ class Served:
                 found.scores["zero-shot"] = await self.zero_shot(name, first, several=False)
                 found.scores["zero-shot-multi"] = await self.zero_shot(name, first, several=True)
         return found
+
+    async def all_answers(self, model: str, most: int | None) -> dict[str, list[Entity]]:
+        """Return the answers to the first questions, by the name of what was asked."""
+        pairs = question_pairs()[:most]
+        return {name: await self.answers(model, pairs, asked) for name, asked in ASKED.items()}
 
     async def labels(self, model: str, items: Sequence[Any], labels: list[str]) -> Numbers:
         """Return the scores of `labels`, a line per item."""
@@ -137,6 +147,29 @@ class Served:
             )
             for place, answer in enumerate(answers)
             for entity in answer["entities"]
+        ]
+
+    async def answers(
+        self, model: str, pairs: Sequence[tuple[str, str]], asked: Asked
+    ) -> list[Entity]:
+        """Return the answers to all questions."""
+        parameters = AnswerParameters(
+            top_k=asked.top_k,
+            max_answer_tokens=asked.max_answer_len,
+            max_row_tokens=asked.max_seq_len,
+            overlap=asked.doc_stride,
+            align_to_words=asked.align_to_words,
+        )
+        items = [{"question": question, "context": context} for question, context in pairs]
+        results = await self._ask(model, Task.ANSWER, items, parameters)
+        return [
+            Entity(text=place, label="answer", start=found.start, end=found.end, score=found.score)
+            for place, result in enumerate(results)
+            for found in answers_in(
+                msgspec.json.encode(result),
+                top_k=asked.top_k,
+                or_none=asked.handle_impossible_answer,
+            )
         ]
 
     async def _ask(

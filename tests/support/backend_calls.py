@@ -21,36 +21,19 @@ from sluicegate.wire.http.exchange import BUFFERED_HTTP
 from sluicegate.wire.http.messages import Headers, Message
 from sluicegate.wire.protocol import (
     CALL_PATH,
+    PARAMETERS,
     RELOAD_PATH,
     Call,
     CallItem,
-    ChooseParameters,
-    ClassifyParameters,
-    DetokenizeParameters,
     Done,
-    EmbedParameters,
-    EntitiesParameters,
     Failed,
     Frame,
     FrameReader,
-    InferParameters,
     ModelInfo,
     Parameters,
     Report,
     Task,
-    TokenizeParameters,
 )
-
-# The tasks whose parameters all have defaults.
-_DEFAULTS: dict[Task, Callable[[], Parameters]] = {
-    Task.CLASSIFY: ClassifyParameters,
-    Task.CHOOSE: ChooseParameters,
-    Task.EMBED: EmbedParameters,
-    Task.ENTITIES: EntitiesParameters,
-    Task.INFER: InferParameters,
-    Task.TOKENIZE: TokenizeParameters,
-    Task.DETOKENIZE: DetokenizeParameters,
-}
 
 
 class AsgiExchange:
@@ -142,7 +125,7 @@ class Backend:
 
     def call(self, model: str, task: Task, items: list[Any], **changes: Any) -> Call:
         """Make a call; `changes` are of its fields, of its items' fields, or `parameters`."""
-        parameters: Parameters = changes.pop("parameters", None) or _DEFAULTS[task]()
+        parameters: Parameters = changes.pop("parameters", None) or PARAMETERS[task]()
         remaining, scope = changes.pop("remaining", 600.0), changes.pop("scope", "tenant")
         traceparent = changes.pop("traceparent", "")
         known = {info.name: info for info in self.engine.state().models}

@@ -13,6 +13,10 @@ _RESULTS = {
     Task.CLASSIFY: b'{"labels":[{"label":"good","score":0.75},{"label":"bad","score":0.25}]}',
     Task.ZERO_SHOT: b'{"labels":[{"label":"x","score":0.6},{"label":"y","score":0.4}]}',
     Task.EMBED: b'{"embedding":[0.25,-0.5]}',
+    Task.ANSWER: (
+        b'{"answers":[{"answer":"me","score":0.5,"start":3,"end":5},'
+        b'{"answer":"you","score":0.25,"start":0,"end":3}],"no_answer_score":0.375}'
+    ),
     Task.ENTITIES: (
         b'{"entities":[{"label":"PER","score":0.9,"text":"Sarah","start":11,"end":16}]}'
     ),
@@ -25,6 +29,7 @@ def serve_models(api: Api) -> Api:
         "minilm": [Task.EMBED, Task.RERANK],
         "topics": [Task.ZERO_SHOT],
         "entities": [Task.ENTITIES],
+        "answers": [Task.ANSWER],
     }
     for name, tasks in kinds.items():
         api.scene.models.infos[name] = msgspec.structs.replace(INFO, name=name, tasks=tasks)

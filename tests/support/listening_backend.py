@@ -35,10 +35,10 @@ class ListeningBackend(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def listening_backend(
-    models: Path, tls: ServerTls | None = None, **settings: Any
+    models: Path, tls: ServerTls | None = None, *, runs_graphs: bool = False, **settings: Any
 ) -> AsyncIterator[ListeningBackend]:
-    """Serve a repository whose graphs answer at once."""
-    executor = DummyExecutor(dimensions=DIMENSIONS)
+    """Serve a repository whose graphs answer at once, or whose graphs are run."""
+    executor = None if runs_graphs else DummyExecutor(dimensions=DIMENSIONS)
     with bind("127.0.0.1", 0) as listener:
         port: int = listener.getsockname()[1]
         async with running_backend(models, executor, **settings) as backend:

@@ -25,12 +25,13 @@ from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 from sluicegate.backends.types import Pooling
 
 LOGITS, POOLED = "logits", "pooled"
-Purpose = Literal["text", "tokens", "choice"]
+Purpose = Literal["text", "tokens", "choice", "answer"]
 
 _ARCHITECTURES: Mapping[str, Purpose] = {
     "ForSequenceClassification": "text",
     "ForTokenClassification": "tokens",
     "ForMultipleChoice": "choice",
+    "ForQuestionAnswering": "answer",
 }
 
 
@@ -65,6 +66,7 @@ def find_head(config: Mapping[str, Any]) -> HeadShape | None:
 
 
 _TOKENS = HeadShape(out="classifier", reads="tokens")
+_ANSWERS = HeadShape(out="qa_outputs", reads="tokens")
 _POOLED = HeadShape(dense="pooler.dense", out="classifier")
 _DENSE = HeadShape(dense="classifier.dense", out="classifier.out_proj")
 # The heads of texts and, unless `_CHOICES` has another one, of choices, by model type.
@@ -102,6 +104,8 @@ def _head(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
         return _modernbert(config, purpose)
     if purpose == "tokens":
         return _TOKENS
+    if purpose == "answer":
+        return _ANSWERS
     head = _TEXTS.get(kind, _POOLED)
     if purpose == "choice":
         head = _CHOICES.get(kind, head)
@@ -118,7 +122,7 @@ def _modernbert(config: Mapping[str, Any], purpose: Purpose) -> HeadShape:
         dense="head.dense",
         activation="Gelu",
         out="classifier",
-        reads="tokens" if purpose == "tokens" else pooled,
+        reads="tokens" if purpose in {"tokens", "answer"} else pooled,
         norm="head.norm",
         epsilon=config.get("norm_eps", 1e-5),
         biased=config.get("classifier_bias", False),

@@ -46,6 +46,7 @@ _TASKS: Mapping[str, str] = MappingProxyType(
         "ForSequenceClassification": "text-classification",
         "ForTokenClassification": "token-classification",
         "ForMultipleChoice": "multiple-choice",
+        "ForQuestionAnswering": "question-answering",
     }
 )
 

@@ -11,11 +11,12 @@ import numpy as np
 import onnx
 import tokenizers
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto, external_data_helper, numpy_helper
+from onnx import ModelProto, TensorProto, external_data_helper, helper, numpy_helper
 
 from sluicegate.backends.errors import ModelProblem, StartProblem
 from sluicegate.backends.executors.padded_batch import INPUTS
 from sluicegate.backends.model_tools.graphs.half import is_half
+from sluicegate.backends.model_tools.graphs.heads import LOGITS
 from sluicegate.backends.model_tools.importing.model_inputs import complete_inputs
 from sluicegate.backends.model_tools.importing.sentence_graph import POOLED, complete_graph
 from sluicegate.backends.model_tools.importing.source import CheckpointFolder, check_content
@@ -29,6 +30,8 @@ _VECTORS = ("sentence_embedding", POOLED)
 # The producer of graphs that Sluicegate built. These graphs have a pooling, but no other modules.
 _PRODUCER = "sluicegate"
 _PLAIN: tuple[Pooling, ...] = ("mean", "cls", "max")
+# The outputs of exported graphs that answer questions.
+ENDS = ("start_logits", "end_logits")
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 
 
@@ -87,6 +90,7 @@ def finish_model(model: ModelProto, source: CheckpointFolder, fields: dict[str, 
             changed = complete_inputs(model, source.config) or changed
         except ValueError as error:
             raise StartProblem(f"`{source.folder / 'config.json'}`: {error}") from None
+    changed = _join_ends(model) or changed
     return _add_modules(model, source, fields) or changed
 
 
@@ -137,6 +141,27 @@ def _rename_inputs(model: ModelProto, inputs: Mapping[str, str], source: Checkpo
     for value in model.graph.input:
         value.name = new.get(value.name, value.name)
     return bool(new)
+
+
+def _join_ends(model: ModelProto) -> bool:
+    """Join the logits of starts and ends to one output, with two logits for each token."""
+    graph = model.graph
+    ends = {value.name: value for value in graph.output if value.name in ENDS}
+    if len(ends) < len(ENDS):
+        return False
+    kind = ends[ENDS[0]].type.tensor_type.elem_type
+    # Zeros keep the sizes of rows and tokens.
+    shape = numpy_helper.from_array(np.array([0, 0, 1], np.int64), "ends.shape")
+    graph.initializer.append(shape)
+    for name in ENDS:
+        graph.node.append(helper.make_node("Reshape", [name, shape.name], [f"{name}.column"]))
+    columns = [f"{name}.column" for name in ENDS]
+    graph.node.append(helper.make_node("Concat", columns, [LOGITS], axis=2))
+    del graph.output[:]
+    graph.output.append(
+        helper.make_tensor_value_info(LOGITS, kind, ["batch", "sequence", len(ENDS)])
+    )
+    return True
 
 
 def _add_modules(model: ModelProto, source: CheckpointFolder, fields: dict[str, Any]) -> bool:

@@ -17,6 +17,7 @@ from sluicegate.backends.executors.provider import DeviceOptions, open_session
 from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
 from sluicegate.backends.model_tools.graphs.exported import read_exported
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
+from sluicegate.backends.model_tools.importing.finishing import ENDS
 from sluicegate.backends.model_tools.importing.source import CheckpointFolder
 from sluicegate.backends.repository.config_defaults import padding_id
 from sluicegate.backends.types import OutputKind
@@ -134,6 +135,9 @@ def _run(
     names = [node.name for node in session.get_outputs()]
     try:
         feeds = {n.name: given[n.name].astype(types[n.type]) for n in session.get_inputs()}
-        return dict(zip(names, session.run(names, feeds), strict=True))
+        found = dict(zip(names, session.run(names, feeds), strict=True))
     except Exception as error:  # ONNX Runtime's errors have no other common base class
         raise ModelProblem(f"the graph cannot be run: {type(error).__name__}") from error
+    if set(ENDS) <= found.keys():
+        found["logits"] = np.stack([found.pop(name) for name in ENDS], axis=-1)
+    return found

@@ -66,7 +66,7 @@ class TunedModel(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     @property
     def output(self) -> OutputKind:
         """The kind of graph output from which results are computed."""
-        return OutputKind.TOKENS if self.measure == "tokens" else OutputKind.POOLED
+        return OutputKind.TOKENS if self.measure in {"tokens", "spans"} else OutputKind.POOLED
 
     def open(self, graph: Path, precision: str = "fp32") -> ModelExecutor:
         """Open a graph that replaces the fp32 graph, and run it in `precision`."""

@@ -13,7 +13,13 @@ import msgspec
 from sluicegate.gateway.api.json_bounds import check_item_count, check_json_size
 from sluicegate.gateway.api.schemas import Body
 from sluicegate.gateway.config.document import RequestConfig
-from sluicegate.gateway.dialects.oip.task_tensors import TASK_TENSORS, Rows, TaskTensors, tasks_of
+from sluicegate.gateway.dialects.oip.task_tensors import (
+    TASK_TENSORS,
+    TEXT,
+    Rows,
+    TaskTensors,
+    tasks_of,
+)
 from sluicegate.gateway.dialects.oip.tensors import InputTensor, OutputTensor, RequestedOutput
 from sluicegate.gateway.errors import InvalidRequest, TaskNotSupported
 from sluicegate.gateway.http.body_decoding import convert_body
@@ -25,11 +31,10 @@ _IGNORED = frozenset({"binary_data_output", "content_type", "headers", "priority
 _TASK = "task"
 # If a request has one of these inputs, the input identifies the task of the request.
 _TASK_BY_INPUT = {
-    "QUERY": Task.RERANK,
-    "LABELS": Task.ZERO_SHOT,
-    "CHOICES": Task.CHOOSE,
-    "TEXT_PAIR": Task.CLASSIFY,
-    "INPUT": Task.INFER,
+    spec.name: task
+    for task, tensors in TASK_TENSORS.items()
+    for spec in tensors.inputs
+    if spec.name != TEXT
 }
 _TEXT_TASKS = (Task.CLASSIFY, Task.ENTITIES, Task.EMBED)
 

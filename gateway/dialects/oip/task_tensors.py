@@ -14,6 +14,7 @@ import msgspec
 from typing_extensions import override
 
 from sluicegate.gateway.api.schemas import (
+    AnswerBody,
     Body,
     ChooseBody,
     ClassifyBody,
@@ -36,10 +37,12 @@ from sluicegate.gateway.dialects.oip.tensors import (
 )
 from sluicegate.gateway.dialects.stored_results import StoredLabel, choice_in, labels_in, score_in
 from sluicegate.gateway.errors import InvalidRequest, PayloadTooLarge
-from sluicegate.wire.protocol import ModelInfo, Task
+from sluicegate.wire.protocol import AnswerParameters, ModelInfo, Task
 
 ANY = -1
 """Stands for a dimension of any size."""
+TEXT = "TEXT"
+"""The input of most tasks, which does not tell the task."""
 _encode = msgspec.json.encode
 _decode = msgspec.json.decode
 _BYTE_ORDER_MARK = "\ufeff"
@@ -73,24 +76,46 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InvalidRequest: the rows differ.
         """
-        rows = self.each(1)
+        rows = self.each(self.count)
         if any(row != rows[0] for row in rows):
             raise InvalidRequest(
                 f"The input `{self.name}` is shared by all texts: send one row, or equal ones."
             )
         return rows[0]
 
-    def each(self, items: int) -> list[list[str]]:
-        """Return the rows. If there is only one row, repeat it for each of the `items`.
+    def check_copies(self, items: int, bounds: RequestConfig, *, what: str) -> None:
+        """Check the size of a single row if it is copied for each of the `items`.
 
         Raises:
-            InvalidRequest: the input has no elements.
+            PayloadTooLarge: the copies exceed `bounds`.
+        """
+        if self.count > 1:
+            return  # each item has its own row
+        size, texts = len("".join(self.texts).encode()), len(self.texts)
+        if items * texts > bounds.max_values or items * size > bounds.max_body_bytes:
+            raise PayloadTooLarge(
+                f"{items} texts that share {texts} {what} of {size} bytes are too large a request;"
+                " send several requests."
+            )
+
+    def each(self, items: int) -> list[list[str]]:
+        """Return the row of each of the `items`. A single row is the row of all of them.
+
+        Raises:
+            InvalidRequest: the input has no elements, or another number of rows.
         """
         if not self.texts:
             raise InvalidRequest(f"The input `{self.name}` has no elements.")
         size = len(self.texts) // self.count
         rows = [self.texts[at : at + size] for at in range(0, len(self.texts), size)]
-        return rows * items if len(rows) == 1 else rows
+        if len(rows) == 1:
+            return rows * items
+        if len(rows) != items:
+            raise InvalidRequest(
+                f"The input `{self.name}` has {len(rows)} rows for {items} texts; send one row, or"
+                " one row for each text."
+            )
+        return rows
 
 
 class TaskTensors:
@@ -209,25 +234,12 @@ class ChooseTensors(TaskTensors):
 
     @override
     def check_size(self, inputs: Mapping[str, Rows], bounds: RequestConfig) -> None:
-        choices, times = inputs["CHOICES"], len(inputs["TEXT"].texts)
-        if choices.count > 1:
-            return  # each prompt has its own options
-        size = len("".join(choices.texts).encode())
-        if times * len(choices.texts) > bounds.max_values or times * size > bounds.max_body_bytes:
-            raise PayloadTooLarge(
-                f"{times} texts that share {len(choices.texts)} choices of {size} bytes are too"
-                " large a request; send several requests."
-            )
+        inputs["CHOICES"].check_copies(len(inputs["TEXT"].texts), bounds, what="choices")
 
     @override
     def fields(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
         prompts = inputs["TEXT"].texts
         choices = inputs["CHOICES"].each(len(prompts))
-        if len(choices) != len(prompts):
-            raise InvalidRequest(
-                f"The input `CHOICES` has {len(choices)} rows for {len(prompts)} texts; send one"
-                " row, or one row for each text."
-            )
         pairs = zip(prompts, choices, strict=True)
         return {"input": [{"prompt": prompt, "choices": options} for prompt, options in pairs]}
 
@@ -310,6 +322,46 @@ class EntitiesTensors(TaskTensors):
         return TextTensor(name=wanted.name, shape=(len(texts), 1), texts=texts)
 
 
+class AnswerTensors(TaskTensors):
+    """Finds the answers to questions. An output row is a JSON list of the answers in a text.
+
+    Several texts may share a question.
+    """
+
+    task = Task.ANSWER
+    body = AnswerBody
+    inputs = (TensorSpec(name="TEXT"), TensorSpec(name="QUESTION"))
+    parameters = ("truncate", *AnswerParameters.__struct_fields__)
+
+    @override
+    def outputs(self, info: ModelInfo) -> tuple[TensorSpec, ...]:
+        return TensorSpec(name="ANSWERS"), TensorSpec(name="NO_ANSWER_SCORE", datatype="FP32")
+
+    @override
+    def check_size(self, inputs: Mapping[str, Rows], bounds: RequestConfig) -> None:
+        inputs["QUESTION"].check_copies(len(inputs["TEXT"].texts), bounds, what="questions")
+
+    @override
+    def fields(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
+        texts = inputs["TEXT"].texts
+        questions = inputs["QUESTION"].each(len(texts))
+        if len(questions[0]) > 1:
+            raise InvalidRequest("The input `QUESTION` must have one text in each row.")
+        pairs = zip(questions, texts, strict=True)
+        return {"input": [{"question": row[0], "context": text} for row, text in pairs]}
+
+    @override
+    def tensor(
+        self, wanted: RequestedOutput, results: _Results, body: Body, info: ModelInfo
+    ) -> OutputTensor:
+        found, shape = [_decode(result) for result in results], (len(results), 1)
+        if wanted.name == "ANSWERS":
+            texts = [_encode(one["answers"]).decode() for one in found]
+            return TextTensor(name=wanted.name, shape=shape, texts=texts)
+        values = [one["no_answer_score"] for one in found]
+        return FloatTensor(name=wanted.name, shape=shape, values=values)
+
+
 class AlgorithmTensors(TaskTensors):
     """Runs the algorithm that a model's owner has written. Accepts any parameters.
 
@@ -345,6 +397,7 @@ TASK_TENSORS: dict[Task, TaskTensors] = {
         ChooseTensors(),
         RerankTensors(),
         EntitiesTensors(),
+        AnswerTensors(),
         EmbedTensors(),
         AlgorithmTensors(),
     )

@@ -28,6 +28,8 @@ from sluicegate.bulk.options import BulkOptions, Manifest
 from sluicegate.bulk.output import ERRORS, JOB, MANIFEST, WORK
 from sluicegate.bulk.reading import count_rows
 from testing.waiting import wait_until
+from tests.parity.checkpoints import Checkpoint
+from tests.parity.served import without_device_graphs, write_models
 
 _TEXTS = ["a fine film", "dull", "", "a fine film", "long and dull", "a fine film"]
 Bulk = Callable[..., Result]
@@ -398,3 +400,24 @@ def test_wrong_usage_is_named_in_one_line(
     assert result.exit_code in {1, 2}
     assert message in result.output
     assert len(result.output.splitlines()) == 1
+
+
+def test_questions_are_read_from_their_columns_and_answers_are_typed(
+    bulk: Bulk, tmp_path: Path
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    models, context = tmp_path / "models", "A card 😀 was lost."
+    with without_device_graphs():
+        write_models(models, [Checkpoint(family="bert", purpose="answer")])
+    source = _write(tmp_path / "in.jsonl", [{"question": "What?", "context": context}, {"n": 1}])
+    given = ("--models", models, "--model", "bert-answer", "--task", "answer", "--provider", "cpu")
+
+    for form in ("jsonl", "parquet"):
+        result = bulk(*given, "--format", form, source, tmp_path / form)
+        assert result.exit_code == 0, result.output
+
+    (found,) = _read(tmp_path / "jsonl")
+    (best,) = found["answers"]
+    assert best["answer"] == context[best["start"] : best["end"]]
+    (row,) = parquet.read_table(tmp_path / "parquet").to_pylist()
+    assert (row["answers"], row["no_answer_score"]) == ([best], found["no_answer_score"])

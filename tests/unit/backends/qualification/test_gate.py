@@ -82,6 +82,22 @@ def test_tokens_of_a_text_are_no_texts_of_their_own() -> None:
     assert (shown.rows, shown.flips) == (10, 0.05)
 
 
+def test_a_span_moves_where_another_token_starts_or_ends_it() -> None:
+    """Whether a token is rather a start than an end does not matter."""
+    owners = np.repeat(np.arange(100, dtype=np.int32), 4)
+    reference = np.tile(np.array([[3, 0], [1, 1], [0, 2], [0, 3]], np.float32), (100, 1))
+    shifted, moved = reference + np.array([0.0, 2.0], np.float32), reference.copy()
+    moved[:4, 1] = [0, 1, 4, 3]
+
+    def share(candidate: FloatArray) -> float:
+        verdict = judge(
+            reference, candidate, bounds=Bounds(flips=1.0), measure="spans", owners=owners
+        )
+        return verdict.flips
+
+    assert (share(shifted), share(moved)) == (0.0, 0.01)
+
+
 def test_an_order_changes_where_another_document_is_first_or_pairs_swap() -> None:
     owners = np.repeat(np.arange(300), 3).astype(np.int32)
     scores = np.tile(np.array([3.0, 2.0, 1.0], np.float32), 300)[:, None]

@@ -43,6 +43,7 @@ def classifier(catalogue: Catalogue) -> ClassifierManifest:
         ("many", [Task.CLASSIFY], "sigmoid"),
         ("tokens", [Task.ENTITIES], "softmax"),
         ("choice", [Task.CHOOSE], "softmax"),
+        ("answer", [Task.ANSWER], "softmax"),
         ("cross", [Task.CLASSIFY, Task.RERANK], "sigmoid"),
     ],
 )
@@ -66,6 +67,34 @@ def test_labels_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
 
     assert classifier(catalogue).labels == ["a", "b", "c"]
     assert catalogue.models["m"].inferred["labels"] == "config.json"
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "token"),
+    [
+        ("bert", {}, "[CLS]"),
+        ("roberta", {"cls_token": {"content": "<s>", "special": True}}, "<s>"),
+        ("roberta", {"cls_token": None, "tokenizer_class": "RobertaTokenizer"}, "<s>"),
+        ("roberta", {"cls_token": None}, None),
+    ],
+)
+def test_the_token_of_no_answer_is_the_one_that_classifies(
+    tmp_path: Path, family: str, changes: dict[str, Any], token: str | None
+) -> None:
+    entry = write_entry(tmp_path, "answer", family=family)
+    edit(entry / "tokenizer_config.json", **changes)
+
+    manifest = classifier(read_catalogue(tmp_path))
+
+    assert manifest.no_answer_token == token
+    assert manifest.labels == ["start", "end"]
+
+
+def test_a_question_after_its_text_is_refused(tmp_path: Path) -> None:
+    entry = write_entry(tmp_path, "answer")
+    edit(entry / "tokenizer_config.json", padding_side="left")
+
+    assert "`padding_side` must be `right`" in read_catalogue(tmp_path).problems["m"]
 
 
 def test_what_model_yaml_says_wins(tmp_path: Path) -> None:

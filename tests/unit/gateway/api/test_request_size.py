@@ -129,6 +129,11 @@ async def test_the_tokens_of_many_texts_are_refused_by_their_answer(
         (Task.ENTITIES, {"input": ["A " * MB, "B " * MB]}, "the entities of 4,000,"),
         (Task.TOKENIZE, {"input": ["a b " * 10_000] * 100}, "the tokens of 4,000,"),
         (
+            Task.ANSWER,
+            {"input": {"question": "q", "context": "c" * MB}, "top_k": 100},
+            "1 input x 100 answers could have an answer of",
+        ),
+        (
             Task.ZERO_SHOT,
             {"input": "a", "labels": ["x" * 4097]},
             "a label has 4,097 bytes; at most 4,096 are allowed (`request.max_label_bytes`)",
@@ -162,6 +167,7 @@ def test_the_answer_of_a_model_with_many_numbers_or_labels_is_bounded() -> None:
         (Task.ZERO_SHOT, {"input": ["t" * 2000] * 2048, "labels": ["a label"] * 77}),
         (Task.ZERO_SHOT, {"input": ["t" * 9000] * 64, "labels": ["l" * 200] * 256}),
         (Task.ENTITIES, {"input": ["A text. " * 60] * 2048}),
+        (Task.ANSWER, {"input": [{"question": "q" * 90, "context": "c" * 9000}] * 300}),
         (Task.TOKENIZE, {"input": ["word " * 400] * 1000}),
         (Task.TOKENIZE, {"input": ["word " * 800] * 1900, "counts_only": True}),
         (Task.CLASSIFY, {"input": ["t" * 3000] * 2048}),

@@ -7,6 +7,7 @@ import pytest
 
 from sluicegate.gateway.api.schemas import (
     TASK_BODIES,
+    AnswerBody,
     Body,
     ChooseBody,
     ClassifyBody,
@@ -29,6 +30,7 @@ _BASE: dict[type[TaskBody], dict[str, Any]] = {
     ChooseBody: {"model": "m", "input": {"prompt": "p", "choices": ["x", "y"]}},
     RerankBody: {"model": "m", "query": "q", "documents": ["a"]},
     EntitiesBody: {"model": "m", "input": "a"},
+    AnswerBody: {"model": "m", "input": {"question": "q", "context": "a"}},
     EmbedBody: {"model": "m", "input": "a"},
     TokenizeBody: {"model": "m", "input": "a"},
     DetokenizeBody: {"model": "m", "ids": [1]},
@@ -46,6 +48,15 @@ _OTHER: dict[type[TaskBody], dict[str, Any]] = {
     ChooseBody: {"model": "n", "input": {"prompt": "p", "choices": ["y", "x"]}},
     RerankBody: {"model": "n", "query": "r", "documents": ["b"]},
     EntitiesBody: {"model": "n", "input": "b", "aggregation": "max"},
+    AnswerBody: {
+        "model": "n",
+        "input": {"question": "r", "context": "a"},
+        "top_k": 2,
+        "max_answer_tokens": 3,
+        "max_row_tokens": 20,
+        "overlap": 5,
+        "align_to_words": False,
+    },
     EmbedBody: {"model": "n", "input": "b", "normalize": False, "dimensions": 3},
     TokenizeBody: {
         "model": "n",

@@ -21,6 +21,10 @@ _BAD = {"label": "bad", "score": 0.25}
 _X, _Y = {"label": "x", "score": 0.6}, {"label": "y", "score": 0.4}
 _ENTITY = {"entity_group": "PER", "score": 0.9, "word": "Sarah", "start": 11, "end": 16}
 _NONE = {"entity": "PER", "score": 0.9, "word": "Sarah", "start": 11, "end": 16}
+_ASKED = {"question": "Who?", "context": "youme"}
+_ME = {"answer": "me", "score": 0.5, "start": 3, "end": 5}
+_YOU = {"answer": "you", "score": 0.25, "start": 0, "end": 3}
+_NO_ANSWER = {"answer": "", "score": 0.375, "start": 0, "end": 0}
 _VECTOR = [0.25, -0.5]
 _COMPARED = {"source_sentence": "a text", "sentences": ["b", "c"]}
 _CANDIDATES = {"candidate_labels": ["x", "y"]}
@@ -40,6 +44,10 @@ _CAPTURED = [
             b'{"inputs":"a text","parameters":{"candidate_labels":["x","y"],"multi_label":false}}',
         ),
         ("entities", b'{"inputs":"a text","parameters":{"aggregation_strategy":"simple"}}'),
+        (
+            "answers",
+            b'{"inputs":{"question":"Who?","context":"youme"},"parameters":{"top_k":2}}',
+        ),
         ("minilm", b'{"inputs":"a text","normalize":true,"truncate":true}'),
         ("BAAI/minilm", b'{"inputs":["a text","b"],"dimensions":2}'),
         ("minilm/pipeline/feature-extraction", b'{"inputs":"a text"}'),
@@ -82,6 +90,14 @@ async def client(api: Api) -> AsyncIterator[httpx.AsyncClient]:
             {"inputs": {"query": "q", "texts": ["a", "longer"]}},
             [{"index": 1, "score": 0.07}, {"index": 0, "score": 0.02}],
         ),
+        ("answers", {"inputs": _ASKED}, [_ME, _YOU]),
+        ("answers", {"inputs": [_ASKED, _ASKED], "top_k": 2}, [[_ME, _YOU]] * 2),
+        (
+            "answers",
+            {"inputs": _ASKED, "parameters": {"top_k": 2, "handle_impossible_answer": True}},
+            [_ME, _NO_ANSWER],
+        ),
+        ("answers", {"inputs": _ASKED, "parameters": {"handle_impossible_answer": True}}, _ME),
         ("BAAI/minilm", {"inputs": "a text"}, _VECTOR),
         ("BAAI/minilm/pipeline/sentence-similarity", {"inputs": _COMPARED}, [0.3125] * 2),
     ],
@@ -106,14 +122,35 @@ async def test_a_model_answers_by_its_task(
         ),
         ("entities", {}, "entities", {}),
         ("minilm", {"dimensions": 2}, "embed", {"dimensions": 2}),
+        (
+            "answers",
+            {
+                "top_k": 2,
+                "max_answer_len": 3,
+                "max_seq_len": 64,
+                "doc_stride": 5,
+                "max_question_len": 9,
+                "handle_impossible_answer": True,
+                "align_to_words": False,
+            },
+            "answer",
+            {
+                "top_k": 2,
+                "max_answer_tokens": 3,
+                "max_row_tokens": 64,
+                "overlap": 5,
+                "align_to_words": False,
+            },
+        ),
     ],
 )
 async def test_an_answer_is_a_hit_through_the_native_route(
     client: httpx.AsyncClient, model: str, parameters: Any, path: str, native: Any
 ) -> None:
-    body = {"inputs": "a text", "parameters": parameters}
+    item = _ASKED if path == "answer" else "a text"
+    body = {"inputs": item, "parameters": parameters}
     answers = [await client.post(f"/models/{model}", json=body) for _ in range(3)]
-    found = await client.post(f"/v1/{path}", json={"model": model, "input": "a text"} | native)
+    found = await client.post(f"/v1/{path}", json={"model": model, "input": item} | native)
 
     assert found.json()["usage"]["hit"] == 1, found.json()
     assert len({answer.content for answer in answers}) == 1
@@ -138,6 +175,10 @@ async def test_an_answer_is_a_hit_through_the_native_route(
         ("minilm/pipeline/fill-mask", {"inputs": "a"}, 400, "fill-mask"),
         ("minilm/pipeline/text-classification", {"inputs": "a"}, 400, "minilm"),
         ("both", {"inputs": "a"}, 400, "/pipeline/"),
+        ("answers", {"inputs": "a"}, 400, "answer"),
+        ("answers", {"inputs": {"question": "a"}}, 400, "context"),
+        ("answers", {"inputs": _ASKED, "top_k": 101}, 400, "top_k"),
+        ("answers", {"inputs": _ASKED, "max_answer_len": 0}, 400, "max_answer_len"),
         ("own", {"inputs": "a"}, 400, "infer"),
     ],
 )
@@ -194,7 +235,7 @@ async def test_both_entry_points_answer_a_captured_request_alike(
 ) -> None:
     answers, _ = await answer_alike(_CAPTURED, tier)
 
-    assert [answer.split(b" ", 2)[1] for answer in answers] == [b"200"] * 7 + [b"404"]
+    assert [answer.split(b" ", 2)[1] for answer in answers] == [b"200"] * 8 + [b"404"]
 
 
 @pytest.mark.parametrize("path", ["/models/topics", "/models/none", "/tei/topics", "/tei/none"])

@@ -114,6 +114,7 @@ def inputs_of(pipeline: str) -> dict[str, Any]:
     texts: dict[str, Any] = {
         "zero-shot-classification": {"inputs": "a film", "candidate_labels": ["x", "y"]},
         "sentence-similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+        "question-answering": {"inputs": {"question": "a", "context": "b"}},
         "text-ranking": {"inputs": {"query": "a", "texts": ["b"]}},
     }
     given: dict[str, Any] = texts.get(pipeline, {"inputs": "a film"})

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from sluicegate.gateway.api.schemas import (
+    AnswerBody,
     ChooseBody,
     ClassifyBody,
     EmbedBody,
@@ -143,7 +144,7 @@ def test_damaged_bytes_are_texts_or_refused() -> None:
 def test_inputs_say_the_task_and_make_the_native_body() -> None:
     topics = served(Task.ZERO_SHOT, Task.CHOOSE, Task.CLASSIFY)
     labels = texts("x", "y", name="LABELS", shape=(1, 2))
-    minilm = served(Task.EMBED, Task.RERANK)
+    minilm, answers = served(Task.EMBED, Task.RERANK), served(Task.ANSWER)
 
     assert call(topics, texts("a", "b")).body == ClassifyBody(model="m", input=["a", "b"])
     pairs = call(topics, texts("a", "b"), texts("c", "d", name="TEXT_PAIR"))
@@ -164,6 +165,12 @@ def test_inputs_say_the_task_and_make_the_native_body() -> None:
     for query in (texts("q", name="QUERY"), texts("q", "q", name="QUERY")):
         ranked = call(minilm, query, texts("a", "b")).body
         assert ranked == RerankBody(model="m", query="q", documents=["a", "b"])
+    for question in (texts("q", name="QUESTION"), texts("q", "r", name="QUESTION")):
+        asked = call(answers, texts("a", "b"), question, parameters={"top_k": 2}).body
+        assert isinstance(asked, AnswerBody)
+        assert [item.context for item in asked.items()] == ["a", "b"]
+        assert asked.items()[-1].question == ("q" if question.rows == 1 else "r")
+        assert asked.top_k == 2
     algorithm = call(
         served(Task.INFER), texts('{"a": 1}', name="INPUT"), parameters={"depth": 2}
     ).body
@@ -180,6 +187,19 @@ def test_inputs_say_the_task_and_make_the_native_body() -> None:
         ([Task.EMBED], [], {}, "`TEXT` is missing"),
         ([Task.ZERO_SHOT], [texts("a")], {}, "`LABELS` is missing"),
         ([Task.RERANK], [texts("a")], {}, "`QUERY` is missing"),
+        ([Task.ANSWER], [texts("a")], {}, "`QUESTION` is missing"),
+        (
+            [Task.ANSWER],
+            [texts("a", "b"), texts("q", "r", "s", name="QUESTION")],
+            {},
+            "`QUESTION` has 3 rows for 2 texts",
+        ),
+        (
+            [Task.ANSWER],
+            [texts("a"), texts("q", "r", name="QUESTION", shape=(1, 2))],
+            {},
+            "`QUESTION` must have one text",
+        ),
         ([Task.INFER], [texts("a")], {}, "`TEXT` is unknown"),
         ([Task.EMBED, Task.ENTITIES], [texts("a")], {}, "embed"),
         ([Task.EMBED], [texts("a")], {"parameters": {"task": "sing"}}, "`task`"),
@@ -288,6 +308,16 @@ def test_answers_are_tensors_with_a_row_for_each_item() -> None:
     }
     run = call(algorithm, texts("1", name="INPUT"))
     assert outputs(run, algorithm, b'{"mood":1}') == {"OUTPUT": ([1, 1], ['{"mood":1}'])}
+
+
+def test_answers_are_a_json_list_for_each_text() -> None:
+    answers = served(Task.ANSWER)
+    asked = call(answers, texts("A"), texts("q", name="QUESTION"))
+    listed = '[{"answer":"A","score":0.5,"start":0,"end":1}]'
+
+    found = outputs(asked, answers, f'{{"answers":{listed},"no_answer_score":0.25}}'.encode())
+
+    assert found == {"ANSWERS": ([1, 1], [listed]), "NO_ANSWER_SCORE": ([1, 1], [0.25])}
 
 
 def test_models_are_described_by_the_tensors_of_their_tasks() -> None:

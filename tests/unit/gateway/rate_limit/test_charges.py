@@ -11,7 +11,7 @@ from sluicegate.gateway.rate_limit.charges import (
 )
 from sluicegate.gateway.rate_limit.reservations import estimate
 from sluicegate.gateway.types import KeyId, Principal, Rule, TenantId
-from sluicegate.wire.protocol import Task
+from sluicegate.wire.protocol import MAX_WINDOWS, AnswerItem, AnswerParameters, Task
 
 MINUTE = Rule(name="minute", unit="requests", capacity=60, window=60.0)
 ITEMS = Rule(name="items", unit="items", capacity=600, window=60.0)
@@ -145,3 +145,15 @@ def test_tokens_that_are_only_shown_hold_no_rows_and_no_tokens() -> None:
         found = estimate(task, b"", [b"abc", b"abc"], longest_row=256)
 
         assert (found.items, found.rows, found.tokens) == (2, *expected)
+
+
+def test_a_question_holds_a_row_for_each_window_that_its_context_may_have() -> None:
+    given = msgspec.msgpack.encode(AnswerParameters(max_row_tokens=64, overlap=20))
+    contexts = ("c" * 40, "c" * 400, "c" * 40_000)
+    items = [
+        msgspec.msgpack.encode(AnswerItem(question="q" * 20, context=text)) for text in contexts
+    ]
+
+    found = [estimate(Task.ANSWER, given, [item], longest_row=256).rows for item in items]
+
+    assert found == [1, 19, MAX_WINDOWS]
