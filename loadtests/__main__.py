@@ -13,7 +13,17 @@ from typing_extensions import override
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "Benchmarks": (
         *("batches", "bulk", "console", "dialect-hits", "gpu", "growth", "hit", "hostile"),
-        *("latency", "limits", "memory", "miss", "mixed", "overload", "peers", "pipeline"),
+        *(
+            "latency",
+            "limits",
+            "many-models",
+            "memory",
+            "miss",
+            "mixed",
+            "overload",
+            "peers",
+            "pipeline",
+        ),
         *("precision", "regions", "rows", "shares", "simulate", "threads", "traced-hits"),
         "whole-requests",
     ),

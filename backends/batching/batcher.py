@@ -65,7 +65,7 @@ class Batcher:
             bulk=device.bulk,
             delay=QueueDelayPolicy(threads=threads) if is_on_cores else None,
         )
-        share = device.share()
+        self._share = share = device.share()
         self.name = name
         self.executor, self.limits = executor, options.batch
         self.provider = executor.provider
@@ -116,6 +116,10 @@ class Batcher:
         traceback: TracebackType | None,
     ) -> None:
         await self._workers.stop()
+
+    def discard(self) -> None:
+        """Give up the share of the device, if the threads were never started."""
+        self._share.close()
 
     @property
     def failure(self) -> str | None:

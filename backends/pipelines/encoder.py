@@ -48,33 +48,44 @@ class Encoder:
     """Runs one encoder and its tokenizer; all heads of the encoder share its outputs.
 
     Coroutines await `vectors`. Code that answers many items in one loop instead calls the steps of
-    `vectors` one by one: `prepare`, the `tokenizer`, `check`, `rows` and `finish`.
+    `vectors` one by one: `prepare`, the `tokenizer`, `check`, `rows` and `finish`. Call `open`
+    before the first use; after `close`, the encoder can be opened again.
     """
+
+    tokenizer: Tokenizer
+    rows: RowCoalescer
+    token_reader: TokenReader
 
     def __init__(
         self,
         *,
         name: str,
-        tokenizer: Tokenizer,
-        rows: RowCoalescer,
         max_tokens: int,
         truncate: bool,
         prompt: str = "",
     ) -> None:
         self._name = name
         self._prompt = prompt
-        # Token ids of the prompt, for inputs that come as token ids.
-        self._prompt_ids = tokenizer.prompt_ids(prompt) if prompt else ()
-        self.tokenizer = tokenizer
-        self.rows = rows
+        self._prompt_ids: tuple[int, ...] | None = ()
         self._max_tokens = max_tokens
-        # A row with at least this many tokens is never empty.
-        self._fewest_tokens = tokenizer.layout.added_to_pair + 1
+        self._fewest_tokens = 0
         self._max_characters = max_tokens * _CHARACTERS_PER_TOKEN
         self._truncate = truncate
+
+    def open(self, *, tokenizer: Tokenizer, rows: RowCoalescer) -> None:
+        """Use this tokenizer, and this queue of rows."""
+        # Token ids of the prompt, for inputs that come as token ids.
+        self._prompt_ids = tokenizer.prompt_ids(self._prompt) if self._prompt else ()
+        # A row with at least this many tokens is never empty.
+        self._fewest_tokens = tokenizer.layout.added_to_pair + 1
         self.token_reader = TokenReader(
-            name=name, tokenizer=tokenizer, max_tokens=max_tokens, prompt=prompt
+            name=self._name, tokenizer=tokenizer, max_tokens=self._max_tokens, prompt=self._prompt
         )
+        self.tokenizer, self.rows = tokenizer, rows
+
+    def close(self) -> None:
+        """Free the tokenizer and the rows. No caller may use them any more."""
+        del self.tokenizer, self.rows, self.token_reader
 
     @property
     def encoder(self) -> "Encoder":

@@ -99,6 +99,7 @@ class Tokenizer:
             # A text with more tokens is truncated.
             self._most_tokens = (truncate_to or math.inf) - self.layout.added
             self._table = read_word_table(self._source, self._read_words)
+            self._made = dict(vars(self._copies))
         except Exception as error:  # tokenizers raises bare Exceptions
             raise ModelProblem(f"{path}: cannot be read as a tokenizer: {error}") from error
         self._row_queue = TextQueue(pool)
@@ -113,6 +114,13 @@ class Tokenizer:
         """The token with the highest id, and its id."""
         vocabulary = self._copy(None).get_vocab()
         return max(vocabulary.items(), key=lambda item: item[1])
+
+    def move_here(self) -> None:
+        """Give the copies of the thread that made the tokenizer to the calling thread.
+
+        The former thread must not use the tokenizer any more.
+        """
+        vars(self._copies).update(self._made)
 
     def read_by(self, queue: TextQueue) -> None:
         """Use `queue` for all texts that are too long for the event loop."""
