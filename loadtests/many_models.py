@@ -1,5 +1,6 @@
 """Measures cold loads: a hundred models on a backend whose memory holds a third of them."""
 
+import itertools
 import os
 import random
 import re
@@ -42,14 +43,17 @@ def measure(*, count: int, rate: float, exponent: float, duration: float) -> Non
     The memory holds a third of the models. The first run has only the requests for the most popular
     fifth, which stays loaded. The second run has all requests.
     """
-    texts = iter(sentences(int(3 * rate * duration) + 8 * count, seed=15))
+    texts = iter(sentences(int(4 * rate * duration) + 8 * count, seed=15))
     names = [f"model-{number:03}" for number in range(count)]
     popular = names[: count // 5]
 
     def run(system: System, asked: Sequence[str], seconds: float) -> list[Answer]:
-        bodies = (msgspec.json.encode({"model": name, "input": next(texts)}) for name in asked)
+        bodies = (
+            msgspec.json.encode({"model": name, "input": next(texts)})
+            for name in itertools.cycle(asked)
+        )
         target = target_of(system, "/v1/embed")
-        return run_open(target, bodies, rate=len(asked) / seconds * 0.9, duration=seconds)
+        return run_open(target, bodies, rate=len(asked) / seconds, duration=seconds)
 
     with demo_models() as demo:
         models = demo.parent / "many"
@@ -61,7 +65,7 @@ def measure(*, count: int, rate: float, exponent: float, duration: float) -> Non
             asked = _asked(names, int(rate * duration), exponent)
             alone = run(system, [name for name in asked if name in popular], duration)
             before = _counts(running)
-            pairs = list(zip(run(system, asked, duration), asked, strict=False))
+            pairs = list(zip(run(system, asked, duration), itertools.cycle(asked), strict=False))
             loads, seconds = (_counts(running)[name] - before[name] for name in _LOADS)
             resident = resident_mib(running.pid)
     lines = [

@@ -107,6 +107,11 @@ class ModelSetEntry(msgspec.Struct, frozen=True, kw_only=True):
     served_model: ModelAlgorithms
     model_set: ModelSet
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all encoders that the model needs are loaded."""
+        return all(each.running is not None for each in self.encoders())
+
     def encoders(self) -> list[DeclaredEncoder]:
         """Return all encoders that the model needs, its own encoder first."""
         models, own = self.model_set, self.served_model.encoder

@@ -1,10 +1,12 @@
 """Loads the models of a repository's catalogue."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -78,6 +80,10 @@ class LoadingTools(msgspec.Struct, frozen=True, kw_only=True):
     qualify: Qualify
     graph_trials: Callable[[], AbstractContextManager[TryGraph | None]] = nullcontext
     """Opens a process that tries device graphs; by default, this process tries them."""
+    tokenizers: WeakValueDictionary[bytes, TimedTokenizer] = msgspec.field(
+        default_factory=WeakValueDictionary
+    )
+    """The tokenizers in use, by content and options."""
 
 
 class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +155,7 @@ class _Loader:
         self._warm = {encoder.name for encoder in known if encoder.running is not None}
         self._max_bytes = tools.settings.model_memory_bytes
         self._pinned = _pinned(catalogue, tools.settings)
-        self._loaded_bytes = 0
+        self._loaded_bytes = sum(each.size_bytes for each in known if each.running is not None)
         self._encoders: dict[str, Encoder] = {}
         self._quickest: dict[tuple[Path, str], QuickestGraph] = {}
         self.served_models: dict[str, ModelAlgorithms] = {}
@@ -277,10 +283,12 @@ class _Loader:
             raise ModelProblem(f"{model.folder}: its files have changed; reload the models")
         try:
             record = read_load_record(model, self._tools.settings)
-            return self._load_first(model, manifest, pipeline, record)
+            running = self._load_first(model, manifest, pipeline, record)
+            pipeline.tokenizer.leave_thread()
         except BaseException:
             forget_load_record(model)
             raise
+        return running
 
     def _add_encoder(self, declared: DeclaredEncoder) -> None:
         self._encoders[declared.name] = declared.pipeline
@@ -418,18 +426,28 @@ class _Loader:
 def open_tokenizer(model: Model, manifest: GraphManifest, tools: LoadingTools) -> TimedTokenizer:
     """Return the tokenizer of a model, with the options of its manifest.
 
+    Models with equal tokenizers share one in memory, as those with one base model often have.
+
     Raises:
         ModelProblem: the tokenizer's file is invalid.
     """
-    return TimedTokenizer(
-        model.file(manifest.tokenizer),
-        pool=tools.tokenizer_pool,
-        token_pool=tools.token_pool,
-        truncate_to=manifest.max_tokens if manifest.truncate else None,
-        lowercase=manifest.lowercase,
-        token_types=manifest.token_types,
-        split_special_tokens=manifest.split_special_tokens,
-    )
+    path = model.file(manifest.tokenizer)
+    options = {
+        "truncate_to": manifest.max_tokens if manifest.truncate else None,
+        "lowercase": manifest.lowercase,
+        "token_types": manifest.token_types,
+        "split_special_tokens": manifest.split_special_tokens,
+    }
+    try:
+        key = repr(options).encode() + hashlib.blake2b(path.read_bytes()).digest()
+    except OSError as error:
+        raise ModelProblem(f"{path}: cannot be read as a tokenizer: {error}") from None
+    if (known := tools.tokenizers.get(key)) is None:
+        known = TimedTokenizer(
+            path, pool=tools.tokenizer_pool, token_pool=tools.token_pool, **options
+        )
+        tools.tokenizers[key] = known
+    return known.twin()
 
 
 def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:

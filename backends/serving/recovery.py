@@ -174,7 +174,8 @@ class _Search:
         last = read_last_good(revisions.folder)
         if last and last != revisions.shares and last.keys() <= set(revisions.numbers):
             yield dict(last)
-        if self._before is not None and self._before.find(name) is not None:
+        entry = self._before.find(name) if self._before is not None else None
+        if entry is not None and entry.is_loaded:
             return  # the revision that this process serves is newer than these candidates
         newest = max(map(int, revisions.shares), default=None)
         for number in sorted(revisions.numbers, key=int, reverse=True):
@@ -218,8 +219,10 @@ def _kept(
         if name in model_set.served_models or not is_broken or name in catalogue.waiting:
             continue
         part = source.model_set.subset(name)
-        if usable.issuperset(part.encoders):
-            found[name] = ModelSetEntry(served_model=source.served_model, model_set=part)
+        kept = ModelSetEntry(served_model=source.served_model, model_set=part)
+        # The files of an encoder that is not loaded may be gone.
+        if usable.issuperset(part.encoders) and kept.is_loaded:
+            found[name] = kept
     return found
 
 
