@@ -6,7 +6,8 @@ import random
 import re
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -17,8 +18,9 @@ from loadtests.generator import OK, Answer, percentile
 from loadtests.machine import resident_mib
 from loadtests.measured import backends_of, demo_models, target_of
 from loadtests.open_loop import run_open
-from loadtests.options import duration
+from loadtests.options import duration, rounds
 from loadtests.report import Line, milliseconds, show
+from loadtests.turns import in_turns, paired
 from loadtests.workload import sentences
 from testing.loopback import get
 from testing.system import System
@@ -36,24 +38,28 @@ _COUNTED = re.compile(r"^(sluicegate_backend_model_\w+?)(?:\{[^}]*\})? (\S+)$", 
 @click.option("--models", "count", default=100, help="Number of models.")
 @click.option("--rate", default=20.0, help="Requests a second.")
 @click.option("--exponent", default=1.5, help="Exponent of the Zipf distribution of models.")
-@duration(60.0)
-def measure(*, count: int, rate: float, exponent: float, duration: float) -> None:
+@duration(20.0)
+@rounds(3)
+def measure(*, count: int, rate: float, exponent: float, duration: float, rounds: int) -> None:
     """Send requests for many models, whose popularity is Zipf's, through the gateway.
 
-    The memory holds a third of the models. The first run has only the requests for the most popular
-    fifth, which stays loaded. The second run has all requests.
+    The memory holds a third of the models. In each round, a first run has only the requests for the
+    most popular tenth of the models, and a second run has all requests.
     """
-    texts = iter(sentences(int(4 * rate * duration) + 8 * count, seed=15))
+    texts = iter(sentences(int(3 * rounds * rate * duration) + 8 * count, seed=15))
     names = [f"model-{number:03}" for number in range(count)]
-    popular = names[: count // 5]
+    popular = names[: count // 10]
+    asked = _asked(names, int(rate * duration), exponent)
+    warm = [name for name in asked if name in popular]
 
-    def run(system: System, asked: Sequence[str], seconds: float) -> list[Answer]:
+    def run(system: System, asked: Sequence[str], seconds: float) -> list[tuple[Answer, str]]:
         bodies = (
             msgspec.json.encode({"model": name, "input": next(texts)})
             for name in itertools.cycle(asked)
         )
         target = target_of(system, "/v1/embed")
-        return run_open(target, bodies, rate=len(asked) / seconds, duration=seconds)
+        answers = run_open(target, bodies, rate=len(asked) / seconds, duration=seconds)
+        return list(zip(answers, itertools.cycle(asked), strict=False))
 
     with demo_models() as demo:
         models = demo.parent / "many"
@@ -61,23 +67,29 @@ def measure(*, count: int, rate: float, exponent: float, duration: float) -> Non
         memory = {"SLUICEGATE_BACKEND_MODEL_MEMORY_BYTES": str(size * count // 3)}
         with System(models.parent / "data", models=models, environment=memory) as system:
             (running,) = backends_of(system)
-            run(system, [*popular, *popular], len(popular))  # the popular models are loaded
-            asked = _asked(names, int(rate * duration), exponent)
-            alone = run(system, [name for name in asked if name in popular], duration)
+            run(system, names, count / 3)  # the memory is full
+            variants = {
+                "alone": partial(run, system, warm, duration),
+                "all": partial(run, system, asked, duration),
+            }
             before = _counts(running)
-            pairs = list(zip(run(system, asked, duration), itertools.cycle(asked), strict=False))
+            turns = in_turns(variants, rounds)
             loads, seconds = (_counts(running)[name] - before[name] for name in _LOADS)
             resident = resident_mib(running.pid)
-    lines = [
-        _line("warm models, without loads", alone),
-        _line("warm models, with loads", [each for each, name in pairs if name in popular]),
-        _line("other models", [each for each, name in pairs if name not in popular]),
-    ]
+    alone = [[answer for answer, _ in each] for each in turns["alone"]]
+    mixed = [[answer for answer, name in each if name in popular] for each in turns["all"]]
+    others = [[answer for answer, name in each if name not in popular] for each in turns["all"]]
+    ratio = paired(list(map(_p95, mixed)), list(map(_p95, alone)))
     show(
         f"Many models: {count} models, a third in memory, {rate:g} requests a second",
-        lines,
+        [
+            _line("popular models, alone", alone),
+            _line("popular models, beside the others", mixed),
+            _line("the other models", others),
+        ],
         f"{loads:.0f} loads of {milliseconds(seconds / max(loads, 1))} ms on average. "
-        f"Memory (PSS): {resident:.0f} MiB.",
+        f"p95 of popular models beside the others: {ratio:.2f} times. "
+        f"Memory of the backend (PSS): {resident:.0f} MiB.",
     )
 
 
@@ -99,8 +111,17 @@ def _asked(names: Sequence[str], count: int, exponent: float) -> list[str]:
     return random.Random(7).choices(names, weights, k=count)
 
 
-def _line(what: str, answers: Sequence[Answer]) -> Line:
-    answered = sorted(answer.latency for answer in answers if answer.status == OK)
+def _answered(answers: Iterable[Answer]) -> list[float]:
+    return sorted(answer.latency for answer in answers if answer.status == OK)
+
+
+def _p95(answers: Iterable[Answer]) -> float:
+    return percentile(_answered(answers), 0.95)
+
+
+def _line(what: str, runs: Iterable[Sequence[Answer]]) -> Line:
+    answers = list(itertools.chain(*runs))
+    answered = _answered(answers)
     return {
         "what": what,
         "requests": len(answers),

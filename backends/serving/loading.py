@@ -219,10 +219,12 @@ class _Loader:
 
     def _check_memory(self, model: Model, needs: frozenset[str]) -> None:
         """Refuse a model that could never be loaded beside the pinned models."""
+        if not self._max_bytes:
+            return
         names = [name for name in needs | self._pinned if name in self._catalogue.models]
         models = [self._catalogue.models[name] for name in names]
         size = sum(each.size_bytes for each in models if isinstance(each.manifest, GraphManifest))
-        if self._max_bytes and size > self._max_bytes:
+        if size > self._max_bytes:
             raise ModelProblem(
                 f"{model.folder}: the model needs {size} bytes, together with the models that it "
                 "builds on and the pinned models; raise `SLUICEGATE_BACKEND_MODEL_MEMORY_BYTES`"
@@ -324,13 +326,13 @@ class _Loader:
             check_agreement(_candidate(model, manifest, executor, tokenizer), executor, here)
         if isinstance(manifest, EncoderManifest) and manifest.pooling is not None:
             executor = PoolingExecutor(executor, manifest.pooling)
+        shares_batches = executor.most_rows != 1 and tools.qualify(
+            _candidate(model, manifest, executor, tokenizer)
+        )
         if record is None and self._max_bytes and model.upstream is None:
             costs = MeasuredCosts(cost=executor.cost, wide=executor.wide_cost)
             record = LoadRecord(precision=source.precision, file=source.path.name, costs=costs)
             write_load_record(model, settings, record)
-        shares_batches = executor.most_rows != 1 and tools.qualify(
-            _candidate(model, manifest, executor, tokenizer)
-        )
         found = read_tuned(model.folder, digest=model.digest, provider=executor.provider)
         batcher = Batcher(
             name=model.name,

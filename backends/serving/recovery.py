@@ -123,6 +123,9 @@ def try_plan(
         below = [] if model is None else builds_on(model.manifest)
         return any(base_name(each) == trial.model for each in (name, *below))
 
+    for each in set(model_set.encoders).difference(running):
+        if each.running is not None:
+            each.running.discard()
     return PlanVerdict(
         models=[info for info in model_set.infos() if base_name(info.name) == trial.model],
         problems={n: problem for n, problem in model_set.problems.items() if concerns(n)},

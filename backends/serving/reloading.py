@@ -67,7 +67,11 @@ class Repository:
         # Seconds before the backend tries a failed change again. After the same time, it also tries
         # again to load a model whose upstream server is ready.
         self.retry_interval = _RETRY_INTERVAL
-        self._residency = Residency(max_bytes=settings.model_memory_bytes, retry=self._requalify)
+        self._residency = Residency(
+            max_bytes=settings.model_memory_bytes,
+            retry=self._requalify,
+            has_threads=settings.provider != "cpu",
+        )
         self.core = ServingCore(
             backend_id=settings.backend_id,
             region=settings.region,

@@ -4,7 +4,10 @@ Without a bound of the memory, all encoders are loaded from the start and stay l
 """
 
 import asyncio
+import contextlib
 import logging
+import os
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
@@ -31,6 +34,9 @@ _LONGEST_WAIT = 3.0
 _WAIT_SHARE = 0.8
 # The time of a first load is estimated by the model's size.
 _LEAST_TIME, _BYTES_PER_SECOND = 0.1, 500e6
+# The loading thread's share of a busy core is a third of another thread's share.
+_NICENESS = 5
+_LEARNING = 0.25
 # Loads that may wait for their turn.
 _MOST_WAITING = 32
 # Seconds that a load waits for models in use, and between two checks whether they are still in use.
@@ -73,8 +79,8 @@ class DeclaredEncoder:
     """Describes an encoder; `running` holds it while it is loaded.
 
     `digest` identifies the model's files. `load` loads them, and blocks the calling thread.
-    `load_time` is the time in seconds that the last load took, or an estimate. The encoder is not
-    evicted while `users` is not 0, nor if it `stays`.
+    `load_time` is the expected time of a load in seconds. The encoder is not evicted while `users`
+    is not 0, nor if it `stays`.
     """
 
     def __init__(
@@ -148,7 +154,10 @@ class Residency:
     It belongs to the event loop.
     """
 
-    def __init__(self, *, max_bytes: int, retry: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, *, max_bytes: int, retry: Callable[[], object], has_threads: bool = False
+    ) -> None:
+        """`has_threads` means that loads start threads, which run models."""
         self._max_bytes = max_bytes
         self._retry = retry
         self.in_background: Callable[[], Collection[str]] = tuple
@@ -159,7 +168,9 @@ class Residency:
         self._sizes: dict[int, int] = {}
         self._queue: asyncio.Queue[_Load] = asyncio.Queue(_MOST_WAITING)
         self._loads: dict[frozenset[DeclaredEncoder], _Load] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="model-load")
+        # Threads that a load starts would inherit its priority.
+        lower = None if has_threads else _lower_priority
+        self._thread = ThreadPoolExecutor(1, "model-load", initializer=lower)
         self._task: asyncio.Task[None] | None = None
         self._outcomes: Counter[str] = Counter()
         self._evictions: Counter[str] = Counter()
@@ -254,6 +265,9 @@ class Residency:
                         await self._load(each)
             except BackendError as error:
                 load.error = error
+            except Exception:  # noqa: BLE001 - a bug must not end the loads of other models
+                _log.exception("a load failed unexpectedly")
+                load.error = NotReady("the model cannot be loaded; see the backend's log")
             finally:
                 del self._loads[frozenset(load.encoders)]
                 load.ended.set()
@@ -276,8 +290,10 @@ class Residency:
             raise NotReady(f"`{encoder.name}` cannot be loaded: {error}") from error
         finally:
             encoder.is_loading = False
-        encoder.load_time = time.monotonic() - began
-        self._durations.add(encoder.load_time)
+        seconds = time.monotonic() - began
+        # Other work slows single loads, and the policy should not rank models by such chance.
+        encoder.load_time += _LEARNING * (seconds - encoder.load_time)
+        self._durations.add(seconds)
         self._outcomes["loaded"] += 1
         running.pipeline.tokenizer.move_here()
         encoder.running = running
@@ -326,6 +342,7 @@ class Residency:
             self._evictions[encoder.name] += 1
             running.pipeline.close()
             await self._stop([running])
+            running.batcher.free()
 
     async def start(self, encoders: Iterable[DeclaredEncoder]) -> None:
         """Start the threads of those encoders that are loaded."""
@@ -377,6 +394,12 @@ class Residency:
             evictions=dict(self._evictions),
             durations=self._durations.seen(),
         )
+
+
+def _lower_priority() -> None:
+    """Give the calling thread a lower priority than the threads that run models."""
+    with contextlib.suppress(OSError):  # only Linux has priorities of threads
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _late(seconds: float) -> Overloaded:

@@ -1,7 +1,9 @@
 """A backend with a bound of its models' memory loads models on demand and evicts others."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -132,6 +134,40 @@ async def test_an_evicted_model_is_loaded_again_and_answers_as_before(models: Pa
         first, *_, again = await ask_all(backend, ["first", "second", "first"])
 
         assert again == first
+
+
+async def test_an_evicted_model_frees_its_graph_at_once(models: Path) -> None:
+    room = size(models)
+    async with running_backend(await qualified(models), model_memory_bytes=room) as backend:
+        await backend.answer("first", Task.EMBED, "good film")
+        (batcher,) = backend.batchers
+        graph = weakref.ref(batcher.executor)
+        del batcher
+
+        gc.disable()  # reference counts alone must free it
+        try:
+            await backend.answer("second", Task.EMBED, "good film")
+            await until(lambda: graph() is None)
+        finally:
+            gc.enable()
+
+
+async def test_models_with_equal_tokenizers_share_one(models: Path) -> None:
+    async with running_backend(models) as backend:
+        tokenizers = [each.pipeline.tokenizer for each in backend.engine.model_set.encoders]
+
+        await backend.answer("first", Task.EMBED, "good film")
+
+        assert len({id(each.original) for each in tokenizers}) == 1
+        assert len({id(each) for each in tokenizers}) == 3
+
+
+async def test_a_model_that_fails_its_checks_is_not_declared(models: Path) -> None:
+    write_encoder(models, "first", real=True, max_tokens=10**6)  # more than its graph can read
+    for _ in range(2):
+        async with running_backend(models, model_memory_bytes=ROOM) as backend:
+            assert "first" in backend.engine.state().problems
+            assert "first" not in states(backend)
 
 
 async def test_calls_for_one_cold_model_cause_one_load(models: Path) -> None:
