@@ -81,7 +81,8 @@ def measure(*, count: int, rate: float, exponent: float, duration: float, rounds
     others = [[answer for answer, name in each if name not in popular] for each in turns["all"]]
     ratio = paired(list(map(_p95, mixed)), list(map(_p95, alone)))
     show(
-        f"Many models: {count} models, a third in memory, {rate:g} requests a second",
+        f"Many models: {count} models, a third in memory, "
+        f"{rate:g} requests a second, Zipf {exponent:g}",
         [
             _line("popular models, alone", alone),
             _line("popular models, beside the others", mixed),
