@@ -287,7 +287,7 @@ class _Loader:
             record = read_load_record(model, self._tools.settings)
             running = self._load_first(model, manifest, pipeline, record)
             pipeline.tokenizer.leave_thread()
-        except BaseException:
+        except BaseException:  # whatever failed, the next reload must find out
             forget_load_record(model)
             raise
         return running
