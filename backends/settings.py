@@ -184,10 +184,13 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     admitted items wait for room, for at most half of their remaining time."""
     max_queue_tokens: PositiveCount = 262_144
     """The most tokens that may wait."""
-    session_memory_bytes: Bytes = 0
-    """The most bytes of open graphs, measured by the size of their files; 0: no bound. Above this
-    bound, the backend closes the least recently used sessions. The next batch for a closed session
-    waits until it is open again."""
+    model_memory_bytes: Bytes = 0
+    """The most bytes of loaded models, measured by the size of their files; 0: all models are
+    loaded at the start. With a bound, a model is loaded when a call needs it, and a model that is
+    little used makes room. See [Many models](../models.md#many-models)."""
+    pinned: str = ""
+    """With `MODEL_MEMORY_BYTES`, the models that are always loaded: names and patterns, separated
+    by commas."""
     row_cache_bytes: Bytes = 64 * 1024 * 1024
     """The size of the row cache."""
     traces: bool = False
@@ -199,6 +202,11 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def own_assignment(self) -> tuple[str, ...]:
         """The name patterns of `serves`."""
         return tuple(filter(None, (each.strip() for each in self.serves.split(","))))
+
+    @property
+    def pinned_models(self) -> tuple[str, ...]:
+        """The name patterns of `pinned`."""
+        return tuple(filter(None, (each.strip() for each in self.pinned.split(","))))
 
     @property
     def tokens(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from sluicegate.wire.metric_declaration import LABEL, counter, gauge, histogram
 from sluicegate.wire.plans import RevisionStatistics
+from sluicegate.wire.protocol import ModelState
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int32]
@@ -244,6 +245,37 @@ class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):
     ] = {}
 
 
+class ResidencyStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the size of the loaded models, and counts loads and evictions since the start.
+
+    `durations` has the counts of loads by bucket, and the sum of their seconds.
+    """
+
+    size_bytes: Annotated[
+        int,
+        gauge(
+            "sluicegate_backend_model_bytes",
+            "Size of the loaded models, by the size of their files.",
+        ),
+    ] = 0
+    outcomes: Annotated[
+        dict[str, int],
+        counter(
+            "sluicegate_backend_model_loads_total",
+            "Loads on demand. `outcome`: `loaded`, `failed`, `refused` (all memory was in use).",
+            "outcome",
+        ),
+    ] = {}
+    evictions: Annotated[
+        dict[str, int],
+        counter("sluicegate_backend_model_evictions_total", "Evictions of a model.", "model"),
+    ] = {}
+    durations: Annotated[
+        tuple[tuple[int, ...], float],
+        histogram("sluicegate_backend_model_load_duration_seconds", "Time of a load on demand."),
+    ] = ((), 0.0)
+
+
 _READY: Final = gauge("sluicegate_backend_ready", "Whether the backend is ready.")
 _CALLS_IN_FLIGHT: Final = gauge("sluicegate_backend_calls_in_flight", "Calls being answered.")
 _DEVICE_BUSY_SHARE: Final = gauge(
@@ -281,3 +313,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     ] = {}
     models: dict[str, str] = {}
     """The revision of each served model."""
+    states: dict[str, ModelState] = {}
+    """The states of the models, if models are loaded on demand."""
+    residency: ResidencyStatistics = ResidencyStatistics()

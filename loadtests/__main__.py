@@ -13,8 +13,8 @@ from typing_extensions import override
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "Benchmarks": (
         *("batches", "billing", "bulk", "console", "dialect-hits", "gpu", "growth", "hit"),
-        *("hostile", "latency", "limits", "memory", "miss", "mixed", "overload", "peers"),
-        *("pipeline", "precision", "regions", "rows", "shares", "simulate", "threads"),
+        *("hostile", "latency", "limits", "many-models", "memory", "miss", "mixed", "overload"),
+        *("peers", "pipeline", "precision", "regions", "rows", "shares", "simulate", "threads"),
         *("traced-hits", "whole-requests"),
     ),
     "Fuzzers": ("fuzz-amplification", "fuzz-api", "fuzz-dialects", "fuzz-http"),

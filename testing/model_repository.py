@@ -59,7 +59,9 @@ def write_model(root: Path, name: str, manifest: dict[str, Any], revision: int =
     return folder
 
 
-def write_encoder(root: Path, name: str = "tiny", *, real: bool = False, **changes: Any) -> Path:
+def write_encoder(
+    root: Path, name: str = "tiny", *, real: bool = False, revision: int = 1, **changes: Any
+) -> Path:
     """Write an encoder.
 
     Without `real`, its graph is invalid, so no executor can read it.
@@ -73,7 +75,7 @@ def write_encoder(root: Path, name: str = "tiny", *, real: bool = False, **chang
         "tasks": ["embed", "rerank"],
         "outputs": {"pooled": "pooled", "tokens": "tokens"},
     }
-    folder = write_model(root, name, manifest | changes)
+    folder = write_model(root, name, manifest | changes, revision)
     make_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "model.onnx").write_bytes(toy_graph() if real else b"no graph")
     return folder

@@ -460,6 +460,10 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return Variant._make(_variant_values(self))
 
 
+# A model that is `declared` is loaded when a call needs it.
+ModelState = Literal["declared", "loading", "loaded"]
+
+
 class PlanVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """Reports the models that a plan would serve: the model and its named revisions.
 
@@ -500,6 +504,7 @@ class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     - `plans` is the version of the `ServingPlans` in effect.
     - `assignment` is the latest assignment of models that a gateway has sent.
     - `arms` has the statistics of each revision.
+    - `states` has the state of each model, if the backend loads models on demand.
     """
 
     backend_id: str
@@ -514,6 +519,7 @@ class ServingState(msgspec.Struct, frozen=True, kw_only=True):
     assignment: Assignment = Assignment()
     arms: list[RevisionStatistics] = []
     gpu: GpuState | None = None
+    states: dict[str, ModelState] = {}
     report: Report
 
 

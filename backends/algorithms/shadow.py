@@ -45,7 +45,7 @@ class Mirror:
         self._busy_share = busy_share
         self._most = most
         self._timeout = timeout
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], str] = {}
         self._outcomes: Counter[tuple[str, str, str, str]] = Counter()
         self._largest: dict[tuple[str, str, str], float] = {}
 
@@ -68,8 +68,12 @@ class Mirror:
         ask.note_shadow(shadow.number)
         in_background = ask.in_background(deadline=self._clock() + self._timeout)
         task = asyncio.create_task(self._run(shadow, item, parameters, answer, in_background))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = shadow.names[1]
+        task.add_done_callback(self._tasks.pop)
+
+    def shadows(self) -> set[str]:
+        """Return the names of the shadow revisions that run items at present."""
+        return set(self._tasks.values())
 
     async def close(self) -> None:
         """Cancel all tasks and wait for their end."""

@@ -23,6 +23,7 @@ from sluicegate.backends.serving.call_work import CallWork
 from sluicegate.backends.serving.core import ServingCore
 from sluicegate.backends.serving.items import Decoders, ItemAnswerer
 from sluicegate.backends.serving.queries import ITEMS_AT_ONCE
+from sluicegate.backends.serving.residency import NotLoaded
 from sluicegate.backends.telemetry.spans import Tracing
 from sluicegate.wire.http.connection import HAS_CERTIFICATE
 from sluicegate.wire.http.exchange import BUFFERED_HTTP, Exchange
@@ -98,9 +99,30 @@ class CallHandler:
             ClientGone: the client disconnected before its body arrived.
         """
         body = await read_body(scope, receive, max_bytes=self._max_body_bytes)
-        answerer, work = scope.get(_OPENED) or self._open(body)
-        work.admit()
         exchange: Exchange = scope["extensions"][BUFFERED_HTTP]
+        opened = scope.get(_OPENED)
+        if opened is not None and opened[1].is_loaded:
+            await self._answer(opened, exchange)
+            return
+        call = self._read(body)
+        try:
+            opened = self._open(call)
+        except NotLoaded as cold:
+            await self._answer_later(call, cold, exchange)
+        else:
+            await self._answer(opened, exchange)
+
+    async def _answer_later(self, call: Call, cold: NotLoaded, exchange: Exchange) -> None:
+        """Answer a call once its model is loaded."""
+        began, time_left = self._clock(), max(item.remaining for item in call.items)
+        with _ended_by_disconnect(exchange):
+            async with self._core.residency.loaded(cold.encoders, time_left=time_left):
+                late = _with_less_time(call, self._clock() - began, least=0.0)
+                await self._answer(self._open(late), exchange)
+
+    async def _answer(self, opened: tuple[ItemAnswerer, CallWork], exchange: Exchange) -> None:
+        answerer, work = opened
+        work.admit()
         reply = CallReply(exchange, self._core, work, self._timer)
         if (algorithm := answerer.algorithm.as_query) is not None:
             ended = asyncio.Event()
@@ -108,12 +130,8 @@ class CallHandler:
                 call.begin()
                 await ended.wait()
             return
-        try:
-            with closing(reply), _ended_by_disconnect(exchange):
-                await _answer_all(answerer, reply)
-        except asyncio.CancelledError:
-            if not exchange.is_disconnected:
-                raise
+        with closing(reply), _ended_by_disconnect(exchange):
+            await _answer_all(answerer, reply)
 
     def is_authenticated_call(self, scope: Scope) -> bool:
         """Whether a request is a call whose caller was authenticated: `begin` may answer others."""
@@ -132,12 +150,14 @@ class CallHandler:
         if len(body) > self._max_body_bytes:
             return {}
         try:
-            answerer, work = self._open(body)
+            answerer, work = self._open(self._read(body))
             algorithm = answerer.algorithm.as_query
             if algorithm is None:
                 # In the scope it ends with the request, also if the caller leaves now.
                 return {_OPENED: (answerer, work)}
             work.admit()
+        except NotLoaded:
+            return {}  # `__call__` waits for the load
         except (CallRefused, Overloaded) as error:
             exchange.send_now(error.status, CONTENT, encode_refusal(error))
         else:
@@ -145,12 +165,16 @@ class CallHandler:
             DirectCall(reply, answerer, algorithm).begin()
         return None
 
-    def _open(self, body: bytes) -> tuple[ItemAnswerer, CallWork]:
-        """Return what answers a call, and its work, which is not admitted yet."""
+    def _read(self, body: bytes) -> Call:
         received = self._clock()
         call = self._decode(body)
         if waited := self._transit.waited(call.sender, call.sent, received):
             call = _with_less_time(call, waited)
+        return call
+
+    def _open(self, call: Call) -> tuple[ItemAnswerer, CallWork]:
+        """Return what answers a call, and its work, which is not admitted yet."""
+        received = self._clock()
         entry, work = self._core.admit(call)
         answerer = ItemAnswerer(
             core=self._core,
@@ -178,10 +202,10 @@ class CallHandler:
         return call
 
 
-def _with_less_time(call: Call, waited: float) -> Call:
-    """Return a call whose items have `waited` seconds less, but half of their time at least."""
+def _with_less_time(call: Call, waited: float, *, least: float = 0.5) -> Call:
+    """Return a call whose items have `waited` seconds less, but a share of `least` at least."""
     items = [
-        replace(item, remaining=max(item.remaining - waited, item.remaining / 2))
+        replace(item, remaining=max(item.remaining - waited, item.remaining * least))
         for item in call.items
     ]
     return replace(call, items=items)
@@ -189,11 +213,14 @@ def _with_less_time(call: Call, waited: float) -> Call:
 
 @contextmanager
 def _ended_by_disconnect(exchange: Exchange) -> Iterator[None]:
-    """Cancel the current task when the client leaves."""
+    """End the block when the client leaves."""
     task = asyncio.current_task()
     exchange.on_disconnect = task.cancel if task is not None else None
     try:
         yield
+    except asyncio.CancelledError:
+        if not exchange.is_disconnected:
+            raise
     finally:
         exchange.on_disconnect = None
 

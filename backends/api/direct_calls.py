@@ -61,6 +61,7 @@ class CallReply:
         self._work = work
         self._progress = progress
         core.calls.begin()
+        work.begin()
         progress.add(self)
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ class Batcher:
             bulk=device.bulk,
             delay=QueueDelayPolicy(threads=threads) if is_on_cores else None,
         )
-        share = device.share()
+        self._share = share = device.share()
         self.name = name
         self.executor, self.limits = executor, options.batch
         self.provider = executor.provider
@@ -86,7 +86,7 @@ class Batcher:
             share=share,
             clock=clock,
         )
-        runner = BatchRunner(
+        self._runner = runner = BatchRunner(
             executor=executor,
             queue=queue,
             meter=self._meter,
@@ -116,6 +116,18 @@ class Batcher:
         traceback: TracebackType | None,
     ) -> None:
         await self._workers.stop()
+
+    def discard(self) -> None:
+        """Give up the share of the device, if the threads were never started."""
+        self._share.close()
+
+    def free(self) -> None:
+        """Free the executor of a stopped batcher, to which calls that have ended may still refer.
+
+        Such calls are in reference cycles, which may not be collected for minutes.
+        """
+        self._runner.free()
+        del self.executor
 
     @property
     def failure(self) -> str | None:

@@ -82,6 +82,10 @@ class BatchRunner:
         # that cannot be computed.
         self._proven: Row | None = None
 
+    def free(self) -> None:
+        """Let go of the executor. No batch may run any more."""
+        del self._executor
+
     def expire(self, rows: list[Row]) -> list[Outcome]:
         """Return `DeadlineExceeded` for rows that cannot run in time."""
         if not rows:

@@ -114,7 +114,12 @@ class BulkRunner:
         self.parameters = _read_parameters(task, parameters or {})
         self.task = Task(task)
         self._stack = ExitStack()
-        chosen = {"models": models, "wide": "never", "traces": False} | settings
+        chosen = {
+            "models": models,
+            "wide": "never",
+            "traces": False,
+            "model_memory_bytes": 0,
+        } | settings
         self.settings = read_settings(None, **chosen)
         try:
             self._load(self.settings, model)
@@ -178,20 +183,22 @@ class BulkRunner:
         self._algorithm: Algorithm = algorithm
         self._pipelines = found.pipelines
         # Empty if the task only needs the tokenizer.
-        self.provider = ", ".join(sorted({each.batcher.provider for each in found.encoders}))
-        limits = {(each.batcher.limits.rows, each.batcher.limits.tokens) for each in found.encoders}
+        self.provider = ", ".join(sorted({each.batcher.provider for each in found.all_encoders()}))
+        limits = {
+            (each.batcher.limits.rows, each.batcher.limits.tokens) for each in found.all_encoders()
+        }
         batches = ", ".join(f"{rows} rows, {tokens} tokens" for rows, tokens in sorted(limits))
         self.execution = f"{self.provider}; batches of {batches}" if limits else "tokens"
         self._plan_rows(found, pool)
 
     def _plan_rows(self, found: ModelSet, tokenizer_pool: ThreadPoolExecutor) -> None:
         """Make encoders run planned batches, in as many threads as the executor supports."""
-        threads = max((each.batcher.worker_threads for each in found.encoders), default=1)
+        threads = max((each.batcher.worker_threads for each in found.all_encoders()), default=1)
         workers = self._stack.enter_context(
             ThreadPoolExecutor(threads, thread_name_prefix="bulk-rows")
         )
         texts = PartTextQueue(tokenizer_pool)
-        for each in found.encoders:
+        for each in found.all_encoders():
             each.pipeline.tokenizer.read_by(texts)
             each.pipeline.rows = PlannedRows(
                 digest=each.digest, cache=each.rows.cache, batcher=each.batcher, pool=workers

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from sluicegate.backends.errors import ModelFailed, OutOfMemory
-from sluicegate.backends.executors.graph import GraphSource
 from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
 from sluicegate.backends.executors.trial_shapes import CPU_TRIALS, Lengths
 from sluicegate.backends.types import OutputKind
@@ -52,6 +52,16 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
         return (self.token + self.padded + self.square * length) * length
 
 
+class MeasuredCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the costs of an executor's batches, as an earlier opening of the graph measured them.
+
+    `wide` is the cost of batches that run on all cores.
+    """
+
+    cost: CostModel
+    wide: CostModel | None = None
+
+
 class CostSample(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the size of a batch and its measured time."""
 
@@ -80,8 +90,21 @@ def fit(trials: Sequence[CostSample]) -> CostModel:
     return CostModel(base=values[0], token=values[1], padded=values[2], square=values[3])
 
 
+class MeasuredGraph(Protocol):
+    """Describes the rows that a graph reads, and the output that most rows need."""
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The length of the longest row."""
+
+    @property
+    def first_output(self) -> OutputKind:
+        """The output to measure."""
+        ...
+
+
 def measure_cost(
-    source: GraphSource,
+    source: MeasuredGraph,
     run: Callable[[PaddedBatch], object],
     clock: Callable[[], float],
     *,

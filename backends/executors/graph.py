@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.executors.cost import MeasuredCosts
 from sluicegate.backends.executors.padded_batch import INPUTS
 from sluicegate.backends.open_inference.address import RemoteModelServer
 from sluicegate.backends.types import OutputKind
@@ -29,6 +30,8 @@ class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
     """Identifies the model's files. If it is empty, packed weights are not cached."""
     precision: str = "fp32"
     upstream: RemoteModelServer | None = None
+    costs: MeasuredCosts | None = None
+    """If set, the graph has passed its trial runs on this machine, and they are not repeated."""
 
     @property
     def has_one_form(self) -> bool:

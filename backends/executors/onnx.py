@@ -27,6 +27,8 @@ from sluicegate.backends.executors.trial_runs import run_trials
 from sluicegate.backends.types import FloatArray, OutputKind
 
 _CPU = DeviceOptions(provider="cpu")
+# The batch of a model loaded on demand for which the wide session is opened.
+_OFTEN = 16
 _MEMORY = ("failed to allocate memory", "out of memory", "bad_alloc", "bad allocation")
 
 
@@ -38,6 +40,9 @@ class OnnxExecutor(ModelExecutor):
     Runtime's `run` is thread-safe and releases the GIL. The wide session runs one batch on
     `worker_threads` threads. Both sessions map the same file of packed weights into memory. If this
     file cannot be cached on disk, there is no wide session.
+
+    If the graph's costs are known, models are loaded on demand. Then the wide session is opened
+    only for a model that is used often, because it takes as long to open as the narrow session.
     """
 
     shares_cores = True
@@ -49,19 +54,30 @@ class OnnxExecutor(ModelExecutor):
         packed = _keep_packed(source)
         self._session = open_session(packed or source.path, _CPU)
         self._wide: Any = None
-        if packed is not None and worker_threads > 1 and wide:
-            self._wide = open_session(packed, _CPU, threads=worker_threads)
+        self._wide_graph = packed if worker_threads > 1 and wide else None
+        self._wide_batches = 0
         self.provider = self._session.get_providers()[0]
         self._inputs = read_inputs(self._session, source.path)
         check_outputs(self._session, source)
-        run_trials(self, source)
+        if source.costs is not None:
+            self.cost, self.wide_cost = source.costs.cost, source.costs.wide
+        else:
+            self._open_wide()
+            self._measure_costs()
+        feeds = self._feeds(ones(1, 1, OutputKind.POOLED))
+        weakref.finalize(self, shrink_arena, self._session, feeds).atexit = False
+
+    def _open_wide(self) -> None:
+        if self._wide_graph is not None:
+            self._wide = open_session(self._wide_graph, _CPU, threads=self.worker_threads)
+
+    def _measure_costs(self) -> None:
+        run_trials(self, self._source)
         # A narrow run computes in its caller's thread, so measure thread time, which other
         # processes do not affect.
         self.cost = self._measure(self._session, time.thread_time)
         if self._wide is not None:
             self.wide_cost = self._measure(self._wide, time.perf_counter)
-        feeds = self._feeds(ones(1, 1, OutputKind.POOLED))
-        weakref.finalize(self, shrink_arena, self._session, feeds).atexit = False
 
     @override
     def run(self, batch: PaddedBatch) -> FloatArray:
@@ -69,6 +85,10 @@ class OnnxExecutor(ModelExecutor):
 
     @override
     def run_wide(self, batch: PaddedBatch) -> FloatArray:
+        if self._wide is None:
+            self._wide_batches += 1
+            if self._wide_batches == _OFTEN:
+                self._open_wide()
         return self._run(self._wide or self._session, batch)
 
     def _run(self, session: Any, batch: PaddedBatch) -> FloatArray:

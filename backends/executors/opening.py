@@ -19,7 +19,6 @@ from sluicegate.backends.executors.graph import GraphSource
 from sluicegate.backends.executors.onnx import OnnxExecutor
 from sluicegate.backends.executors.openvino import OpenVinoExecutor
 from sluicegate.backends.executors.provider import DeviceOptions
-from sluicegate.backends.executors.resident import ResidentExecutor, SessionMemory
 from sluicegate.backends.executors.tensorrt import open_engines
 from sluicegate.backends.executors.upstream import UpstreamExecutor
 from sluicegate.backends.open_inference.address import servers
@@ -33,17 +32,6 @@ def executor_opener(settings: BackendSettings) -> OpenExecutor:
     """Return a function that opens graphs, and that captures only one CUDA graph at a time."""
     capture = threading.Lock()
     others = servers(settings)
-    memory = SessionMemory(max_bytes=settings.session_memory_bytes)
-
-    def open_resident(source: GraphSource) -> ModelExecutor:
-        if source.upstream is not None:
-            return open_executor(source)
-        return ResidentExecutor(
-            lambda: open_executor(source),
-            name=source.path.parent.parent.name,
-            size_bytes=sum(file.stat().st_size for file in _graph_files(source.path)),
-            memory=memory,
-        )
 
     def open_executor(source: GraphSource) -> ModelExecutor:
         if source.upstream is not None:
@@ -61,7 +49,7 @@ def executor_opener(settings: BackendSettings) -> OpenExecutor:
             return _open_on_cpu(source, settings)
         return _open_on_gpu(source, settings, capture)
 
-    return open_resident if settings.session_memory_bytes else open_executor
+    return open_executor
 
 
 def open_capturing(
@@ -121,11 +109,6 @@ def _open_on_cpu(source: GraphSource, settings: BackendSettings) -> ModelExecuto
     return OnnxExecutor(
         source, worker_threads=settings.worker_threads, wide=settings.wide != "never"
     )
-
-
-def _graph_files(graph: Path) -> list[Path]:
-    """Return the graph's file and the files beside it that may hold its weights."""
-    return [file for file in graph.parent.iterdir() if file.is_file() and file.suffix != ".json"]
 
 
 def device_options(settings: BackendSettings) -> DeviceOptions:

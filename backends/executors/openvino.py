@@ -48,6 +48,9 @@ class OpenVinoExecutor(ModelExecutor):
         self._requests: LifoQueue[Any] = LifoQueue()
         for _ in range(worker_threads):
             self._requests.put(graph.model.create_infer_request())
+        if source.costs is not None:
+            self.cost = source.costs.cost
+            return
         run_trials(self, source)
         # OpenVINO computes in its own thread, so measure process time, which excludes other
         # processes.

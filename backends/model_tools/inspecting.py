@@ -46,7 +46,7 @@ def check_command(models: Path | None, more_models: Path | None, *, as_json: boo
     Properties that `model.yaml` does not state are inferred from other files. The command shows
     these properties and files.
     """
-    settings = read_settings(models=models, more_models=more_models)
+    settings = read_settings(models=models, more_models=more_models, model_memory_bytes=0)
     infos, problems = asyncio.run(_load_all(settings))
     # A broken revision was replaced, so read the revisions that were loaded.
     loaded = {info.name: info.serving for info in infos if info.serving is not None}

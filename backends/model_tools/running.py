@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+
 from sluicegate.backends.app import open_backend
 from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.errors import StartProblem
@@ -25,6 +27,7 @@ async def open_model(settings: BackendSettings, name: str) -> AsyncIterator[Mode
     Raises:
         StartProblem: the model does not exist or is broken.
     """
+    settings = msgspec.structs.replace(settings, model_memory_bytes=0)
     opener = executor_opener(settings)
     async with open_backend(settings, tracing=NO_TRACING, open_executor=opener) as repository:
         models = repository.core.model_set

@@ -76,15 +76,18 @@ class Encoder:
     With `max_characters`, texts are truncated at this character, even within a word.
 
     Coroutines await `vectors`. Code that answers many items in one loop instead calls the steps of
-    `vectors` one by one: `prepare`, the `tokenizer`, `check`, `rows` and `finish`.
+    `vectors` one by one: `prepare`, the `tokenizer`, `check`, `rows` and `finish`. Call `open`
+    before the first use; after `close`, the encoder can be opened again.
     """
+
+    tokenizer: Tokenizer
+    rows: RowCoalescer
+    token_reader: TokenReader
 
     def __init__(
         self,
         *,
         name: str,
-        tokenizer: Tokenizer,
-        rows: RowCoalescer,
         max_tokens: int,
         truncate: bool,
         max_characters: int | None = None,
@@ -94,17 +97,25 @@ class Encoder:
         self._prompt = prompt
         # Token ids of prompts, for inputs that come as token ids.
         self._prompt_ids: dict[str, tuple[int, ...] | None] = {"": ()}
-        self.tokenizer = tokenizer
-        self.rows = rows
         self._max_tokens = max_tokens
-        # A row with at least this many tokens is never empty.
-        self._fewest_tokens = tokenizer.layout.added_to_pair + 1
+        self._fewest_tokens = 0
         self._max_characters = max_characters or max_tokens * _CHARACTERS_PER_TOKEN
         self._cuts_words = max_characters is not None
         self._truncate = truncate
+
+    def open(self, *, tokenizer: Tokenizer, rows: RowCoalescer) -> None:
+        """Use this tokenizer, and this queue of rows."""
+        self._prompt_ids = {"": ()}
+        # A row with at least this many tokens is never empty.
+        self._fewest_tokens = tokenizer.layout.added_to_pair + 1
         self.token_reader = TokenReader(
-            name=name, tokenizer=tokenizer, max_tokens=max_tokens, prompt=prompt
+            name=self._name, tokenizer=tokenizer, max_tokens=self._max_tokens, prompt=self._prompt
         )
+        self.tokenizer, self.rows = tokenizer, rows
+
+    def close(self) -> None:
+        """Free the tokenizer and the rows. No caller may use them any more."""
+        del self.tokenizer, self.rows, self.token_reader
 
     @property
     def encoder(self) -> "Encoder":

@@ -44,6 +44,21 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
         """Return the path of a file in the model's folder or in the shared folder."""
         return find_file(self.folder, self.shared_folder, name)
 
+    def stamp(self) -> list[tuple[str, int, int]]:
+        """Return the names, sizes and times of the model's files, which change when a file does."""
+        folders = (self.folder, *([self.shared_folder] if self.shared_folder else []))
+        files = [path for folder in folders for path in sorted(folder.iterdir()) if path.is_file()]
+        seen = [(path.name, path.stat()) for path in files if not is_hidden(path.name)]
+        return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in seen]
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the files that take memory while the model is loaded."""
+        if self.upstream is not None:
+            return 0
+        # Descriptions beside a graph are small. Its weights may be in several files.
+        return sum(size for name, size, _ in self.stamp() if not name.endswith(".json"))
+
     @property
     def revision(self) -> str:
         """The first digits of the digest. Calls use them to name the revision."""

@@ -1,12 +1,13 @@
 """Admits the items of a call by their predicted work, and reserves device time for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sluicegate.backends.batching.admission import QueueReservation
 from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.coalescing import HostedItems
 from sluicegate.backends.batching.fair_queue import BULK
 from sluicegate.backends.errors import Overloaded
+from sluicegate.backends.serving.residency import DeclaredEncoder
 from sluicegate.backends.serving.work_estimates import WorkEstimates, kinds_of, predict_work
 from sluicegate.wire.protocol import TOKEN_TASKS, Call, CallItem, ModelInfo
 
@@ -22,7 +23,9 @@ class CallWork:
         estimates: WorkEstimates,
         batcher: Batcher,
         portions: Callable[[], int],
+        encoders: Sequence[DeclaredEncoder] = (),
     ) -> None:
+        """`encoders` are all encoders that the call may use."""
         self._call = call
         self._kinds = kinds_of(call)
         self._estimates = estimates
@@ -33,6 +36,8 @@ class CallWork:
         self._reservations: list[QueueReservation | None] = [None] * len(call.items)
         self._portions = portions
         self._seen = batcher.batches, portions()
+        self._encoders = encoders
+        self._is_begun = False
         self.hosted = HostedItems()
 
     def has_progressed(self) -> bool:
@@ -51,6 +56,17 @@ class CallWork:
         has_read = portions != self._seen[1] and batcher.is_idle
         is_paused = self._call.lane == BULK and batcher.submissions.queue.is_paused
         return batches != self._seen[0] or has_read or is_paused or self.hosted.count > 0
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all encoders that the call may use are loaded."""
+        return all(each.running is not None for each in self._encoders)
+
+    def begin(self) -> None:
+        """Keep the encoders loaded until `close`."""
+        self._is_begun = True
+        for each in self._encoders:
+            each.users += 1
 
     def backlog(self) -> float:
         """Return the seconds until the waiting rows have run.
@@ -141,7 +157,11 @@ class CallWork:
         )
 
     def close(self) -> None:
-        """Release the reservations of items that have not begun."""
+        """Release the encoders, and the reservations of items that have not begun."""
+        if self._is_begun:
+            self._is_begun = False
+            for each in self._encoders:
+                each.users -= 1
         for reservation in self._reservations:
             if reservation is not None:
                 reservation.release()

@@ -10,8 +10,6 @@ import msgspec
 from sluicegate.backends.algorithms.base import ModelAlgorithms
 from sluicegate.backends.algorithms.hosts import AlgorithmHosts
 from sluicegate.backends.algorithms.shadow import Mirror
-from sluicegate.backends.batching.batcher import Batcher
-from sluicegate.backends.batching.coalescing import RowCoalescer
 from sluicegate.backends.batching.device import Device
 from sluicegate.backends.errors import ModelNotFound, NotReady, RevisionMismatch
 from sluicegate.backends.open_inference.address import RemoteModelServer
@@ -19,11 +17,25 @@ from sluicegate.backends.pipelines.encoder import Encoder
 from sluicegate.backends.pipelines.head import Head
 from sluicegate.backends.serving.call_work import CallWork
 from sluicegate.backends.serving.item_memory import open_memory
+from sluicegate.backends.serving.residency import (
+    DeclaredEncoder,
+    NotLoaded,
+    Residency,
+    RunningEncoder,
+)
 from sluicegate.backends.serving.revision_counts import RevisionCounts
 from sluicegate.backends.serving.work_estimates import WorkEstimates
 from sluicegate.backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
 from sluicegate.wire.plans import NO_MODEL, Assignment
-from sluicegate.wire.protocol import Call, GpuState, ModelInfo, Report, ServingState, encode_frame
+from sluicegate.wire.protocol import (
+    Call,
+    GpuState,
+    ModelInfo,
+    ModelState,
+    Report,
+    ServingState,
+    encode_frame,
+)
 
 # The maximum age of a load report in seconds. A batch takes longer, so a newer report would hardly
 # differ.
@@ -33,35 +45,8 @@ _REPORT_AGE = 0.01
 Variant = tuple[str, str, str]
 
 
-class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a loaded encoder: its pipeline, batcher and rows.
-
-    `digest` identifies the model's files. `precision` is the precision in use; on a GPU it may
-    differ from the declared precision. With an `upstream`, another server runs the graph, and
-    `is_well` checks that this server works.
-    """
-
-    name: str
-    digest: str
-    precision: str
-    pipeline: Encoder
-    batcher: Batcher
-    rows: RowCoalescer
-    tokenization: Callable[[], tuple[tuple[int, ...], float]] = lambda: ((), 0.0)
-    """Returns the tokenizer's durations: counts by bucket, and the sum in seconds."""
-    portions: Callable[[], int] = lambda: 0
-    """Returns how many chunks of text the tokenizer has read."""
-    upstream: RemoteModelServer | None = None
-    is_well: Callable[[], bool] = lambda: True
-
-    @property
-    def failure(self) -> str | None:
-        """The reason why a thread of the encoder has ended; `None` while all threads run."""
-        return self.batcher.failure or self.pipeline.failure
-
-
 class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the loaded models of a repository, their encoders, and the problems of broken models.
+    """Holds the models of a repository, their encoders, and the problems of broken models.
 
     Models in `blocked` are broken because a model that they build on is broken. `needs` maps each
     model to the names of all models that it needs, including its own name. `kept` has earlier
@@ -70,7 +55,7 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
 
     served_models: Mapping[str, ModelAlgorithms]
     pipelines: Mapping[str, Encoder | Head]
-    encoders: Sequence[RunningEncoder]
+    encoders: Sequence[DeclaredEncoder]
     problems: Mapping[str, str]
     blocked: frozenset[str] = frozenset()
     needs: Mapping[str, frozenset[str]] = {}
@@ -102,10 +87,14 @@ class ModelSet(msgspec.Struct, frozen=True, kw_only=True):
             needs={name: needed},
         )
 
-    def all_encoders(self) -> list[RunningEncoder]:
-        """Return all running encoders. The encoders of kept models come last."""
+    def declared(self) -> list[DeclaredEncoder]:
+        """Return all encoders. The encoders of kept models come last."""
         used = [self, *(kept.model_set for kept in self.kept.values())]
-        return list({id(e.batcher): e for model_set in used for e in model_set.encoders}.values())
+        return list(dict.fromkeys(e for model_set in used for e in model_set.encoders))
+
+    def all_encoders(self) -> list[RunningEncoder]:
+        """Return all loaded encoders. The encoders of kept models come last."""
+        return [each.running for each in self.declared() if each.running is not None]
 
     def infos(self) -> list[ModelInfo]:
         """Return the info of every model."""
@@ -117,6 +106,17 @@ class ModelSetEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     served_model: ModelAlgorithms
     model_set: ModelSet
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether all encoders that the model needs are loaded."""
+        return all(each.running is not None for each in self.encoders())
+
+    def encoders(self) -> list[DeclaredEncoder]:
+        """Return all encoders that the model needs, its own encoder first."""
+        models, own = self.model_set, self.served_model.encoder
+        needed = models.needs.get(self.served_model.info.name, frozenset()) | {own}
+        return sorted([e for e in models.encoders if e.name in needed], key=lambda e: e.name != own)
 
 
 class CallsInFlight:
@@ -170,6 +170,7 @@ class ServingCore:
         device: Device,
         mirror: Mirror,
         hosts: AlgorithmHosts,
+        residency: Residency,
         expanded_bytes: int,
     ) -> None:
         self.memory = open_memory(expanded_bytes, clock)
@@ -178,7 +179,7 @@ class ServingCore:
         self.model_set = model_set
         self._retired: dict[Variant, ModelSetEntry] = {}
         # Caches `_find` for the present model set.
-        self._found: dict[Variant, tuple[ModelSetEntry, RunningEncoder]] = {}
+        self._found: dict[Variant, tuple[ModelSetEntry, list[DeclaredEncoder]]] = {}
         self._items: Counter[tuple[str, str, str]] = Counter()
         self.calls = CallsInFlight()
         self.draining = False
@@ -200,6 +201,7 @@ class ServingCore:
         self._device = device
         self._mirror = mirror
         self._hosts = hosts
+        self.residency = residency
         self._estimates = WorkEstimates()
         self._reported = -math.inf
         self._report_frame = b""
@@ -237,16 +239,25 @@ class ServingCore:
         served = {(info.name, info.revision) for info in self.model_set.infos()}
         return served | {(name, revision) for name, revision, _ in self._retired}
 
-    def running(self) -> list[RunningEncoder]:
+    def declared(self) -> list[DeclaredEncoder]:
         """Return every encoder that calls may need, including the encoders of retired models."""
         used = [self.model_set, *(retired.model_set for retired in self._retired.values())]
-        found = {id(e.batcher): e for model_set in used for e in model_set.all_encoders()}
-        return list(found.values())
+        return list(dict.fromkeys(e for model_set in used for e in model_set.declared()))
+
+    def running(self) -> list[RunningEncoder]:
+        """Return those encoders of `declared` that are loaded."""
+        return [each.running for each in self.declared() if each.running is not None]
+
+    def mirrored_encoders(self) -> set[str]:
+        """Return the names of the encoders that mirrored items use at present."""
+        needs = self.model_set.needs
+        return {need for name in self._mirror.shadows() for need in needs.get(name, ())}
 
     def admit(self, call: Call) -> tuple[ModelSetEntry, CallWork]:
         """Return the model for a call, and a `CallWork` whose `admit` must be called next.
 
         Raises:
+            NotLoaded: an encoder is not loaded.
             CallRefused: the model or task is not served here, or is not ready.
         """
         if self.draining:
@@ -255,10 +266,14 @@ class ServingCore:
         found = self._found.get(variant)
         if found is None:
             found = self._found[variant] = self._find(variant)
-        entry, running = found
+        entry, encoders = found
         served_model = entry.served_model
         if served_model.find(call.task) is None:
             raise ModelNotFound(f"model `{call.model}` has no task `{call.task}`")
+        self.residency.use(encoders)
+        running = encoders[0].running
+        if running is None:
+            raise NotLoaded(encoders)
         if running.failure is not None:
             raise NotReady(f"the encoder of `{call.model}` has failed: {running.failure}")
         if running.upstream in self.unready:
@@ -269,10 +284,11 @@ class ServingCore:
             estimates=self._estimates,
             batcher=running.batcher,
             portions=running.portions,
+            encoders=encoders,
         )
         return entry, work
 
-    def _find(self, variant: Variant) -> tuple[ModelSetEntry, RunningEncoder]:
+    def _find(self, variant: Variant) -> tuple[ModelSetEntry, list[DeclaredEncoder]]:
         name = variant[0]
         present = self.model_set.find(name)
         if present is not None and _variant(present.served_model.info) == variant:
@@ -286,8 +302,7 @@ class ServingCore:
             raise RevisionMismatch(
                 f"`{name}` is served here as revision `{info.revision}` in `{info.profile}`"
             )
-        encoder = entry.served_model.encoder
-        return entry, next(each for each in entry.model_set.encoders if each.name == encoder)
+        return entry, entry.encoders()
 
     @property
     def calls_in_flight(self) -> int:
@@ -343,8 +358,16 @@ class ServingCore:
             assignment=self.assignment,
             arms=self.revision_counts.statistics(self._mirror.statistics()),
             gpu=self.gpu,
+            states=self._states(),
             report=self.report(),
         )
+
+    def _states(self) -> dict[str, ModelState]:
+        """Return the state of each model; empty if all models are always loaded."""
+        if not self.residency.is_bounded:
+            return {}
+        sources = self.model_set.sources().items()
+        return {name: self.residency.state(entry.encoders()) for name, entry in sources}
 
     def _infos(self) -> list[ModelInfo]:
         """Return the info of every model, including earlier revisions that still answer calls."""
@@ -404,6 +427,8 @@ class ServingCore:
             revisions=self.revision_counts.statistics(shadows),
             lost_hosts=self._hosts.statistics(),
             models={info.name: info.revision for info in self.model_set.infos()},
+            states=self._states(),
+            residency=self.residency.statistics(),
         )
 
 

@@ -1,9 +1,12 @@
 """Loads the models of a repository's catalogue."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -19,6 +22,7 @@ from sluicegate.backends.batching.submission import QueueLimits
 from sluicegate.backends.device_defaults import batch_bounds, batch_rows, batch_tokens
 from sluicegate.backends.errors import BackendError, ExecutorDied, ModelProblem
 from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.cost import MeasuredCosts
 from sluicegate.backends.executors.graph import GraphSource
 from sluicegate.backends.executors.opening import OpenExecutor
 from sluicegate.backends.executors.pooling import PoolingExecutor
@@ -46,12 +50,20 @@ from sluicegate.backends.repository.manifest import (
     builds_on,
 )
 from sluicegate.backends.repository.model import Model
-from sluicegate.backends.serving.core import ModelSet, RunningEncoder
+from sluicegate.backends.serving.core import ModelSet
+from sluicegate.backends.serving.load_records import (
+    LoadRecord,
+    forget_load_record,
+    read_load_record,
+    write_load_record,
+)
+from sluicegate.backends.serving.residency import DeclaredEncoder, RunningEncoder
 from sluicegate.backends.settings import BackendSettings
 from sluicegate.backends.telemetry.spans import Tracing
 from sluicegate.backends.tokenization.timed_tokenizer import TimedTokenizer
 from sluicegate.backends.tokenization.tokenizer import Tokenizer
 from sluicegate.backends.types import OutputKind
+from sluicegate.wire.plans import is_assigned
 
 # Providers that run one batch per worker thread.
 _HOST = ("cpu", "openvino", "paced")
@@ -69,6 +81,10 @@ class LoadingTools(msgspec.Struct, frozen=True, kw_only=True):
     qualify: Qualify
     graph_trials: Callable[[], AbstractContextManager[TryGraph | None]] = nullcontext
     """Opens a process that tries device graphs; by default, this process tries them."""
+    tokenizers: WeakValueDictionary[bytes, TimedTokenizer] = msgspec.field(
+        default_factory=WeakValueDictionary
+    )
+    """The tokenizers in use, by content and options."""
 
 
 class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,13 +113,16 @@ def load_models(
     catalogue: Catalogue,
     tools: LoadingTools,
     shared: SharedResources,
-    running: Sequence[RunningEncoder] = (),
+    known: Sequence[DeclaredEncoder] = (),
 ) -> ModelSet:
-    """Load every model of a catalogue; reuse unchanged encoders of `running`.
+    """Load every model of a catalogue; reuse unchanged encoders of `known`.
 
     A model that cannot be loaded is reported in `problems`. No worker threads are started.
+
+    If the memory of models is bounded, an encoder stays loaded only if it fits. An encoder that was
+    loaded on this machine before is only declared.
     """
-    loader = _Loader(catalogue, tools, shared, running)
+    loader = _Loader(catalogue, tools, shared, known)
     for model in catalogue.models.values():
         loader.load(model)
     # Mirror last, so that algorithms that build on a model use it without its shadow.
@@ -112,7 +131,7 @@ def load_models(
     return ModelSet(
         served_models=loader.served_models,
         pipelines=loader.pipelines,
-        encoders=loader.running,
+        encoders=list(loader.declared.values()),
         problems=loader.problems,
         blocked=frozenset(loader.blocked),
         needs=loader.needs,
@@ -125,21 +144,24 @@ class _Loader:
         catalogue: Catalogue,
         tools: LoadingTools,
         shared: SharedResources,
-        running: Sequence[RunningEncoder],
+        known: Sequence[DeclaredEncoder],
     ) -> None:
         self._catalogue = catalogue
         self._tools = tools
         self._shared = shared
         self._kept = {
-            (encoder.name, encoder.digest): encoder
-            for encoder in running
-            if encoder.failure is None
+            (encoder.name, encoder.digest): encoder for encoder in known if encoder.failure is None
         }
+        # A new revision of a loaded model replaces it in memory.
+        self._warm = {encoder.name for encoder in known if encoder.running is not None}
+        self._max_bytes = tools.settings.model_memory_bytes
+        self._pinned = _pinned(catalogue, tools.settings)
+        self._loaded_bytes = sum(each.size_bytes for each in known if each.running is not None)
         self._encoders: dict[str, Encoder] = {}
         self._quickest: dict[tuple[Path, str], QuickestGraph] = {}
         self.served_models: dict[str, ModelAlgorithms] = {}
         self.pipelines: dict[str, Encoder | Head] = {}
-        self.running: list[RunningEncoder] = []
+        self.declared: dict[str, DeclaredEncoder] = {}
         self.problems = dict(catalogue.problems)
         self.blocked = set(catalogue.blocked)
         self.needs: dict[str, frozenset[str]] = {}
@@ -149,16 +171,18 @@ class _Loader:
         below = builds_on(model.manifest)
         if any(name in self.problems and base_name(name) != model.name for name in below):
             self.blocked.add(model.name)
-        manifest, running = model.manifest, None
+        manifest, declared = model.manifest, None
+        needs = frozenset({model.name}.union(*(self.needs.get(n, ()) for n in below)))
         try:
+            self._check_memory(model, needs)
             if isinstance(manifest, GraphManifest):
-                running = self._find_encoder(model, manifest)
+                declared = self._find_encoder(model, manifest)
                 # The precision in use is part of the model's identity and of cache keys.
-                manifest = msgspec.structs.replace(manifest, profile=running.precision)
+                manifest = msgspec.structs.replace(manifest, profile=declared.precision)
                 model = msgspec.structs.replace(model, manifest=manifest)
             served_model = build_served_model(model, self.served_models, self._shared.hosts)
-            if running is not None:
-                self._add_encoder(running)
+            if declared is not None:
+                self._add_encoder(declared)
             elif isinstance(manifest, HeadManifest):
                 self._load_head(model, manifest, served_model)
         except ModelProblem as error:
@@ -169,7 +193,7 @@ class _Loader:
             self.problems[model.name] = f"{model.folder}: cannot load the model: {reason}"
             return
         self.served_models[model.name] = served_model
-        self.needs[model.name] = frozenset({model.name}.union(*(self.needs[n] for n in below)))
+        self.needs[model.name] = needs
 
     def mirror(self, model: Model) -> None:
         """Send copies of a model's items to its shadow revision, unless that revision is broken."""
@@ -194,28 +218,105 @@ class _Loader:
             self.served_models[model.name] = both
             self.needs[model.name] |= self.needs[name]
 
-    def _find_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
-        running = self._kept.get((model.name, model.digest))
-        if running is not None:
-            return running
+    def _check_memory(self, model: Model, needs: frozenset[str]) -> None:
+        """Refuse a model that could never be loaded beside the pinned models."""
+        if not self._max_bytes:
+            return
+        names = [name for name in needs | self._pinned if name in self._catalogue.models]
+        models = [self._catalogue.models[name] for name in names]
+        size = sum(each.size_bytes for each in models if isinstance(each.manifest, GraphManifest))
+        if size > self._max_bytes:
+            raise ModelProblem(
+                f"{model.folder}: the model needs {size} bytes, together with the models that it "
+                "builds on and the pinned models; raise `SLUICEGATE_BACKEND_MODEL_MEMORY_BYTES`"
+            )
+
+    def _find_encoder(self, model: Model, manifest: GraphManifest) -> DeclaredEncoder:
+        if (kept := self._kept.get((model.name, model.digest))) is not None:
+            return kept
+        is_bounded = self._max_bytes > 0 and model.upstream is None
+        stays = not is_bounded or model.name in self._pinned
+        stays_loaded = stays or model.name in self._warm
+        pipeline = _pipeline(model, manifest)
+        record = read_load_record(model, self._tools.settings) if is_bounded else None
+        declared = DeclaredEncoder(
+            name=model.name,
+            digest=model.digest,
+            precision=record.precision if record is not None else manifest.profile,
+            size_bytes=model.size_bytes,
+            pipeline=pipeline,
+            load=partial(self._load_again, model, manifest, pipeline, model.stamp()),
+            stays=stays,
+        )
+        if record is None or stays_loaded:
+            running = self._load_first(model, manifest, pipeline, record)
+            declared.precision = running.precision
+            self._loaded_bytes += declared.size_bytes
+            if stays_loaded or self._loaded_bytes <= self._max_bytes:
+                declared.running = running
+            else:
+                self._loaded_bytes -= declared.size_bytes
+                running.discard()
+        return declared
+
+    def _load_first(
+        self,
+        model: Model,
+        manifest: GraphManifest,
+        pipeline: Encoder,
+        record: LoadRecord | None,
+    ) -> RunningEncoder:
         try:
-            return self._open_encoder(model, manifest)
+            return self._open_encoder(model, manifest, pipeline, record)
         except BackendError as error:
             problem = f"{model.folder}: cannot load the model: {error}"
             if isinstance(error, ExecutorDied):
                 self._shared.device.failure = problem
             raise ModelProblem(problem) from error
 
-    def _add_encoder(self, running: RunningEncoder) -> None:
-        self._encoders[running.name] = running.pipeline
-        self.pipelines[running.name] = running.pipeline
-        self.running.append(running)
+    def _load_again(
+        self,
+        model: Model,
+        manifest: GraphManifest,
+        pipeline: Encoder,
+        stamp: list[tuple[str, int, int]],
+    ) -> RunningEncoder:
+        """Load an encoder on demand; if it fails, the next reload qualifies it anew."""
+        if model.stamp() != stamp:
+            raise ModelProblem(f"{model.folder}: its files have changed; reload the models")
+        try:
+            record = read_load_record(model, self._tools.settings)
+            running = self._load_first(model, manifest, pipeline, record)
+            pipeline.tokenizer.leave_thread()
+        except BaseException:  # whatever failed, the next reload must find out
+            forget_load_record(model)
+            raise
+        return running
 
-    def _open_encoder(self, model: Model, manifest: GraphManifest) -> RunningEncoder:
+    def _add_encoder(self, declared: DeclaredEncoder) -> None:
+        self._encoders[declared.name] = declared.pipeline
+        self.pipelines[declared.name] = declared.pipeline
+        self.declared[declared.name] = declared
+
+    def _open_encoder(
+        self,
+        model: Model,
+        manifest: GraphManifest,
+        pipeline: Encoder,
+        record: LoadRecord | None,
+    ) -> RunningEncoder:
         tools, settings = self._tools, self._tools.settings
         tokenizer = open_tokenizer(model, manifest, tools)
         source = graph_source(model, manifest)
-        if not source.has_one_form:
+        if record is not None:
+            source = msgspec.structs.replace(
+                source,
+                path=source.path.with_name(record.file),
+                precision=record.precision,
+                costs=record.costs,
+            )
+            manifest = msgspec.structs.replace(manifest, profile=record.precision)
+        elif not source.has_one_form:
             source = self._choose_form(source, model, manifest, tokenizer)
             manifest = msgspec.structs.replace(manifest, profile=source.precision)
         executor = tools.open_executor(source)
@@ -229,6 +330,10 @@ class _Loader:
         shares_batches = executor.most_rows != 1 and tools.qualify(
             _candidate(model, manifest, executor, tokenizer)
         )
+        if record is None and self._max_bytes and model.upstream is None:
+            costs = MeasuredCosts(cost=executor.cost, wide=executor.wide_cost)
+            record = LoadRecord(precision=source.precision, file=source.path.name, costs=costs)
+            write_load_record(model, settings, record)
         found = read_tuned(model.folder, digest=model.digest, provider=executor.provider)
         batcher = Batcher(
             name=model.name,
@@ -251,20 +356,12 @@ class _Loader:
             tracing=tools.tracing,
         )
         rows = RowCoalescer(digest=model.digest, cache=self._shared.cache, batcher=batcher)
-        encoder = Encoder(
-            name=model.name,
-            tokenizer=tokenizer,
-            rows=rows,
-            max_tokens=manifest.max_tokens,
-            truncate=manifest.truncate,
-            max_characters=manifest.max_characters,
-            prompt=manifest.prompt if isinstance(manifest, EncoderManifest) else "",
-        )
+        pipeline.open(tokenizer=tokenizer, rows=rows)
         return RunningEncoder(
             name=model.name,
             digest=model.digest,
             precision=source.precision,
-            pipeline=encoder,
+            pipeline=pipeline,
             batcher=batcher,
             rows=rows,
             tokenization=tokenizer.durations.seen,
@@ -334,18 +431,28 @@ class _Loader:
 def open_tokenizer(model: Model, manifest: GraphManifest, tools: LoadingTools) -> TimedTokenizer:
     """Return the tokenizer of a model, with the options of its manifest.
 
+    Models with equal tokenizers share one in memory, as those with one base model often have.
+
     Raises:
         ModelProblem: the tokenizer's file is invalid.
     """
-    return TimedTokenizer(
-        model.file(manifest.tokenizer),
-        pool=tools.tokenizer_pool,
-        token_pool=tools.token_pool,
-        truncate_to=manifest.max_tokens if manifest.truncate else None,
-        lowercase=manifest.lowercase,
-        token_types=manifest.token_types,
-        split_special_tokens=manifest.split_special_tokens,
-    )
+    path = model.file(manifest.tokenizer)
+    options = {
+        "truncate_to": manifest.max_tokens if manifest.truncate else None,
+        "lowercase": manifest.lowercase,
+        "token_types": manifest.token_types,
+        "split_special_tokens": manifest.split_special_tokens,
+    }
+    try:
+        key = repr(options).encode() + hashlib.blake2b(path.read_bytes()).digest()
+    except OSError as error:
+        raise ModelProblem(f"{path}: cannot be read as a tokenizer: {error}") from None
+    if (known := tools.tokenizers.get(key)) is None:
+        known = TimedTokenizer(
+            path, pool=tools.tokenizer_pool, token_pool=tools.token_pool, **options
+        )
+        tools.tokenizers[key] = known
+    return known.twin()
 
 
 def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
@@ -372,6 +479,26 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
         precision=manifest.profile,
         upstream=model.upstream,
     )
+
+
+def _pipeline(model: Model, manifest: GraphManifest) -> Encoder:
+    return Encoder(
+        name=model.name,
+        max_tokens=manifest.max_tokens,
+        truncate=manifest.truncate,
+        max_characters=manifest.max_characters,
+        prompt=manifest.prompt if isinstance(manifest, EncoderManifest) else "",
+    )
+
+
+def _pinned(catalogue: Catalogue, settings: BackendSettings) -> frozenset[str]:
+    """Return the names of pinned models, and of the models that they need."""
+    pinned: set[str] = set()
+    for name, model in reversed(catalogue.models.items()):
+        if name in pinned or is_assigned(name, settings.pinned_models):
+            shadow = [f"{name}@{model.shadow.revision}"] if model.shadow is not None else []
+            pinned.update((name, *builds_on(model.manifest), *shadow))
+    return frozenset(pinned)
 
 
 def _rows_per_batch(

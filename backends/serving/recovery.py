@@ -18,8 +18,9 @@ from sluicegate.backends.repository.catalogue import Catalogue, Revisions, base_
 from sluicegate.backends.repository.last_good import read_last_good, write_last_good
 from sluicegate.backends.repository.manifest import builds_on
 from sluicegate.backends.repository.names import NAME
-from sluicegate.backends.serving.core import ModelSet, ModelSetEntry, RunningEncoder
+from sluicegate.backends.serving.core import ModelSet, ModelSetEntry
 from sluicegate.backends.serving.loading import LoadingTools, SharedResources, load_models
+from sluicegate.backends.serving.residency import DeclaredEncoder
 from sluicegate.wire.plans import PlanTrial, Serving, is_assigned
 from sluicegate.wire.protocol import PlanVerdict
 
@@ -41,7 +42,7 @@ def load_repository(
     servers: Servers,
     *,
     before: ModelSet | None,
-    usable: Callable[[Catalogue], Sequence[RunningEncoder]],
+    usable: Callable[[Catalogue], Sequence[DeclaredEncoder]],
     plans: Mapping[str, Serving],
     assigned: Collection[str],
 ) -> RecoveredModels:
@@ -102,7 +103,7 @@ def try_plan(
     trial: PlanTrial,
     plans: Mapping[str, Serving],
     assigned: Collection[str],
-    running: Sequence[RunningEncoder],
+    running: Sequence[DeclaredEncoder],
 ) -> PlanVerdict:
     """Load a repository with a trial plan for one model, and return the result.
 
@@ -122,6 +123,9 @@ def try_plan(
         below = [] if model is None else builds_on(model.manifest)
         return any(base_name(each) == trial.model for each in (name, *below))
 
+    for each in set(model_set.encoders).difference(running):
+        if each.running is not None:
+            each.running.discard()
     return PlanVerdict(
         models=[info for info in model_set.infos() if base_name(info.name) == trial.model],
         problems={n: problem for n, problem in model_set.problems.items() if concerns(n)},
@@ -173,7 +177,8 @@ class _Search:
         last = read_last_good(revisions.folder)
         if last and last != revisions.shares and last.keys() <= set(revisions.numbers):
             yield dict(last)
-        if self._before is not None and self._before.find(name) is not None:
+        entry = self._before.find(name) if self._before is not None else None
+        if entry is not None and entry.is_loaded:
             return  # the revision that this process serves is newer than these candidates
         newest = max(map(int, revisions.shares), default=None)
         for number in sorted(revisions.numbers, key=int, reverse=True):
@@ -199,7 +204,7 @@ def _kept(
     before: ModelSet | None,
     catalogue: Catalogue,
     model_set: ModelSet,
-    running: Sequence[RunningEncoder],
+    running: Sequence[DeclaredEncoder],
     *,
     broken: Collection[str],
 ) -> dict[str, ModelSetEntry]:
@@ -210,15 +215,17 @@ def _kept(
     """
     if before is None:
         return {}
-    usable = {id(encoder.batcher) for encoder in running}
+    usable = set(running)
     found = {}
     for name, source in before.sources().items():
         is_broken = name in broken or base_name(name) in broken
         if name in model_set.served_models or not is_broken or name in catalogue.waiting:
             continue
         part = source.model_set.subset(name)
-        if all(id(encoder.batcher) in usable for encoder in part.encoders):
-            found[name] = ModelSetEntry(served_model=source.served_model, model_set=part)
+        kept = ModelSetEntry(served_model=source.served_model, model_set=part)
+        # The files of an encoder that is not loaded may be gone.
+        if usable.issuperset(part.encoders) and kept.is_loaded:
+            found[name] = kept
     return found
 
 

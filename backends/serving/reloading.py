@@ -15,12 +15,12 @@ from sluicegate.backends.repository.sync_record import SyncWatch
 from sluicegate.backends.serving.core import (
     ModelSet,
     ModelSetEntry,
-    RunningEncoder,
     ServingCore,
     Variant,
 )
 from sluicegate.backends.serving.loading import LoadingTools, make_shared
 from sluicegate.backends.serving.recovery import RecoveredModels, load_repository, try_plan
+from sluicegate.backends.serving.residency import DeclaredEncoder, Residency
 from sluicegate.wire.plans import Assignment, PlanTrial, ServingPlans
 from sluicegate.wire.protocol import PlanVerdict
 
@@ -67,6 +67,11 @@ class Repository:
         # Seconds before the backend tries a failed change again. After the same time, it also tries
         # again to load a model whose upstream server is ready.
         self.retry_interval = _RETRY_INTERVAL
+        self._residency = Residency(
+            max_bytes=settings.model_memory_bytes,
+            retry=self._requalify,
+            has_threads=settings.provider != "cpu",
+        )
         self.core = ServingCore(
             backend_id=settings.backend_id,
             region=settings.region,
@@ -75,10 +80,11 @@ class Repository:
             device=self._shared.device,
             mirror=self._shared.mirror,
             hosts=self._shared.hosts,
+            residency=self._residency,
             expanded_bytes=settings.expanded_bytes,
         )
+        self._residency.in_background = self.core.mirrored_encoders
         self.core.patterns = self.core.wanted = self._patterns(self._followed)
-        self._started: dict[int, RunningEncoder] = {}
         # The next reload, which has not begun. Until it begins, all requests for a reload share it.
         self._next: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
@@ -86,7 +92,8 @@ class Repository:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        await self._start(self.core.model_set.encoders)
+        await self._residency.start(self.core.model_set.encoders)
+        await self._residency.serve(self.core.model_set.encoders)
         self._own(asyncio.create_task(self._watch()))
         return self
 
@@ -101,7 +108,7 @@ class Repository:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._shared.mirror.close()
         self._shared.hosts.close()
-        await self._stop(list(self._started.values()))
+        await self._residency.close()
 
     async def reload(self, plans: ServingPlans | None = None) -> None:
         """Load the repository's present files, and return once calls use them.
@@ -148,7 +155,7 @@ class Repository:
                 trial=trial,
                 plans=self._plans.plans,
                 assigned=self._patterns(self._assignment),
-                running=self.core.running(),
+                running=self.core.declared(),
             )
             # Close the algorithm hosts that were started only for this trial.
             self._shared.hosts.keep(self.core.revisions())
@@ -166,12 +173,13 @@ class Repository:
     async def _reload(self) -> None:
         self._tried = self._tools.clock()
         plans, assignment = self._plans, self._assignment
-        loaded = await asyncio.to_thread(self._load, self.core.model_set, self.core.running())
+        loaded = await asyncio.to_thread(self._load, self.core.model_set, self.core.declared())
         model_set = loaded.model_set
-        await self._start(model_set.encoders)
+        await self._residency.start(model_set.encoders)
         self._upstreams = loaded.catalogue.upstreams
         retired = self.core.replace(model_set)
         self.core.plans = plans.version
+        await self._residency.serve(model_set.encoders)
         self._followed, self.core.patterns = assignment, self._patterns(assignment)
         for name, reason in model_set.problems.items():
             _log.error("cannot load a model", extra={"model": name, "reason": reason})
@@ -246,11 +254,19 @@ class Repository:
         known = self._upstreams
         return {each for each in found if found[each] and found[each] != known.get(each)}
 
-    def _load(self, before: ModelSet | None, running: Sequence[RunningEncoder]) -> RecoveredModels:
-        def usable(catalogue: Catalogue) -> Sequence[RunningEncoder]:
+    def _requalify(self) -> None:
+        self._is_behind = True
+        self._woken.set()
+
+    def _load(self, before: ModelSet | None, known: Sequence[DeclaredEncoder]) -> RecoveredModels:
+        def usable(catalogue: Catalogue) -> Sequence[DeclaredEncoder]:
             # Reopen the encoders of a changed upstream server, even if its model seems equal.
-            changed = self._changed(catalogue.upstreams) if running else set()
-            return [each for each in running if each.upstream not in changed]
+            changed = self._changed(catalogue.upstreams) if known else set()
+            return [
+                each
+                for each in known
+                if each.running is None or each.running.upstream not in changed
+            ]
 
         return load_repository(
             self._tools,
@@ -267,17 +283,4 @@ class Repository:
         await asyncio.sleep(self._settings.retire_after)
         self.core.forget(retired)
         self._shared.hosts.keep(self.core.revisions())
-        needed = {id(encoder.batcher) for encoder in self.core.running()}
-        idle = [e for place, e in self._started.items() if place not in needed]
-        await self._stop(idle)
-
-    async def _start(self, encoders: Sequence[RunningEncoder]) -> None:
-        for encoder in encoders:
-            if id(encoder.batcher) not in self._started:
-                await encoder.batcher.__aenter__()
-                self._started[id(encoder.batcher)] = encoder
-
-    async def _stop(self, encoders: Sequence[RunningEncoder]) -> None:
-        for encoder in encoders:
-            self._started.pop(id(encoder.batcher), None)
-            await encoder.batcher.__aexit__(None, None, None)
+        await self._residency.keep(self.core.declared())

@@ -34,7 +34,9 @@ CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 _EDGES = range(0, 69, 4)
 
 _LOADED: Final = gauge(
-    "sluicegate_backend_model_loaded", "Is 1 for each served revision.", *("model", "revision")
+    "sluicegate_backend_model_loaded",
+    "Is 1 for each served revision that is loaded, and 0 for one that is loaded on demand.",
+    *("model", "revision"),
 )
 _REVISION_ITEMS: Final = counter(
     "sluicegate_backend_arm_items_total",
@@ -139,8 +141,9 @@ class BackendMetrics(Collector):
         families = _Families()
         for metric, labels, value, _ in read_samples(snapshot):
             families.add(metric, labels, value)
-        for model in snapshot.models.items():
-            families.add(_LOADED, model, 1.0)
+        for name, revision in snapshot.models.items():
+            is_loaded = snapshot.states.get(name, "loaded") == "loaded"
+            families.add(_LOADED, (name, revision), float(is_loaded))
         for each in snapshot.revisions:
             _add_revision(families, each)
         for encoder in snapshot.encoders:

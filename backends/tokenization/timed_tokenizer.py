@@ -20,6 +20,10 @@ class TimedTokenizer(Tokenizer):
 
     def __init__(self, *args: Any, **options: Any) -> None:  # the arguments of `Tokenizer`
         super().__init__(*args, **options)
+
+    @override
+    def reset(self) -> None:
+        super().reset()
         self.durations = DurationCounts(SECONDS)
 
     @override

@@ -1,15 +1,17 @@
 """Tokenizes texts: short texts on the event loop, other texts in threads."""
 
 import asyncio
+import copy
 import itertools
 import json
 import math
+import operator
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import msgspec
 import numpy as np
@@ -83,37 +85,55 @@ class Tokenizer:
         split_special_tokens: bool = False,
     ) -> None:
         self._truncate_to = truncate_to
-        self._split_special_tokens = split_special_tokens
         self._token_types = token_types
         try:
-            self._source = path.read_text(encoding="utf-8")
+            source = path.read_text(encoding="utf-8")
             if lowercase:
-                self._source = lower_cased(self._source)
-            self._copies = threading.local()
-            copy = self._copy(self._truncate_to)
-            self._prefix: str = getattr(copy.model, "continuing_subword_prefix", None) or ""
-            self._added = tuple(copy.num_special_tokens_to_add(pair) for pair in (False, True))
-            self._unknown = _unknown_id(copy, self._source)
-            known = np.fromiter(copy.get_vocab().values(), dtype=np.int64)
+                source = lower_cased(source)
+            self._copies = _Copies(source, split_special_tokens=split_special_tokens)
+            first = self._copy(self._truncate_to)
+            self._prefix: str = getattr(first.model, "continuing_subword_prefix", None) or ""
+            self._added = tuple(first.num_special_tokens_to_add(pair) for pair in (False, True))
+            self._unknown = _unknown_id(first, source)
+            vocabulary = first.get_vocab()
+            self.last_token: tuple[str, int] = max(vocabulary.items(), key=operator.itemgetter(1))
+            """The token with the highest id, and its id."""
+            known = np.fromiter(vocabulary.values(), dtype=np.int64)
             self._is_known = np.bincount(known).astype(bool)
             self.layout = learn_layout(self._copy(None), token_types=token_types)
             # A text with more tokens is truncated.
             self._most_tokens = (truncate_to or math.inf) - self.layout.added
-            self._table = read_word_table(self._source, self._read_words)
+            self._table = read_word_table(source, self._copies.read_words)
         except Exception as error:  # tokenizers raises bare Exceptions
             raise ModelProblem(f"{path}: cannot be read as a tokenizer: {error}") from error
-        self._row_queue = TextQueue(pool)
-        self._token_queue = TextQueue(token_pool or pool)
+        self._pools = pool, token_pool or pool
+        self.original: Tokenizer | None = None
+        """The tokenizer of which this one is a twin; the reference keeps it in memory."""
+        self.reset()
+
+    def twin(self) -> Self:
+        """Return a tokenizer that shares the vocabulary, and has counts and queues of its own."""
+        twin = copy.copy(self)
+        twin.original = self
+        twin.reset()
+        return twin
+
+    def reset(self) -> None:
+        """Begin with empty queues and new counts."""
+        pool, token_pool = self._pools
+        self._row_queue, self._token_queue = TextQueue(pool), TextQueue(token_pool)
         self._at_once = 0
         self.portions = 0
         """The number of calls to the tokenizer so far: while it grows, the tokenizer is alive."""
         self.failure: str | None = None
 
-    @property
-    def last_token(self) -> tuple[str, int]:
-        """The token with the highest id, and its id."""
-        vocabulary = self._copy(None).get_vocab()
-        return max(vocabulary.items(), key=lambda item: item[1])
+    def leave_thread(self) -> None:
+        """Free what the calling thread uses, for the thread that calls `move_here`."""
+        self._copies.leave_thread()
+
+    def move_here(self) -> None:
+        """Use the tokenizer in the calling thread, which need not read its file again."""
+        self._copies.move_here()
 
     def read_by(self, queue: TextQueue) -> None:
         """Use `queue` for all texts that are too long for the event loop."""
@@ -266,24 +286,24 @@ class Tokenizer:
         return [found for portion in self._portions(texts) for found in self._read(kind, portion)]
 
     def _read(self, kind: TextKind, texts: Sequence[Any]) -> Sequence[Any]:
-        copy = self._copy(None)
+        own = self._copy(None)
         if kind in {"shown row", "shown ids"}:
-            found = copy.encode_batch(texts, add_special_tokens=kind == "shown row")
+            found = own.encode_batch(texts, add_special_tokens=kind == "shown row")
             return [_shown(encoding) for encoding in found]
         if kind in {"ids", "count"}:
-            encodings = copy.encode_batch_fast(texts, add_special_tokens=False)
+            encodings = own.encode_batch_fast(texts, add_special_tokens=False)
             if kind == "count":
                 return list(map(len, encodings))
             return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
         if kind == "placed":
-            return list(map(_placed, copy.encode_batch(texts, add_special_tokens=False)))
+            return list(map(_placed, own.encode_batch(texts, add_special_tokens=False)))
         return [
             Segment(
                 ids=np.array(encoding.ids, dtype=np.int32),
                 pieces=_token_offsets(encoding, text, self._unknown, self._prefix),
             )
             for encoding, text in zip(
-                copy.encode_batch(texts, add_special_tokens=False), texts, strict=True
+                own.encode_batch(texts, add_special_tokens=False), texts, strict=True
             )
         ]
 
@@ -295,7 +315,7 @@ class Tokenizer:
         return [next(read) if one is None else one for one in found]
 
     def _encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
-        copy = self._copy(self._truncate_to)
+        own = self._copy(self._truncate_to)
         return [
             _encoding(
                 encoding,
@@ -304,7 +324,7 @@ class Tokenizer:
                 token_types=self._token_types,
             )
             for portion in self._portions(texts)
-            for encoding, text in zip(copy.encode_batch_fast(portion), portion, strict=True)
+            for encoding, text in zip(own.encode_batch_fast(portion), portion, strict=True)
         ]
 
     def _portions(self, texts: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -342,10 +362,6 @@ class Tokenizer:
         text: str = texts[0]
         return text
 
-    def _read_words(self, words: list[str]) -> list[list[int]]:
-        found = self._copy(None).encode_batch_fast(words, add_special_tokens=False)
-        return [encoding.ids for encoding in found]
-
     def _truncated_from(self, encoding: tokenizers.Encoding, text: Text) -> int:
         """Return the number of tokens of a text that was truncated; 0 for a whole text."""
         if self._truncate_to is None or len(encoding.ids) < self._truncate_to:
@@ -359,18 +375,46 @@ class Tokenizer:
         return whole if whole > len(encoding.ids) else 0
 
     def _copy(self, truncate_to: int | None) -> tokenizers.Tokenizer:
+        return self._copies.get(truncate_to)
+
+
+class _Copies:
+    """Holds the copies of a tokenizer: each thread has its own."""
+
+    def __init__(self, source: str, *, split_special_tokens: bool) -> None:
+        self._source = source
+        self._split_special_tokens = split_special_tokens
+        self._own = threading.local()
+        self._offered: dict[str, tokenizers.Tokenizer] = {}
+
+    def get(self, truncate_to: int | None) -> tokenizers.Tokenizer:
         """Return this thread's copy of the tokenizer, which truncates to `truncate_to` tokens."""
         name = f"cut_to_{truncate_to}"
-        copy: tokenizers.Tokenizer | None = getattr(self._copies, name, None)
-        if copy is None:
-            copy = tokenizers.Tokenizer.from_str(self._source)
-            copy.no_padding()
-            copy.no_truncation()
-            copy.encode_special_tokens = self._split_special_tokens
+        own: tokenizers.Tokenizer | None = getattr(self._own, name, None)
+        if own is None:
+            own = tokenizers.Tokenizer.from_str(self._source)
+            own.no_padding()
+            own.no_truncation()
+            own.encode_special_tokens = self._split_special_tokens
             if truncate_to is not None:
-                copy.enable_truncation(truncate_to)
-            setattr(self._copies, name, copy)
-        return copy
+                own.enable_truncation(truncate_to)
+            setattr(self._own, name, own)
+        return own
+
+    def read_words(self, words: list[str]) -> list[list[int]]:
+        """Return the tokens of each word."""
+        found = self.get(None).encode_batch_fast(words, add_special_tokens=False)
+        return [encoding.ids for encoding in found]
+
+    def leave_thread(self) -> None:
+        """Offer the calling thread's copies to the thread that calls `move_here`."""
+        self._offered.update(vars(self._own))
+        vars(self._own).clear()
+
+    def move_here(self) -> None:
+        """Use the offered copies in the calling thread, which so need not make any."""
+        vars(self._own).update(self._offered)
+        self._offered.clear()
 
 
 def lower_cased(source: str) -> str:
@@ -390,11 +434,11 @@ def _lowers(normalizer: Any) -> bool:
     return any(map(_lowers, found.get("normalizers", [])))
 
 
-def _unknown_id(copy: tokenizers.Tokenizer, source: str) -> int | None:
+def _unknown_id(read: tokenizers.Tokenizer, source: str) -> int | None:
     """Return the id of the unknown token; for a unigram model, only the file contains it."""
-    token: str | None = getattr(copy.model, "unk_token", None)
+    token: str | None = getattr(read.model, "unk_token", None)
     if token is not None:
-        return copy.token_to_id(token)
+        return read.token_to_id(token)
     number: int | None = json.loads(source)["model"].get("unk_id")
     return number
 

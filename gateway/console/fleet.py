@@ -8,7 +8,7 @@ import msgspec
 from sluicegate.gateway.config.document import BackendConfig
 from sluicegate.gateway.operations.active_document import ActiveDocumentReader
 from sluicegate.gateway.runtime.control import Control
-from sluicegate.wire.protocol import GpuState
+from sluicegate.wire.protocol import GpuState, ModelState
 
 _MEGA = 1e6
 
@@ -24,6 +24,7 @@ class EndpointReport(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[str] = []
     models: dict[str, str] = {}
     problems: dict[str, str] = {}
+    states: dict[str, ModelState] = {}
     gpu: GpuState | None = None
     in_flight: int = 0
     ejected_for: float = 0.0
@@ -104,6 +105,16 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     def models(self) -> Mapping[str, str]:
         """The revisions that the backend serves, by model."""
         return {name: revision for each in self.seen for name, revision in each.models.items()}
+
+    @property
+    def states(self) -> Mapping[str, ModelState]:
+        """The state of each model; empty if the backend does not load models on demand."""
+        return next((each.states for each in self._ready if each.states), {})
+
+    @property
+    def loaded(self) -> int:
+        """How many of the backend's models are loaded."""
+        return sum(self.states.get(name, "loaded") == "loaded" for name in self.models)
 
     @property
     def gpu(self) -> GpuState | None:

@@ -10,6 +10,7 @@ from sluicegate.gateway.console.fleet import FleetView
 from sluicegate.gateway.console.traffic import ModelTraffic, Traffic
 from sluicegate.gateway.operations.plan_changes import base_name
 from sluicegate.wire.plans import Serving, ServingPlans
+from sluicegate.wire.protocol import ModelState
 
 _NAMED: Final = 3
 
@@ -20,6 +21,8 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     revisions: dict[str, int]
     """How many usable backends serve each revision. The most common revision comes first."""
+    states: dict[ModelState, int] = {}
+    """How many usable backends have the model in each state, of those that load it on demand."""
     unserved: str = ""
     """Why no usable backend serves the model. Empty if a usable backend serves the model."""
     numbers: list[str]
@@ -41,6 +44,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 def list_models(fleet: FleetView, plans: ServingPlans, traffic: Traffic) -> list[ModelRow]:
     """Return all models that the configuration names or that backends have, sorted by name."""
     served: dict[str, Counter[str]] = {}
+    states: dict[str, Counter[ModelState]] = {}
     numbers: dict[str, set[str]] = {}
     problems: dict[str, Counter[str]] = {}
     unused: dict[str, list[str]] = {}
@@ -51,6 +55,8 @@ def list_models(fleet: FleetView, plans: ServingPlans, traffic: Traffic) -> list
                 numbers.setdefault(base, set()).add(number)
             elif backend.is_usable:
                 served.setdefault(base, Counter())[revision] += 1
+                if (state := backend.states.get(name)) is not None:
+                    states.setdefault(base, Counter())[state] += 1
             else:
                 unused.setdefault(base, []).append(f"{backend.id} is {backend.state}")
         for name, text in backend.problems.items():
@@ -63,6 +69,7 @@ def list_models(fleet: FleetView, plans: ServingPlans, traffic: Traffic) -> list
         ModelRow(
             name=name,
             revisions=dict(served.get(name, Counter()).most_common()),
+            states=dict(states.get(name, ())),
             unserved=""
             if name in served
             else _why_unserved(unused.get(name, ()), problems.get(name)),

@@ -4,7 +4,7 @@ import msgspec
 
 from sluicegate.gateway.routing.endpoint_state import EndpointState, Health
 from sluicegate.gateway.types import BackendId, RegionName
-from sluicegate.wire.protocol import GpuState, Report
+from sluicegate.wire.protocol import GpuState, ModelState, Report
 
 
 class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +27,8 @@ class EndpointStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """The revision of each model that the endpoint serves."""
     problems: dict[str, str]
     """The problem of each broken model, even if another revision of the model is served."""
+    states: dict[str, ModelState]
+    """The state of each model, if the endpoint loads models on demand."""
     provider: str
     gpu: GpuState | None
     in_flight: int
@@ -61,6 +63,7 @@ def endpoint_statistics(
         missing=tuple(serving.missing) if serving else (),
         models={name: info.revision for name, info in endpoint.models.items()},
         problems=dict(serving.problems) if serving else {},
+        states=dict(serving.states) if serving else {},
         provider=serving.provider if serving else "",
         gpu=serving.gpu if serving else None,
         in_flight=endpoint.in_flight,

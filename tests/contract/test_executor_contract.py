@@ -11,6 +11,7 @@ import pytest
 from sluicegate.backends.device_defaults import BatchBounds
 from sluicegate.backends.errors import ModelFailed, ModelProblem
 from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.cost import MeasuredCosts
 from sluicegate.backends.executors.cuda import CudaExecutor, RunLimits
 from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor, SimulatedExecutor
 from sluicegate.backends.executors.graph import GraphSource
@@ -189,6 +190,18 @@ def test_packed_weights_are_kept_beside_the_graph_and_used_again(tmp_path: Path)
     assert sorted((tmp_path / ".prepacked").rglob("model.onnx")) == files
     assert first.wide_cost is not None
     assert np.array_equal(run(first, [2, 4, 3]), run(again, [2, 4, 3]))
+
+
+def test_known_costs_are_not_measured_again(tmp_path: Path) -> None:
+    kept, batch = source(tmp_path / "model.onnx", digest="d1"), padded([2, 4, 3], [2, 5, 6, 3])
+    first = OnnxExecutor(kept, worker_threads=2)
+    costs = MeasuredCosts(cost=first.cost, wide=first.wide_cost)
+
+    again = OnnxExecutor(msgspec.structs.replace(kept, costs=costs), worker_threads=2)
+    found = [again.run_wide(batch) for _ in range(20)]
+
+    assert (again.cost, again.wide_cost) == (first.cost, first.wide_cost)
+    assert all(np.array_equal(each, first.run(batch)) for each in found)
 
 
 def test_a_folder_that_cannot_be_written_is_no_hindrance(tmp_path: Path) -> None:

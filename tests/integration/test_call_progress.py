@@ -106,7 +106,7 @@ async def test_a_call_that_waits_while_texts_are_read_is_not_silent(
     executor = DummyExecutor(dimensions=DIMENSIONS)
     async with running_backend(write_repository(tmp_path / "models"), executor) as backend:
         report_often(backend)
-        (encoder,) = backend.engine.model_set.encoders
+        (encoder,) = backend.engine.model_set.all_encoders()
         is_free = threading.Event()
         reader = encoder.pipeline.tokenizer
         threads = reader._row_queue._pool

@@ -46,7 +46,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
 def busy_tokenizer(backend: Backend) -> Iterator[threading.Event]:
     """Keep the tokenizer's thread busy until the event is set."""
     free = threading.Event()
-    (encoder,) = backend.engine.model_set.encoders
+    (encoder,) = backend.engine.model_set.all_encoders()
     encoder.pipeline.tokenizer._row_queue._pool.submit(free.wait, 60.0)
     try:
         yield free

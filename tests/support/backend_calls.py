@@ -117,7 +117,7 @@ class Backend:
 
     @property
     def batchers(self) -> list[Batcher]:
-        return [encoder.batcher for encoder in self.repository.core.model_set.encoders]
+        return [encoder.batcher for encoder in self.engine.model_set.all_encoders()]
 
     def info(self, model: str) -> ModelInfo:
         """Return what the backend says of a model."""

@@ -99,7 +99,11 @@ class _TuningSession:
     async def serve(self, rows: int, *, threads: int) -> AsyncIterator[Pipeline]:
         """Serve the model in batches of `rows` rows with `threads` threads, without a row cache."""
         settings = msgspec.structs.replace(
-            self._settings, max_batch_rows=rows, threads=threads, row_cache_bytes=0
+            self._settings,
+            max_batch_rows=rows,
+            threads=threads,
+            row_cache_bytes=0,
+            model_memory_bytes=0,
         )
         tools = LoadingTools(
             settings=settings,
@@ -115,7 +119,7 @@ class _TuningSession:
         if model_set.problems:
             raise StartProblem(model_set.problems[self._model.name])
         async with AsyncExitStack() as stack:
-            for encoder in model_set.encoders:
+            for encoder in model_set.all_encoders():
                 await stack.enter_async_context(encoder.batcher)
             yield model_set.pipelines[self._model.name]
 

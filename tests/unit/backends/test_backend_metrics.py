@@ -12,6 +12,7 @@ from sluicegate.backends.telemetry.process import ProcessFigures
 from sluicegate.backends.types import (
     EncoderStatistics,
     QueueStatistics,
+    ResidencyStatistics,
     RowStatistics,
     ShadowStatistics,
     Snapshot,
@@ -51,6 +52,9 @@ _SNAPSHOT = Snapshot(
     ],
     lost_hosts={("mood", "ended"): 1},
     models={"sentiment": "ab12"},
+    residency=ResidencyStatistics(
+        outcomes={"loaded": 1}, evictions={"minilm": 1}, durations=_DURATIONS
+    ),
 )
 
 

@@ -55,17 +55,12 @@ async def truncating(folder: Path, *, prompt: str = "") -> AsyncIterator[tuple[E
     )
     with ThreadPoolExecutor(1) as pool:
         async with batcher:
-            yield (
-                Encoder(
-                    name="tiny",
-                    tokenizer=WatchedTokenizer(path, pool, tokenized),
-                    rows=RowCoalescer(digest="d", cache=RowCache(max_bytes=10**6), batcher=batcher),
-                    max_tokens=MAX_TOKENS,
-                    truncate=True,
-                    prompt=prompt,
-                ),
-                tokenized,
+            encoder = Encoder(name="tiny", max_tokens=MAX_TOKENS, truncate=True, prompt=prompt)
+            encoder.open(
+                tokenizer=WatchedTokenizer(path, pool, tokenized),
+                rows=RowCoalescer(digest="d", cache=RowCache(max_bytes=10**6), batcher=batcher),
             )
+            yield encoder, tokenized
 
 
 def caller() -> RowCaller:

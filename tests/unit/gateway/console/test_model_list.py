@@ -4,16 +4,23 @@ from sluicegate.gateway.console.fleet import Backend, EndpointReport, FleetView
 from sluicegate.gateway.console.model_list import ModelRow, list_models
 from sluicegate.gateway.console.traffic import Reading, traffic_between
 from sluicegate.wire.plans import ServingPlans
+from sluicegate.wire.protocol import ModelState
 
 
 def backend(
-    name: str, *, health: str = "ready", drained: bool = False, problem: str = ""
+    name: str,
+    *,
+    health: str = "ready",
+    drained: bool = False,
+    problem: str = "",
+    state: ModelState | None = None,
 ) -> Backend:
     seen = EndpointReport(
         backend=name,
         health=health,
         models={} if problem else {"mood": "abc"},
         problems={"mood": problem} if problem else {},
+        states={"mood": state} if state else {},
         share=1.0,
     )
     return Backend(
@@ -40,6 +47,13 @@ def test_a_model_is_served_by_the_backends_in_use() -> None:
 
     assert mood.revisions == {"abc": 1}
     assert mood.unserved == ""
+
+
+def test_the_states_of_a_model_loaded_on_demand_are_counted() -> None:
+    cold, warm = backend("eu-0", state="declared"), backend("eu-1", state="loaded")
+
+    assert listed(cold, warm, backend("eu-2"))["mood"].states == {"declared": 1, "loaded": 1}
+    assert [each.loaded for each in (cold, warm, backend("eu-2"))] == [0, 1, 1]
 
 
 def test_a_model_on_drained_backends_alone_is_not_served() -> None:

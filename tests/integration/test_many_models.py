@@ -1,0 +1,349 @@
+"""A backend with a bound of its models' memory loads models on demand and evicts others."""
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from sluicegate.backends.executors.dummy import PacedExecutor
+from sluicegate.backends.serving.residency import DeclaredEncoder, RunningEncoder
+from sluicegate.wire.protocol import Done, Refusal, Task
+from testing.model_repository import (
+    DIMENSIONS,
+    write_encoder,
+    write_head,
+    write_model,
+    write_repository,
+)
+from testing.waiting import until
+from tests.support.backend_calls import AsgiExchange, Backend, running_backend
+from tests.support.gate import Gate
+
+pytestmark = pytest.mark.anyio
+NAMES = ("first", "second", "third")
+ROOM = 10**6
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A repository with three encoders."""
+    root = tmp_path / "models"
+    for name in NAMES:
+        write_encoder(root, name, real=True, description=name)
+    return root
+
+
+def size(models: Path) -> int:
+    return (models / "first" / "1" / "model.onnx").stat().st_size + 200
+
+
+async def qualified(models: Path) -> Path:
+    """Return the repository after a first start has qualified all its models."""
+    async with running_backend(models, model_memory_bytes=ROOM):
+        return models
+
+
+def states(backend: Backend) -> dict[str, str]:
+    return dict(backend.engine.state().states)
+
+
+def declared(backend: Backend, name: str) -> DeclaredEncoder:
+    return next(each for each in backend.engine.model_set.encoders if each.name == name)
+
+
+class WatchedLoads:
+    """Counts the loads of a backend's encoders, and holds them until `open` is called."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.counts: Counter[str] = Counter()
+        self._opened = threading.Event()
+        for each in backend.engine.model_set.encoders:
+            self._watch(each)
+
+    def _watch(self, encoder: DeclaredEncoder) -> None:
+        load = encoder.load
+
+        def watched() -> RunningEncoder:
+            self.counts[encoder.name] += 1
+            assert self._opened.wait(10.0), "nobody opened the gate"
+            return load()
+
+        encoder.load = watched
+
+    def open(self) -> None:
+        """Let all loads go on."""
+        self._opened.set()
+
+
+async def ask_all(backend: Backend, names: Sequence[str]) -> list[object]:
+    return [await backend.answer(name, Task.EMBED, "good film") for name in names]
+
+
+async def test_a_qualified_model_is_declared_and_loaded_by_its_first_call(models: Path) -> None:
+    async with running_backend(models) as backend:
+        expected = await backend.answer("first", Task.EMBED, "good film")
+        revision = backend.info("first").revision
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        before, info = states(backend), backend.info("first")
+
+        answer = await backend.answer("first", Task.EMBED, "good film")
+
+        assert before == dict.fromkeys(NAMES, "declared")
+        assert info.revision == revision
+        assert answer == expected
+        assert states(backend) == {"first": "loaded", "second": "declared", "third": "declared"}
+
+
+async def test_a_first_start_qualifies_all_models_and_keeps_what_fits(models: Path) -> None:
+    async with running_backend(models, model_memory_bytes=2 * size(models)) as backend:
+        assert Counter(states(backend).values()) == {"loaded": 2, "declared": 1}
+        assert backend.engine.state().problems == {}
+        assert len(backend.batchers) == 2
+
+
+async def test_without_a_bound_all_models_are_loaded(models: Path) -> None:
+    async with running_backend(models) as backend:
+        assert len(backend.batchers) == 3
+        assert states(backend) == {}
+        assert not (models / "first" / "1" / ".loaded.json").exists()
+
+
+async def test_the_least_used_model_makes_room(models: Path) -> None:
+    room = 2 * size(models)
+    async with running_backend(await qualified(models), model_memory_bytes=room) as backend:
+        await ask_all(backend, ["first", "first", "first", "second", "third"])
+
+        metrics = (await backend.get("/metrics")).body.decode()
+
+        assert states(backend) == {"first": "loaded", "second": "declared", "third": "loaded"}
+        assert backend.engine.residency.size_bytes <= room
+        assert 'sluicegate_backend_model_evictions_total{model="second"} 1.0' in metrics
+        assert 'sluicegate_backend_model_loads_total{outcome="loaded"} 3.0' in metrics
+        assert "sluicegate_backend_model_load_duration_seconds_count 3.0" in metrics
+
+
+async def test_an_evicted_model_is_loaded_again_and_answers_as_before(models: Path) -> None:
+    room = size(models)
+    async with running_backend(await qualified(models), model_memory_bytes=room) as backend:
+        first, *_, again = await ask_all(backend, ["first", "second", "first"])
+
+        assert again == first
+
+
+async def test_an_evicted_model_frees_its_graph_at_once(models: Path) -> None:
+    room = size(models)
+    async with running_backend(await qualified(models), model_memory_bytes=room) as backend:
+        await backend.answer("first", Task.EMBED, "good film")
+        (batcher,) = backend.batchers
+        graph = weakref.ref(batcher.executor)
+        del batcher
+
+        gc.disable()  # reference counts alone must free it
+        try:
+            await backend.answer("second", Task.EMBED, "good film")
+            await until(lambda: graph() is None)
+        finally:
+            gc.enable()
+
+
+async def test_models_with_equal_tokenizers_share_one(models: Path) -> None:
+    async with running_backend(models) as backend:
+        tokenizers = [each.pipeline.tokenizer for each in backend.engine.model_set.encoders]
+
+        await backend.answer("first", Task.EMBED, "good film")
+
+        assert len({id(each.original) for each in tokenizers}) == 1
+        assert len({id(each) for each in tokenizers}) == 3
+
+
+async def test_a_model_that_fails_its_checks_is_not_declared(models: Path) -> None:
+    write_encoder(models, "first", real=True, max_tokens=10**6)  # more than its graph can read
+    for _ in range(2):
+        async with running_backend(models, model_memory_bytes=ROOM) as backend:
+            assert "first" in backend.engine.state().problems
+            assert "first" not in states(backend)
+
+
+async def test_calls_for_one_cold_model_cause_one_load(models: Path) -> None:
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        loads = WatchedLoads(backend)
+        asked = [
+            asyncio.create_task(backend.answer("first", Task.EMBED, f"text {number}"))
+            for number in range(8)
+        ]
+        await until(lambda: loads.counts["first"] > 0)
+
+        loading = states(backend)["first"]
+        loads.open()
+        await asyncio.gather(*asked)
+
+        assert loading == "loading"
+        assert loads.counts == {"first": 1}
+
+
+async def test_warm_models_answer_while_another_one_loads(models: Path) -> None:
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        await backend.answer("second", Task.EMBED, "good")
+        loads = WatchedLoads(backend)
+        waiting = asyncio.create_task(backend.answer("first", Task.EMBED, "good"))
+        await until(lambda: loads.counts["first"] > 0)
+
+        await backend.answer("second", Task.EMBED, "bad film")
+
+        assert not waiting.done()
+        loads.open()
+        await waiting
+
+
+async def test_a_call_with_too_little_time_is_told_when_to_come_back(models: Path) -> None:
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        call = backend.call("first", Task.EMBED, ["good"], remaining=0.05)
+
+        refused = await backend.exchange(call).run()
+        refusal = msgspec.msgpack.decode(refused.body, type=Refusal)
+        await until(lambda: states(backend)["first"] == "loaded")
+
+        assert refused.status == 503
+        assert refusal.code == "overloaded"
+        assert refusal.retry_after is not None
+        assert refusal.retry_after > 0
+        await backend.answer("first", Task.EMBED, "good")
+
+
+async def test_a_model_in_use_is_not_evicted(models: Path) -> None:
+    gate = Gate()
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    async with running_backend(models, executor, model_memory_bytes=size(models)) as backend:
+        (busy,) = (name for name, state in states(backend).items() if state == "loaded")
+        other = next(name for name in NAMES if name != busy)
+        running = asyncio.create_task(backend.answer(busy, Task.EMBED, "good"))
+        await until(lambda: gate.arrived > 0)
+
+        waiting = asyncio.create_task(backend.answer(other, Task.EMBED, "good"))
+        await asyncio.wait({waiting}, timeout=0.05)
+
+        assert states(backend)[busy] == "loaded"
+        gate.open()
+        await asyncio.gather(running, waiting)
+        assert states(backend)[other] == "loaded"
+
+
+async def test_a_pinned_model_is_loaded_at_the_start_and_stays(models: Path) -> None:
+    await qualified(models)
+    room = 2 * size(models)
+    async with running_backend(models, model_memory_bytes=room, pinned="first, x*") as backend:
+        before = states(backend)
+        await ask_all(backend, ["second", "second", "third", "second"])
+
+        assert before["first"] == "loaded"
+        assert states(backend)["first"] == "loaded"
+
+
+async def test_a_model_that_can_never_fit_is_refused_at_the_start(models: Path) -> None:
+    room = 2 * size(models)
+    async with running_backend(models, model_memory_bytes=room, pinned="first,second") as backend:
+        state = backend.engine.state()
+
+        assert {info.name for info in state.models} == {"first", "second"}
+        assert "raise `SLUICEGATE_BACKEND_MODEL_MEMORY_BYTES`" in state.problems["third"]
+
+
+async def test_models_over_a_cold_encoder_load_it(tmp_path: Path) -> None:
+    models = await qualified(write_repository(tmp_path / "models", real=True))
+    async with running_backend(models, model_memory_bytes=ROOM) as backend:
+        before = set(states(backend).values())
+
+        await backend.answer("reviewer", Task.INFER, "good film")
+        await backend.answer("mood", Task.CLASSIFY, "good film")
+
+        assert before == {"declared"}
+        assert set(states(backend).values()) == {"loaded"}
+
+
+async def test_an_algorithm_holds_all_models_that_it_uses(models: Path) -> None:
+    for name in ("first", "second"):
+        write_head(models, f"over-{name}", ["a", "b"], encoder=name)
+    write_model(
+        models,
+        "both",
+        {
+            "kind": "algorithm",
+            "algorithm": "ensemble",
+            "uses": ["over-first", "over-second"],
+            "tasks": ["classify"],
+        },
+    )
+    room = 2 * size(models)
+    async with running_backend(await qualified(models), model_memory_bytes=room) as backend:
+        for name in ("third", "both", "third", "both"):
+            task = Task.EMBED if name == "third" else Task.CLASSIFY
+            await backend.answer(name, task, f"good {name}")
+
+        assert states(backend)["both"] == "loaded"
+
+
+async def test_revisions_of_a_split_and_a_shadow_are_loaded_on_demand(models: Path) -> None:
+    for number in (2, 3):
+        write_encoder(models, "first", real=True, revision=number, description=f"{number}")
+    (models / "first" / "serving.yaml").write_text(
+        "revisions: {1: 1, 2: 1}\nshadow: {revision: 3}\n"
+    )
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        outcomes = await backend.ask("first", Task.EMBED, [f"text {n}" for n in range(20)])
+
+        assert {each.arm for each in outcomes} == {"1", "2"}
+        assert all(isinstance(each, Done) for each in outcomes)
+        await until(lambda: bool(backend.engine.snapshot().shadows.outcomes))
+        assert states(backend)["first@3"] == "loaded"
+
+
+async def test_a_reload_keeps_a_loaded_model_loaded(models: Path) -> None:
+    room = 2 * size(models)
+    async with running_backend(await qualified(models), model_memory_bytes=room) as backend:
+        await backend.answer("first", Task.EMBED, "good")
+        old = {name: backend.call(name, Task.EMBED, ["good"]) for name in ("first", "second")}
+        for name in ("first", "second"):
+            write_encoder(models, name, real=True, revision=2, description="anew")
+
+        await backend.reload()
+
+        assert states(backend) == {"first": "loaded", "second": "declared", "third": "declared"}
+        for call in old.values():  # the earlier revisions answer, loaded or not
+            assert (await backend.exchange(call).run()).status == 200
+
+
+async def test_a_model_that_cannot_be_loaded_falls_back_to_an_earlier_revision(
+    models: Path,
+) -> None:
+    write_encoder(models, "first", real=True, revision=2, description="newer")
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        newer = backend.info("first").revision
+        (models / "first" / "2" / "model.onnx").write_bytes(b"broken")
+
+        refused = await backend.exchange(backend.call("first", Task.EMBED, ["good"])).run()
+        await until(lambda: backend.info("first").revision != newer)
+
+        assert refused.status == 503
+        assert "revision `1` is served instead" in backend.engine.state().problems["first"]
+        await backend.answer("first", Task.EMBED, "good")
+
+
+async def test_a_caller_that_leaves_does_not_end_the_load(models: Path) -> None:
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        loads = WatchedLoads(backend)
+        exchange: AsgiExchange = backend.exchange(backend.call("first", Task.EMBED, ["good"]))
+        answering = asyncio.create_task(exchange.run())
+        await until(lambda: loads.counts["first"] > 0)
+
+        exchange.leave()
+        await answering
+        loads.open()
+
+        await until(lambda: states(backend)["first"] == "loaded")
+        assert declared(backend, "first").users == 0
