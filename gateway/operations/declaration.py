@@ -13,7 +13,7 @@ How to add an operation:
 3. Check the arguments in the function. Name the errors that it raises in `errors`. Calling an
    operation checks the role.
 4. Change the ledger with `actor=context.operator.name`: it writes the audit entry in the same
-   transaction. Before any other change, write the entry with `context.audit`.
+   transaction. Before any other change, write the entry with `context.audit`. Reads have none.
 5. For a command, add a `Command`. The command exists only if its group, an `OperationGroup` in
    `gateway/cli/root.py`, lists the module in `families`. A command that does more than one call is
    written in `gateway/cli`, and calls `AdminClient.carry_out` with the operation. Import what needs

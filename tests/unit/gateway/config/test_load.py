@@ -111,7 +111,7 @@ def test_a_backend_is_placed_by_url_or_by_name(backend: str) -> None:
         ("{name: m, unit: items, capacity: 1, window: 0}", "tenant[0].window"),
         ("{name: m, unit: items, capacity: 1}", "tenant[0].window: must be more than 0"),
         ("{name: m, unit: items, capacity: 1, window: .inf}", "tenant[0].window"),
-        ("{name: m, unit: items, capacity: 1, period: week}", "tenant[0].period: `week` must be"),
+        ("{name: m, unit: items, capacity: 1, period: year}", "tenant[0].period: `year` must be"),
         ("{name: m, unit: items, capacity: 1, period: month, window: 1}", "tenant[0].window"),
         ("{name: m, unit: concurrent, capacity: 1, window: 1}", "tenant[0].unit: `concurrent`"),
         ("{name: m, unit: concurrent, capacity: 1, period: month}", "tenant[0].unit"),
