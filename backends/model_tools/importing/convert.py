@@ -14,6 +14,7 @@ from onnx import ModelProto
 
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
+from sluicegate.backends.model_tools.graphs.options import GraphOptions
 from sluicegate.backends.model_tools.graphs.weight_file import WeightFile, is_large
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 from sluicegate.backends.model_tools.importing.device_graphs import (
@@ -25,6 +26,7 @@ from sluicegate.backends.model_tools.importing.finishing import (
     finish_graph,
     finish_model,
 )
+from sluicegate.backends.model_tools.importing.outputs import reads_unattended
 from sluicegate.backends.model_tools.importing.rebuild import rebuild
 from sluicegate.backends.model_tools.importing.source import CheckpointFolder, open_source
 from sluicegate.backends.repository.graph_file import read_graph_file
@@ -78,23 +80,28 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
             source.pooling(),
             finish=lambda model: finish_model(model, source, dict(source.fields)),
         )
-    else:
+    elif not reads_unattended(source):
         write_optimized_graphs(target / _GRAPH, source.config)
     fields.pop("graph", None)
     fields.pop("tokenizer", None)
     for name in _KEPT:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
-    text, ranking = tokenizer.text, source.ranking
+    _write_tokenizer(source, target)
+    if fields:
+        (target / _MANIFEST).write_text(yaml.safe_dump(fields), encoding="utf-8")
+    return origin
+
+
+def _write_tokenizer(source: CheckpointFolder, target: Path) -> None:
+    tokenizer, ranking = source.tokenizer, source.ranking
+    text = tokenizer.text
     if ranking is not None:
         text = ranking.fill_tokenizer(text)
     (target / TOKENIZER).write_text(text, encoding="utf-8")
     if tokenizer.config is not None:
         document = json.dumps(tokenizer.config, ensure_ascii=False, indent=2)
         (target / TOKENIZER_CONFIG).write_text(document, encoding="utf-8")
-    if fields:
-        (target / _MANIFEST).write_text(yaml.safe_dump(fields), encoding="utf-8")
-    return origin
 
 
 def _check_types(source: CheckpointFolder, graph: Path) -> None:
@@ -113,6 +120,10 @@ def _check_types(source: CheckpointFolder, graph: Path) -> None:
 def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights | None]:
     """Write the graph. Return its origin and, if it was built from weights, the weights."""
     kind = str(source.config.get("model_type"))
+    is_pooled = source.modules is None or source.modules.is_pooled
+    if source.graph is not None and not is_pooled:
+        copy_graph(source.graph, target)
+        return f"the graph `{source.graph.relative_to(source.folder)}`", None
     if source.graph is not None:
         name = f"the graph `{source.graph.relative_to(source.folder)}`"
         try:
@@ -127,21 +138,27 @@ def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights |
             _export(source.folder, source.config, Path(exported))
             copy_graph(Path(exported, _GRAPH), target)
         return f"`{kind}` weights, exported by optimum", None
-    weights = source.weights()
+    weights, unattended = source.weights(), reads_unattended(source)
+    options = GraphOptions(attention="plain" if unattended else "gathered")
     try:
-        model = _build(source, weights, target)
+        model = _build(source, weights, target, options)
     except WeightsError as error:
         raise StartProblem(f"`{source.folder}`: {error}") from None
     (target / _GRAPH).write_bytes(model.SerializeToString())
-    return f"`{kind}` weights", weights
+    # Other kinds of attention do not compute tokens that no token attends to.
+    return f"`{kind}` weights", None if unattended else weights
 
 
-def _build(source: CheckpointFolder, weights: Weights, target: Path) -> ModelProto:
+def _build(
+    source: CheckpointFolder, weights: Weights, target: Path, options: GraphOptions
+) -> ModelProto:
     """Return the graph of a checkpoint; large weights are written beside it."""
     if not is_large(weights.values()):
-        return build_checkpoint(source.config, weights, pooling=source.pooling())
+        return build_checkpoint(source.config, weights, pooling=source.pooling(), options=options)
     with WeightFile(target) as file:
-        return build_checkpoint(source.config, weights, pooling=source.pooling(), stored=file.add)
+        return build_checkpoint(
+            source.config, weights, pooling=source.pooling(), options=options, stored=file.add
+        )
 
 
 def _export(folder: Path, config: Mapping[str, Any], target: Path) -> None:
