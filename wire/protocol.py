@@ -49,6 +49,8 @@ LABELS = stated(minItems=1, maxItems=MAX_LABELS)
 # The most special tokens of a row of two texts.
 _SPECIAL_TOKENS = 4
 _LENGTH = struct.Struct("<I")
+# The high bits of the first byte of a small map in msgpack.
+_MAP = 0x80
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 # The errors of msgspec for invalid bytes: malformed, not UTF-8, or nested too deeply.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -56,6 +58,8 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # Turns logits into scores.
 Function = Literal["softmax", "sigmoid", "none"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
+# What an encoder makes of a text: one vector, the weights of words, or one vector for each token.
+EmbedOutput = Literal["dense", "sparse", "multi_vector"]
 # The id of a token in a tokenizer's vocabulary.
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
@@ -118,9 +122,9 @@ class ChooseParameters(Parameters, frozen=True, kw_only=True):
 class EmbedParameters(Parameters, frozen=True, kw_only=True):
     """Holds the parameters of the task `embed`.
 
-    Only the first `dimensions` values of a vector are kept; `None` keeps all values. With
-    `normalize`, the vector is then scaled to length one. `prompt_name` names one of the model's
-    prompts. Without it, the model's default prompt is put before the text.
+    Only the first `dimensions` values of each vector are kept; `None` keeps all values. With
+    `normalize`, the vector is then scaled to length one. Sparse vectors ignore both. `prompt_name`
+    names one of the model's prompts. Without it, the model's default prompt is put before the text.
     """
 
     normalize: bool = True
@@ -132,11 +136,13 @@ class EmbedParameters(Parameters, frozen=True, kw_only=True):
 class RerankParameters(Parameters, frozen=True, kw_only=True):
     """Holds the query. Each item is a document, which gets a score for the query.
 
-    `instruction` says to models that read one what makes a document relevant.
+    `instruction` says to models that read one what makes a document relevant. With `weights`, the
+    score is the sum of the scores of several outputs, each times its weight.
     """
 
     query: str
     instruction: str | msgspec.UnsetType = msgspec.UNSET
+    weights: dict[EmbedOutput, float] | msgspec.UnsetType = msgspec.UNSET
 
 
 class EntitiesParameters(Parameters, frozen=True, kw_only=True):
@@ -228,6 +234,37 @@ def most_windows(item: AnswerItem, parameters: AnswerParameters, max_tokens: int
     return min(MAX_WINDOWS, 1 if rest <= 0 else 1 - -rest // max(1, room - overlap))
 
 
+class EmbedItem(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Holds a text or token ids, and the output to return; a plain text asks for `dense`.
+
+    Each output of a text is an item, so each has a cache entry. With `tokens`, the result also has
+    the tokens of a sparse vector or of token vectors. `is_query` and `pool_factor` only change
+    `multi_vector`: how the text is marked, and how many vectors become one vector.
+    """
+
+    input: str | tuple[TokenId, ...]
+    output: EmbedOutput
+    is_query: bool = False
+    pool_factor: Annotated[int, msgspec.Meta(ge=1)] = 1
+    tokens: bool = False
+
+
+_embed_item = msgspec.msgpack.Decoder(EmbedItem)
+
+
+def read_embed_item(body: bytes) -> EmbedItem | None:
+    """Return the `EmbedItem` of an encoded item of `embed`; `None` for a plain text or tokens."""
+    return _embed_item.decode(body) if body and body[0] & 0xF0 == _MAP else None
+
+
+def embed_output(body: bytes) -> EmbedOutput:
+    """Return the output that an encoded item of `embed` asks for."""
+    found = read_embed_item(body)
+    return "dense" if found is None else found.output
+
+
 class TaskTypes(msgspec.Struct, frozen=True):
     """Declares what a task takes: its parameters, and the type of an item's msgpack body.
 
@@ -244,8 +281,8 @@ class TaskTypes(msgspec.Struct, frozen=True):
     rows: Callable[[Any, Any, int], int] | None = None
 
 
-# `classify` takes a text or a pair of texts, `embed` a text or token ids, `rerank` a document, and
-# `infer` any JSON value.
+# `classify` takes a text or a pair of texts, `embed` a text, token ids or an `EmbedItem`, `rerank`
+# a document, and `infer` any JSON value.
 TASKS: dict[Task, TaskTypes] = {
     Task.CLASSIFY: TaskTypes(ClassifyParameters, str | tuple[str, str]),
     Task.ZERO_SHOT: TaskTypes(
@@ -257,7 +294,7 @@ TASKS: dict[Task, TaskTypes] = {
     Task.CHOOSE: TaskTypes(
         ChooseParameters, ChooseItem, has_windows=True, rows=lambda item, _, __: len(item.choices)
     ),
-    Task.EMBED: TaskTypes(EmbedParameters, str | tuple[TokenId, ...]),
+    Task.EMBED: TaskTypes(EmbedParameters, str | tuple[TokenId, ...] | EmbedItem),
     Task.RERANK: TaskTypes(RerankParameters, str, repeats_parameters=True),
     Task.ENTITIES: TaskTypes(EntitiesParameters, str, has_windows=True, repeats_parameters=True),
     Task.ANSWER: TaskTypes(AnswerParameters, AnswerItem, has_windows=True, rows=most_windows),
@@ -285,7 +322,9 @@ def takes_text(task: Task) -> bool:
 # The results of the tasks, as the backend encodes them in JSON:
 #   classify, zero-shot  {"labels": [{"label": str, "score": float}, ...]}      best first
 #   choose               {"choice": int, "scores": [float, ...]}
-#   embed                {"embedding": [float, ...]}
+#   embed                {"embedding": [float, ...]}, {"sparse": {"indices": [int, ...], "values":
+#                        [float, ...]}} or {"multi_vector": [[float, ...], ...]}, by the output;
+#                        with `tokens` also "sparse_tokens" or "multi_vector_tokens": [str, ...]
 #   rerank               {"score": float}     for one document; the gateway sorts the documents
 #   entities             {"entities": [{"label", "score", "text", "start", "end"}, ...]}
 #   answer               {"answers": [{"answer", "score", "start", "end"}, ...],  best first
@@ -436,6 +475,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
       a name of its own, such as `name@1`.
     - `shows_tokens` means that the backend answers `TOKEN_TASKS`, and embeds token ids.
     - `prompts` has the names that `EmbedParameters.prompt_name` can have.
+    - `outputs` are the outputs of the task `embed`; empty for `dense` alone.
     """
 
     name: str
@@ -453,6 +493,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     serving: Serving | None = None
     shows_tokens: bool = False
     prompts: list[str] = []
+    outputs: list[EmbedOutput] = []
 
     @property
     def variant(self) -> Variant:

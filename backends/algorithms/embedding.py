@@ -8,13 +8,13 @@ from msgspec import UNSET
 from typing_extensions import override
 
 from sluicegate.backends.algorithms.base import QueryAlgorithm, WindowedAlgorithm
-from sluicegate.backends.algorithms.questions import refuse_instruction
+from sluicegate.backends.algorithms.questions import refuse_instruction, refuse_weights
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.scores import exact, normalize
 from sluicegate.backends.pipelines.windows import Windows
 from sluicegate.backends.types import FloatArray, RowInput, Text, TokenIds
-from sluicegate.wire.protocol import EmbedParameters, RerankParameters
+from sluicegate.wire.protocol import EmbedItem, EmbedParameters, RerankParameters
 
 
 class Embed(QueryAlgorithm):
@@ -32,9 +32,11 @@ class Embed(QueryAlgorithm):
         self.named_prompts = named_prompts
 
     @override
-    def texts(self, item: str | tuple[int, ...], parameters: EmbedParameters) -> Sequence[RowInput]:
+    def texts(
+        self, item: str | tuple[int, ...] | EmbedItem, parameters: EmbedParameters
+    ) -> Sequence[RowInput]:
         self.check_dimensions(parameters)
-        return (item if isinstance(item, str) else TokenIds(item),)
+        return (text_of(dense_input(item)),)
 
     @override
     def prompts(self, parameters: EmbedParameters) -> Sequence[str] | None:
@@ -42,22 +44,8 @@ class Embed(QueryAlgorithm):
         return None if prompt is None else [prompt]
 
     def prompt(self, parameters: EmbedParameters) -> str | None:
-        """Return the named prompt, or `None` for the model's own prompt.
-
-        Raises:
-            ItemRefused: the model does not have the prompt.
-        """
-        name = parameters.prompt_name
-        if name is UNSET:
-            return None
-        if name not in self.named_prompts:
-            known = ", ".join(f"`{each}`" for each in self.named_prompts)
-            raise ItemRefused(
-                "bad_prompt",
-                f"`{self.model}` has no prompt `{name}`; "
-                + (f"name one of {known}" if known else "leave out `prompt_name`"),
-            )
-        return self.named_prompts[name]
+        """Return the named prompt, or `None` for the model's own prompt."""
+        return named_prompt(self.model, self.named_prompts, parameters)
 
     @override
     def answer(self, vectors: FloatArray, parameters: EmbedParameters) -> Any:
@@ -66,12 +54,7 @@ class Embed(QueryAlgorithm):
 
     def check_dimensions(self, parameters: EmbedParameters) -> int:
         """Return the requested number of dimensions; raise `ItemRefused` if it is invalid."""
-        dimensions = self.dimensions if parameters.dimensions is None else parameters.dimensions
-        if not 1 <= dimensions <= self.dimensions:
-            raise ItemRefused(
-                "bad_dimensions", f"`dimensions` must be between 1 and {self.dimensions}"
-            )
-        return dimensions
+        return check_dimensions(parameters, self.dimensions)
 
 
 class Rerank(QueryAlgorithm, WindowedAlgorithm):
@@ -116,10 +99,57 @@ class Rerank(QueryAlgorithm, WindowedAlgorithm):
 
     def _check(self, parameters: RerankParameters) -> None:
         refuse_instruction(self.model, parameters)
-        if not parameters.query.strip():
-            raise ItemRefused(
-                "empty_input", "`query` is empty; send a text to compare documents with"
-            )
+        refuse_weights(self.model, parameters)
+        check_query(parameters)
+
+
+def text_of(text: str | tuple[int, ...]) -> RowInput:
+    """Return the input of a tokenizer for a text or its token ids."""
+    return text if isinstance(text, str) else TokenIds(text)
+
+
+def dense_input(item: str | tuple[int, ...] | EmbedItem) -> str | tuple[int, ...]:
+    """Return the text or token ids of an item; raise `ItemRefused` if it wants another output."""
+    if not isinstance(item, EmbedItem):
+        return item
+    if item.output != "dense":
+        raise ItemRefused(
+            "bad_output", f"the model has no output `{item.output}`; ask for `dense` in `outputs`"
+        )
+    return item.input
+
+
+def check_dimensions(parameters: EmbedParameters, most: int) -> int:
+    """Return the requested number of dimensions; raise `ItemRefused` if it is invalid."""
+    dimensions = most if parameters.dimensions is None else parameters.dimensions
+    if not 1 <= dimensions <= most:
+        raise ItemRefused("bad_dimensions", f"`dimensions` must be between 1 and {most}")
+    return dimensions
+
+
+def named_prompt(model: str, known: Mapping[str, str], parameters: EmbedParameters) -> str | None:
+    """Return the named prompt of `known`, or `None` for the model's own prompt.
+
+    Raises:
+        ItemRefused: the model does not have the prompt.
+    """
+    name = parameters.prompt_name
+    if name is UNSET:
+        return None
+    if name not in known:
+        names = ", ".join(f"`{each}`" for each in known)
+        raise ItemRefused(
+            "bad_prompt",
+            f"`{model}` has no prompt `{name}`; "
+            + (f"name one of {names}" if names else "leave out `prompt_name`"),
+        )
+    return known[name]
+
+
+def check_query(parameters: RerankParameters) -> None:
+    """Raise `ItemRefused` if the query is empty."""
+    if not parameters.query.strip():
+        raise ItemRefused("empty_input", "`query` is empty; send a text to compare documents with")
 
 
 def shorten(vectors: FloatArray, dimensions: int, parameters: EmbedParameters) -> FloatArray:

@@ -29,6 +29,7 @@ from sluicegate.backends.algorithms.questions import (
     chosen,
     hypotheses,
     refuse_instruction,
+    refuse_weights,
 )
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.ask import AlgorithmContext
@@ -158,6 +159,7 @@ class CrossEncode(QueryAlgorithm, WindowedAlgorithm):
         return (self._pair(item, parameters),)
 
     def _pair(self, document: str, parameters: RerankParameters) -> tuple[str, str]:
+        refuse_weights(self.model, parameters)
         instruction = None if parameters.instruction is UNSET else parameters.instruction
         if self._template is None:
             refuse_instruction(self.model, parameters)

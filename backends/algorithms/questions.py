@@ -48,6 +48,20 @@ def refuse_instruction(model: str, parameters: RerankParameters) -> None:
         )
 
 
+def refuse_weights(model: str, parameters: RerankParameters) -> None:
+    """Refuse weights of outputs for a model that ranks by one score.
+
+    Raises:
+        ItemRefused: the parameters have weights.
+    """
+    if parameters.weights is not UNSET:
+        raise ItemRefused(
+            "bad_output",
+            f"`{model}` ranks by one score; leave out `weights`, or use a model with several "
+            "outputs",
+        )
+
+
 def hypotheses(parameters: ZeroShotParameters) -> list[str]:
     """Return the hypotheses: the template with each label in place of `{}`.
 

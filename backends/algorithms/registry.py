@@ -15,6 +15,7 @@ from sluicegate.backends.algorithms.hosts import AlgorithmHosts
 from sluicegate.backends.algorithms.labelled_spans import LabelledSpans
 from sluicegate.backends.algorithms.labels import Labeller
 from sluicegate.backends.algorithms.long_document import LongEmbed
+from sluicegate.backends.algorithms.outputs import EmbedOutputs, OutputReader, RankByOutputs
 from sluicegate.backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
 from sluicegate.backends.algorithms.recipes import CUSTOM, RECIPES
 from sluicegate.backends.algorithms.split import split_tasks
@@ -33,7 +34,7 @@ from sluicegate.backends.repository.manifest import (
     builds_on,
 )
 from sluicegate.backends.repository.model import Model
-from sluicegate.wire.protocol import ModelInfo, Task
+from sluicegate.wire.protocol import EmbedOutput, ModelInfo, Task
 
 # The version of the layers below every algorithm: tokenization, pipelines, batching, executors.
 # Increase it when a change of these layers changes results.
@@ -111,6 +112,7 @@ def _serve(
     labels: list[str] | None = None,
     dimensions: int | None = None,
     prompts: Sequence[str] = (),
+    outputs: Sequence[EmbedOutput] = (),
 ) -> ModelAlgorithms:
     """Return a model whose algorithms use the model's own graph or the models `below`."""
     manifest, infos = model.manifest, [served_model.info for served_model in below]
@@ -137,6 +139,7 @@ def _serve(
         serving=model.serving,
         shows_tokens=True,
         prompts=list(prompts),
+        outputs=list(outputs),
     )
     return ModelAlgorithms(
         info=info, encoder=encoder, algorithms=algorithms, tokens=token_algorithms(encoder)
@@ -144,22 +147,33 @@ def _serve(
 
 
 def _serve_encoder(model: Model, manifest: EncoderManifest) -> ModelAlgorithms:
-    named = manifest.prompts
+    named, outputs = manifest.prompts, list[EmbedOutput]()
     prompts = (named.get("query", ""), named.get("document", ""))
     # `None` if the manifest has no prompt at all.
     ranked_by = prompts if any((manifest.prompt, *prompts)) else None
-    available: Algorithms = {
-        Task.EMBED: Embed(model=model.name, dimensions=manifest.dimensions, named_prompts=named),
-        Task.RERANK: Rerank(model=model.name, own_prompts=ranked_by),
-    }
+    if manifest.sparse is not None or manifest.multi_vector is not None:
+        reader = OutputReader(model=model.name, manifest=manifest)
+        outputs = reader.layout.outputs
+        available: Algorithms = {
+            Task.EMBED: EmbedOutputs(reader, named_prompts=named),
+            Task.RERANK: RankByOutputs(reader, own_prompts=ranked_by),
+        }
+    else:
+        available = {
+            Task.EMBED: Embed(
+                model=model.name, dimensions=manifest.dimensions, named_prompts=named
+            ),
+            Task.RERANK: Rerank(model=model.name, own_prompts=ranked_by),
+        }
     algorithms: Algorithms = {task: available[task] for task in manifest.tasks}
     return _serve(
         model,
         algorithms,
         [],
-        algorithm="embedding",
+        algorithm="outputs" if outputs else "embedding",
         dimensions=manifest.dimensions,
         prompts=list(named) if Task.EMBED in algorithms else [],
+        outputs=outputs,
     )
 
 

@@ -10,7 +10,7 @@ from sluicegate.backends.errors import ModelProblem
 from sluicegate.backends.executors.cost import MeasuredCosts
 from sluicegate.backends.executors.padded_batch import INPUTS
 from sluicegate.backends.open_inference.address import RemoteModelServer
-from sluicegate.backends.types import OutputKind
+from sluicegate.backends.types import JoinedWidth, OutputKind
 
 _INTEGERS: dict[str, np.dtype[Any]] = {
     "tensor(int64)": np.dtype(np.int64),
@@ -32,6 +32,11 @@ class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
     upstream: RemoteModelServer | None = None
     costs: MeasuredCosts | None = None
     """If set, the graph has passed its trial runs on this machine, and they are not repeated."""
+    joined: JoinedWidth = JoinedWidth()
+
+    def width(self, kind: OutputKind, length: int) -> int:
+        """Return the size of an output's last axis in a batch of `length` tokens a row."""
+        return self.joined.of(length) if kind is OutputKind.JOINED else self.dimensions
 
     @property
     def has_one_form(self) -> bool:
@@ -73,12 +78,13 @@ def check_outputs(session: Any, source: GraphSource) -> None:
         ModelProblem: an output is missing, or has another width.
     """
     widths = {node.name: node.shape[-1] for node in session.get_outputs()}
-    for name in source.outputs.values():
+    for kind, name in source.outputs.items():
         if name not in widths:
             raise ModelProblem(
                 f"{source.path}: the graph has no output `{name}`; it has {', '.join(widths)}"
             )
-        if isinstance(widths[name], int) and widths[name] != source.dimensions:
+        is_fixed = isinstance(widths[name], int) and kind is not OutputKind.JOINED
+        if is_fixed and widths[name] != source.dimensions:
             raise ModelProblem(
                 f"{source.path}: output `{name}` is {widths[name]} wide, not "
                 f"`dimensions: {source.dimensions}`"

@@ -9,11 +9,18 @@ import orjson
 
 from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.batching.fair_queue import BULK
-from sluicegate.backends.pipelines.encoder import Encoder, QuestionWindow
+from sluicegate.backends.pipelines.encoder import Encoder, QuestionWindow, TextMarks
 from sluicegate.backends.pipelines.token_reader import TokenReader
 from sluicegate.backends.pipelines.windows import Windows
 from sluicegate.backends.pipelines.word_rows import WordFormat, WordOutputs
-from sluicegate.backends.types import FloatArray, PlacedTokens, RowInput, TokenOffsets
+from sluicegate.backends.types import (
+    Encoding,
+    FloatArray,
+    OutputKind,
+    PlacedTokens,
+    RowInput,
+    TokenOffsets,
+)
 from sluicegate.wire.protocol import AnswerParameters
 
 
@@ -163,6 +170,23 @@ class AlgorithmContext:
             BackendError: a text is refused or a row failed.
         """
         return await self._pipelines[model].vectors(texts, self._caller, prompts)
+
+    async def row(
+        self,
+        encoder: str,
+        text: RowInput,
+        *,
+        kind: OutputKind,
+        marks: TextMarks | None = None,
+        prompt: str | None = None,
+    ) -> tuple[Encoding, FloatArray]:
+        """Return the tokens of a text, and the raw output of an encoder for them.
+
+        `prompt` replaces the model's own prompt.
+        """
+        return await self._encoder(encoder).row(
+            text, self._caller, kind=kind, marks=marks, prompt=prompt
+        )
 
     async def pairs(
         self, model: str, first: str, seconds: Sequence[str], *, cut_first_only: bool = False

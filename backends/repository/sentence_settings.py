@@ -23,8 +23,11 @@ LIMIT_FILES = tuple(
 PROMPT_FILE = "config_sentence_transformers.json"
 _CONFIG = "config.json"
 _KNOWN_LIMITS = {"max_seq_length", "do_lower_case", "unpad_inputs", "module_output_name"}
+# The model type of late interaction, and its own limits, which an import reads.
+LATE = "MultiVectorEncoder"
+LATE_LIMITS = ("query_length", "document_length", "query_expansion")
 _RANKING = {"sequence-classification", "text-generation"}
-_TASKS = {"feature-extraction", *_RANKING}
+_TASKS = {"feature-extraction", "fill-mask", *_RANKING}
 _MESSAGE = "message"
 _COSINE = {None, "cosine"}
 _FUNCTIONS: Mapping[str, Function] = MappingProxyType({"Identity": "none", "Sigmoid": "sigmoid"})
@@ -78,8 +81,13 @@ def read_limits(files: Files) -> TextLimits | None:
     config |= {"processing_kwargs": {**processing, **prompts}}
     if chats and modalities[_MESSAGE].get("format", "flat") != "flat":
         raise ModelProblem(f"{path}: the `format` of messages must be `flat`")
+    late = read_object(files(PROMPT_FILE)).get("model_type") == LATE
     for field, value in config.items():
-        if field not in _KNOWN_LIMITS and value not in (None, False, {}, []):
+        if (
+            field not in _KNOWN_LIMITS
+            and not (late and field in LATE_LIMITS)
+            and value not in (None, False, {}, [])
+        ):
             raise ModelProblem(f"{path}: `{field}` is not supported; remove it if you can")
     length = config.get("max_seq_length")
     return TextLimits(

@@ -34,7 +34,7 @@ from sluicegate.gateway.inference.visibility import is_visible, model_not_found,
 from sluicegate.gateway.ledger.types import SLOW_GROUPS, BudgetReport, GroupBy, Units
 from sluicegate.gateway.runtime.store import RuntimeStore
 from sluicegate.gateway.types import Principal, RegionName, ServedModel
-from sluicegate.wire.protocol import Task
+from sluicegate.wire.protocol import EmbedOutput, Task
 
 AnyRequest = Request[Any, Any, Any]
 _GROUPS = tuple(group for group in GroupBy if group.is_public)
@@ -81,6 +81,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Numbers of a vector, where it makes some."""
     prompts: list[str] = []
     """Names of the prompts that `prompt_name` of `POST /v1/embed` can have."""
+    outputs: list[EmbedOutput] | None = None
+    """What it makes of a text, where that is more or other than one dense vector."""
     description: str = ""
     """What its owner says of it."""
     demonstration: bool = False
@@ -312,6 +314,7 @@ def _card(model: ServedModel) -> ModelCard:
         labels=info.labels,
         dimensions=info.dimensions,
         prompts=info.prompts,
+        outputs=info.outputs or None,
         description=info.description,
         demonstration=info.demonstration,
         regions=list(model.regions),

@@ -15,12 +15,24 @@ from sluicegate.gateway.api.dialect import Dialect
 from sluicegate.gateway.api.inference_route import BodySource
 from sluicegate.gateway.api.schemas import EmbedBody, Positive, RerankBody
 from sluicegate.gateway.api.vectors import NumberType, as_base64, as_json
-from sluicegate.gateway.dialects.base import DialectBody, body_route, input_tokens, prompt_for
-from sluicegate.gateway.dialects.openai import OpenAIEmbedding
+from sluicegate.gateway.dialects.base import (
+    DialectBody,
+    body_route,
+    input_tokens,
+    joined_results,
+    prompt_for,
+)
 from sluicegate.gateway.dialects.stored_results import ranking
 from sluicegate.gateway.errors import InvalidRequest
 from sluicegate.gateway.types import Answer, InferenceRequest, RequestId
 from sluicegate.wire.protocol import Task
+
+
+class _Matrix(msgspec.Struct, frozen=True):
+    multi_vector: msgspec.Raw
+
+
+_matrix = msgspec.json.Decoder(_Matrix).decode
 
 
 class _NamedBody(DialectBody, frozen=True, kw_only=True):
@@ -54,7 +66,10 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     input: str | list[str | JinaTextItem]
     """A text, or a list of texts. A request with images is refused."""
     task: str | None = None
-    """Puts the model's prompt for this task before each text, if the model has one."""
+    """Puts the model's prompt for this task before each text, if the model has one. With
+    `return_multivector`, a name that ends in `query` marks texts as queries instead."""
+    return_multivector: bool = False
+    """Whether to return the vectors of tokens, as `embeddings`."""
     dimensions: Positive | None = None
     """Shortens each vector to this many dimensions."""
     normalized: bool = True
@@ -68,30 +83,46 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
 
     @override
     def items(self) -> list[Any]:
-        return _texts(self.input if isinstance(self.input, list) else [self.input])
+        return self._native().items()
 
     @override
     def resolved(self, source: BodySource) -> Self:
-        prompt = prompt_for(source, self.model, self.task)
-        return msgspec.structs.replace(self, task=prompt)
+        if self.return_multivector:
+            return self
+        return msgspec.structs.replace(self, task=prompt_for(source, self.model, self.task))
+
+    def _native(self) -> EmbedBody:
+        is_query = self.return_multivector and (self.task or "").endswith("query")
+        return EmbedBody(
+            model=self.model,
+            input=_texts(self.input if isinstance(self.input, list) else [self.input]),
+            dimensions=self.dimensions,
+            prompt_name=None if self.return_multivector else self.task,
+            normalize=self.normalized,
+            truncate=self.truncate,
+            outputs=("multi_vector",) if self.return_multivector else ("dense",),
+            input_type="query" if is_query else "document",
+        )
 
     @override
     def request(self, model: str = "") -> InferenceRequest:
         if self.late_chunking:
             raise InvalidRequest("`late_chunking` is not supported; leave it out.")
-        return EmbedBody(
-            model=self.model,
-            input=self.items(),
-            dimensions=self.dimensions,
-            prompt_name=self.task,
-            normalize=self.normalized,
-            truncate=self.truncate,
-        ).request()
+        return self._native().request()
 
     @override
     def write(self, answer: Answer) -> dict[str, Any]:
-        kind = self.embedding_type
-        return _vectors(answer, "float" if kind == "base64" else kind, packed=kind == "base64")
+        packed = self.embedding_type == "base64"
+        kind: NumberType = "float" if self.embedding_type == "base64" else self.embedding_type
+        if not self.return_multivector:
+            return _vectors(answer, kind, packed=packed)
+        results = joined_results(answer, 1, kind, packed=packed)
+        return {
+            "data": [
+                {"object": "embedding", "index": index, "embeddings": _matrix(result).multi_vector}
+                for index, result in enumerate(results)
+            ]
+        }
 
 
 class VoyageEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
@@ -212,10 +243,23 @@ class NamedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The number of tokens of the request."""
 
 
+class NamedEmbedding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The vector of a text, or the vectors of its tokens."""
+
+    object: Literal["embedding"]
+    """A constant."""
+    index: int
+    """The index of the vector's text in the input."""
+    embedding: list[float] | str | None = None
+    """The numbers, or a base64 string."""
+    embeddings: list[list[float] | str] | None = None
+    """The vectors of tokens, with `return_multivector` of Jina's API."""
+
+
 class NamedEmbeddings(NamedAnswer, frozen=True, kw_only=True):
     """Vectors of all texts."""
 
-    data: list[OpenAIEmbedding]
+    data: list[NamedEmbedding]
     """A vector for each text, in the order of the input."""
 
 

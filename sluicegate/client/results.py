@@ -97,10 +97,21 @@ class Spans(Result, frozen=True, kw_only=True):
     """The score of "the context has no answer", to compare with the answers' scores."""
 
 
+class SparseVector(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the weights of tokens, by their numbers in the vocabulary."""
+
+    indices: list[int] = []
+    values: list[float] = []
+
+
 class Embedding(Result, frozen=True, kw_only=True):
-    """Holds the vector of a text."""
+    """Holds the outputs of a text that were asked for; others are empty."""
 
     embedding: list[float] = []
+    sparse: SparseVector = SparseVector()
+    sparse_tokens: list[str] = []
+    multi_vector: list[list[float]] = []
+    multi_vector_tokens: list[str] = []
 
 
 class Tokens(Result, frozen=True, kw_only=True):
@@ -180,6 +191,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     labels: list[str] | None = None
     dimensions: int | None = None
     prompts: list[str] = []
+    outputs: list[str] | None = None
     description: str = ""
     demonstration: bool = False
     regions: list[str] = []

@@ -32,6 +32,7 @@ from sluicegate.client.results import (
 )
 
 NumberType = Literal["float", "float16", "int8", "uint8", "binary", "ubinary"]
+EmbedOutput = Literal["dense", "sparse", "multi_vector"]
 OnError = Literal["fail", "continue"]
 
 
@@ -104,6 +105,7 @@ def rerank(
     instruction: str | None = None,
     top_n: int | None = None,
     return_documents: bool | None = None,
+    weights: Mapping[EmbedOutput, float] | None = None,
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[RankedDocument]]:
@@ -115,6 +117,7 @@ def rerank(
         "documents": documents,
         "top_n": top_n,
         "return_documents": return_documents,
+        "weights": weights,
     }
     return _infer("/v1/rerank", Answer[RankedDocument], fields, truncate, on_error)
 
@@ -177,10 +180,14 @@ def embed(
     dimensions: int | None = None,
     prompt_name: str | None = None,
     output_dtype: NumberType | None = None,
+    outputs: Sequence[EmbedOutput] | None = None,
+    input_type: Literal["query", "document"] | None = None,
+    pool_factor: int | None = None,
+    return_tokens: bool | None = None,
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[Embedding]]:
-    """Compute the vectors of texts."""
+    """Compute the vectors of texts; `outputs` names the kinds of vectors."""
     fields = {
         "model": model,
         "input": texts,
@@ -188,6 +195,10 @@ def embed(
         "dimensions": dimensions,
         "prompt_name": prompt_name,
         "output_dtype": output_dtype,
+        "outputs": outputs,
+        "input_type": input_type,
+        "pool_factor": pool_factor,
+        "return_tokens": return_tokens,
     }
     return _infer("/v1/embed", Answer[Embedding], fields, truncate, on_error)
 

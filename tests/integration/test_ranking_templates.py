@@ -99,6 +99,14 @@ async def test_a_model_without_a_template_reads_no_instruction(backend: Backend)
     assert outcome.code == "bad_instruction"
 
 
+async def test_a_decoder_ranks_by_one_score(backend: Backend) -> None:
+    given = RerankParameters(query="a", instruction="b", weights={"dense": 1.0})
+    (outcome,) = await backend.ask(RANKER, Task.RERANK, ["a"], parameters=given)
+
+    assert isinstance(outcome, Failed)
+    assert outcome.code == "bad_output"
+
+
 async def test_an_empty_pair_is_refused(backend: Backend) -> None:
     given = RerankParameters(query=" ")
     (outcome,) = await backend.ask(RANKER, Task.RERANK, [" "], parameters=given)

@@ -9,6 +9,7 @@ CANDIDATES = ["money", "travel"]
 TEMPLATE = "This is about {}."
 PROMPT_NAMES = ("query", "STS")
 INSTRUCTION = "Find the same place"
+POOL_FACTOR = 2
 DECODERS = ("qwen3", "gemma3_text")
 ENCODERS = (
     "bert",

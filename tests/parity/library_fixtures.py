@@ -10,20 +10,20 @@ from pathlib import Path
 from tests.parity.library_answers import answers_file, base_folder
 from tests.parity.texts import DATA
 
-FIXTURES = DATA / "library"
+FIXTURES, OUTPUTS = DATA / "library", DATA / "outputs"
 _UNREAD = {"README.md", "model_head.pkl"}
 
 
-def unpack(name: str, folder: Path) -> Path:
+def unpack(name: str, folder: Path, *, fixtures: Path = FIXTURES) -> Path:
     """Unpack a checkpoint and its answers; return its folder."""
-    with zipfile.ZipFile(FIXTURES / f"{name}.zip") as archive:
+    with zipfile.ZipFile(fixtures / f"{name}.zip") as archive:
         archive.extractall(folder)
     return folder / name
 
 
-def fixture_names() -> list[str]:
+def fixture_names(fixtures: Path = FIXTURES) -> list[str]:
     """Return the names of all packed checkpoints."""
-    return sorted(path.stem for path in FIXTURES.glob("*.zip"))
+    return sorted(path.stem for path in fixtures.glob("*.zip"))
 
 
 def main() -> None:
@@ -31,12 +31,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="+")
+    parser.add_argument("--into", type=Path, default=FIXTURES)
     given = parser.parse_args()
-    FIXTURES.mkdir(exist_ok=True)
+    given.into.mkdir(exist_ok=True)
     for name in given.names:
         folders = [given.folder / name, base_folder(given.folder / name)]
         files = [p for folder in folders for p in folder.rglob("*") if p.is_file()]
-        with zipfile.ZipFile(FIXTURES / f"{name}.zip", "w", zipfile.ZIP_LZMA) as archive:
+        with zipfile.ZipFile(given.into / f"{name}.zip", "w", zipfile.ZIP_LZMA) as archive:
             for path in sorted([*files, answers_file(given.folder / name)]):
                 if path.name not in _UNREAD:
                     # Without a time, so that a file packed again is the same.

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from sluicegate.wire.protocol import Task
+from sluicegate.wire.protocol import EmbedOutput, Task, embed_output
 from tests.support.api import Api
 from tests.support.documents import conforms, documents
 from tests.support.entry_points import EntryPoint
@@ -14,7 +14,6 @@ from tests.support.inference_scene import INFO
 _RESULTS = {
     Task.CLASSIFY: b'{"labels":[{"label":"good","score":0.75},{"label":"bad","score":0.25}]}',
     Task.ZERO_SHOT: b'{"labels":[{"label":"x","score":0.6},{"label":"y","score":0.4}]}',
-    Task.EMBED: b'{"embedding":[0.25,-0.5]}',
     Task.TOKENIZE: (
         b'{"count":1,"fits":true,"windows":1,"ids":[7],"tokens":["a"],"offsets":[[0,1]]}'
     ),
@@ -26,6 +25,14 @@ _RESULTS = {
     Task.ENTITIES: (
         b'{"entities":[{"label":"PER","score":0.9,"text":"Sarah","start":11,"end":16}]}'
     ),
+}
+
+
+# The outputs of a text.
+OUTPUTS: dict[EmbedOutput, bytes] = {
+    "dense": b'{"embedding":[0.25,-0.5]}',
+    "sparse": b'{"sparse":{"indices":[3,7],"values":[0.5,0.25]}}',
+    "multi_vector": b'{"multi_vector":[[0.25,-0.5],[-0.5,0.25]]}',
 }
 
 
@@ -52,6 +59,8 @@ def serve_models(api: Api) -> Api:
 
     def result(body: bytes) -> bytes:
         task = api.scene.runner.works[-1].task
+        if task is Task.EMBED:
+            return OUTPUTS[embed_output(body)]
         return _RESULTS.get(task) or b'{"score":%.2f}' % (len(body) / 100)
 
     api.scene.runner.result = result

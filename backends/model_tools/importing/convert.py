@@ -14,6 +14,7 @@ from onnx import ModelProto
 
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
+from sluicegate.backends.model_tools.graphs.options import GraphOptions
 from sluicegate.backends.model_tools.graphs.static import build_static
 from sluicegate.backends.model_tools.graphs.weight_file import WeightFile, is_large
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
@@ -27,6 +28,7 @@ from sluicegate.backends.model_tools.importing.finishing import (
     finish_model,
 )
 from sluicegate.backends.model_tools.importing.gliner import write_gliner
+from sluicegate.backends.model_tools.importing.outputs import reads_unattended
 from sluicegate.backends.model_tools.importing.rebuild import rebuild
 from sluicegate.backends.model_tools.importing.source import CheckpointFolder, open_source
 from sluicegate.backends.repository.graph_file import read_graph_file
@@ -99,7 +101,7 @@ def convert_source(source: CheckpointFolder, target: Path) -> str:
             source.pooling(),
             finish=lambda model: finish_model(model, source, dict(source.fields)),
         )
-    elif source.table is None:
+    elif source.table is None and not reads_unattended(source):
         write_optimized_graphs(target / _GRAPH, source.config)
     _write_files(source, target, fields)
     return origin
@@ -143,6 +145,10 @@ def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights |
     if source.table is not None:
         (target / _GRAPH).write_bytes(build_static(source.table).SerializeToString())
         return "a table of token vectors", None
+    is_pooled = source.modules is None or source.modules.is_pooled
+    if source.graph is not None and not is_pooled:
+        copy_graph(source.graph, target)
+        return f"the graph `{source.graph.relative_to(source.folder)}`", None
     if source.graph is not None:
         name = f"the graph `{source.graph.relative_to(source.folder)}`"
         try:
@@ -157,22 +163,28 @@ def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights |
             _export(source.folder, source.config, Path(exported))
             copy_graph(Path(exported, _GRAPH), target)
         return f"`{kind}` weights, exported by optimum", None
-    weights = source.weights()
+    weights, unattended = source.weights(), reads_unattended(source)
+    options = GraphOptions(attention="plain" if unattended else "gathered")
     try:
-        model = _build(source, weights, target)
+        model = _build(source, weights, target, options)
     except WeightsError as error:
         raise StartProblem(f"`{source.folder}`: {error}") from None
     (target / _GRAPH).write_bytes(model.SerializeToString())
     adapted = f", with the adapter `{source.adapter.folder}`" if source.adapter else ""
-    return f"`{kind}` weights{adapted}", weights
+    # Other kinds of attention do not compute tokens that no token attends to.
+    return f"`{kind}` weights{adapted}", None if unattended else weights
 
 
-def _build(source: CheckpointFolder, weights: Weights, target: Path) -> ModelProto:
+def _build(
+    source: CheckpointFolder, weights: Weights, target: Path, options: GraphOptions
+) -> ModelProto:
     """Return the graph of a checkpoint; large weights are written beside it."""
     if not is_large(weights.values()):
-        return build_checkpoint(source.config, weights, pooling=source.pooling())
+        return build_checkpoint(source.config, weights, pooling=source.pooling(), options=options)
     with WeightFile(target) as file:
-        return build_checkpoint(source.config, weights, pooling=source.pooling(), stored=file.add)
+        return build_checkpoint(
+            source.config, weights, pooling=source.pooling(), options=options, stored=file.add
+        )
 
 
 def _export(folder: Path, config: Mapping[str, Any], target: Path) -> None:

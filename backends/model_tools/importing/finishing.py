@@ -18,6 +18,7 @@ from sluicegate.backends.executors.padded_batch import INPUTS
 from sluicegate.backends.model_tools.graphs.half import is_half
 from sluicegate.backends.model_tools.graphs.heads import LOGITS
 from sluicegate.backends.model_tools.importing.model_inputs import complete_inputs
+from sluicegate.backends.model_tools.importing.outputs import add_outputs
 from sluicegate.backends.model_tools.importing.sentence_graph import (
     POOLED,
     add_classifier,
@@ -98,6 +99,7 @@ def finish_model(model: ModelProto, source: CheckpointFolder, fields: dict[str, 
             raise StartProblem(f"`{source.folder / 'config.json'}`: {error}") from None
     changed = _join_ends(model) or changed
     changed = _add_modules(model, source, fields) or changed
+    changed = add_outputs(model, source, fields) or changed
     if source.head is not None:
         _add_head(model, source, source.head, fields)
     return changed or source.head is not None
@@ -176,7 +178,7 @@ def _join_ends(model: ModelProto) -> bool:
 def _add_modules(model: ModelProto, source: CheckpointFolder, fields: dict[str, Any]) -> bool:
     """Append the modules of a sentence transformer if the graph lacks them."""
     modules = source.modules
-    if modules is None:
+    if modules is None or not modules.is_pooled:
         return False
     outputs = {value.name for value in model.graph.output}
     named = fields.get("outputs") or {}

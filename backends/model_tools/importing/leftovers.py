@@ -22,7 +22,9 @@ from sluicegate.backends.model_tools.importing.setfit_head import (
     how_to_convert,
 )
 from sluicegate.backends.model_tools.importing.source import (
+    COLBERT_HEAD,
     SHARDS,
+    SPARSE_HEAD,
     WEIGHTS,
     CheckpointFolder,
     read_json,
@@ -50,8 +52,8 @@ _COPIES = re.compile(
 )
 _COPY_FOLDERS = {"onnx", "openvino", "coreml", "gguf", "mlx"}
 _KNOWN = {
-    "sparse_linear.pt": "the sparse vectors of BGE-M3",
-    "colbert_linear.pt": "the vectors of tokens of BGE-M3",
+    "sparse_linear.pt": f"the sparse vectors of BGE-M3, a pickle: save it as `{SPARSE_HEAD}`",
+    "colbert_linear.pt": f"the token vectors of BGE-M3, a pickle: save it as `{COLBERT_HEAD}`",
 }
 _STATE, _COPY = "training state", "a second copy of the weights"
 _WORDS = ("ForMaskedLM", "ForPreTraining", "ForCausalLM")
@@ -147,7 +149,7 @@ def _unread(source: CheckpointFolder, names: Iterable[str]) -> Iterator[tuple[st
     be left out.
     """
     listed = module_folders(source.find)
-    used = {*_used_weights(source), *(f"{folder}/{WEIGHTS}" for folder in listed)}
+    used = {*_used_weights(source), *source.heads, *(f"{folder}/{WEIGHTS}" for folder in listed)}
     beside: set[str] | None = None
     for name in names:
         first, slash, _ = name.partition("/")

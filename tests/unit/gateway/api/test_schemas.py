@@ -31,7 +31,7 @@ _BASE: dict[type[TaskBody], dict[str, Any]] = {
     RerankBody: {"model": "m", "query": "q", "documents": ["a"]},
     EntitiesBody: {"model": "m", "input": "a"},
     AnswerBody: {"model": "m", "input": {"question": "q", "context": "a"}},
-    EmbedBody: {"model": "m", "input": "a"},
+    EmbedBody: {"model": "m", "input": "a", "outputs": ["multi_vector"]},
     TokenizeBody: {"model": "m", "input": "a"},
     DetokenizeBody: {"model": "m", "ids": [1]},
 }
@@ -46,7 +46,13 @@ _OTHER: dict[type[TaskBody], dict[str, Any]] = {
         "hypothesis_template": "{}",
     },
     ChooseBody: {"model": "n", "input": {"prompt": "p", "choices": ["y", "x"]}},
-    RerankBody: {"model": "n", "query": "r", "documents": ["b"], "instruction": "i"},
+    RerankBody: {
+        "model": "n",
+        "query": "r",
+        "documents": ["b"],
+        "instruction": "i",
+        "weights": {"dense": 1},
+    },
     EntitiesBody: {
         "model": "n",
         "input": "b",
@@ -71,6 +77,10 @@ _OTHER: dict[type[TaskBody], dict[str, Any]] = {
         "normalize": False,
         "dimensions": 3,
         "prompt_name": "query",
+        "outputs": ["sparse"],
+        "input_type": "query",
+        "pool_factor": 2,
+        "return_tokens": True,
     },
     TokenizeBody: {
         "model": "n",
@@ -117,6 +127,25 @@ def test_every_field_changes_the_key_or_is_exempt_by_name(body: type[TaskBody], 
     changed = keys(decode(body, _BASE[body] | {field: value}).request())
 
     assert (changed == base) == exempt
+
+
+def test_a_dense_vector_has_one_key_with_and_without_outputs() -> None:
+    fields = {"model": "m", "input": "a"}
+    plain = keys(decode(EmbedBody, fields).request())
+
+    assert keys(decode(EmbedBody, fields | {"outputs": ["dense"]}).request()) == plain
+    both = decode(EmbedBody, fields | {"outputs": ["sparse", "dense"]}).request()
+    assert keys(both)[1:] == plain
+
+
+@pytest.mark.parametrize(
+    ("body", "parameters"),
+    [(RerankBody, {"query": "q"}), (EmbedBody, {"normalize": True, "dimensions": None})],
+)
+def test_options_that_are_not_set_are_not_in_the_key(
+    body: type[TaskBody], parameters: dict[str, Any]
+) -> None:
+    assert msgspec.msgpack.decode(decode(body, _BASE[body]).request().parameters) == parameters
 
 
 def test_the_same_text_is_another_item_for_every_task() -> None:
