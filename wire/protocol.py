@@ -37,6 +37,8 @@ MAX_LABELS = 256
 """The most labels or choices of an item."""
 LABELS = stated(minItems=1, maxItems=MAX_LABELS)
 _LENGTH = struct.Struct("<I")
+# The high bits of the first byte of a small map in msgpack.
+_MAP = 0x80
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 # The errors of msgspec for invalid bytes: malformed, not UTF-8, or nested too deeply.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -44,6 +46,8 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # Turns logits into scores.
 Function = Literal["softmax", "sigmoid", "none"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
+# What an encoder makes of a text: one vector, the weights of words, or one vector for each token.
+EmbedOutput = Literal["dense", "sparse", "multi_vector"]
 # The id of a token in a tokenizer's vocabulary.
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
@@ -98,18 +102,24 @@ class ChooseParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 class EmbedParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Holds the parameters of the task `embed`.
 
-    Only the first `dimensions` values of a vector are kept; `None` keeps all values. With
-    `normalize`, the vector is then scaled to length one.
+    Only the first `dimensions` values of each vector are kept; `None` keeps all values. With
+    `normalize`, the vector is then scaled to length one. Sparse vectors ignore both.
     """
 
     normalize: bool = True
     dimensions: int | None = None
 
 
-class RerankParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds the query. Each item is a document, which gets a score for the query."""
+class RerankParameters(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Holds the query. Each item is a document, which gets a score for the query.
+
+    With `weights`, the score is the sum of the scores of several outputs, each times its weight.
+    """
 
     query: str
+    weights: dict[EmbedOutput, float] | None = None
 
 
 class EntitiesParameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,6 +161,37 @@ class ChooseItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The texts to choose from."""
 
 
+class EmbedItem(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Holds a text or token ids, and the output to return; a plain text asks for `dense`.
+
+    Each output of a text is an item, so each has a cache entry. With `tokens`, the result also has
+    the tokens of a sparse vector or of token vectors. `is_query` and `pool_factor` only change
+    `multi_vector`: how the text is marked, and how many vectors become one vector.
+    """
+
+    input: str | tuple[TokenId, ...]
+    output: EmbedOutput
+    is_query: bool = False
+    pool_factor: Annotated[int, msgspec.Meta(ge=1)] = 1
+    tokens: bool = False
+
+
+_embed_item = msgspec.msgpack.Decoder(EmbedItem)
+
+
+def read_embed_item(body: bytes) -> EmbedItem | None:
+    """Return the `EmbedItem` of an encoded item of `embed`; `None` for a plain text or tokens."""
+    return _embed_item.decode(body) if body and body[0] & 0xF0 == _MAP else None
+
+
+def embed_output(body: bytes) -> EmbedOutput:
+    """Return the output that an encoded item of `embed` asks for."""
+    found = read_embed_item(body)
+    return "dense" if found is None else found.output
+
+
 Parameters = (
     ClassifyParameters
     | ZeroShotParameters
@@ -176,12 +217,12 @@ PARAMETERS: dict[Task, type[Parameters]] = {
 }
 
 # The type of an item's msgpack body by task. `classify` takes a text or a pair of texts, `embed` a
-# text or token ids, `rerank` a document, and `infer` any JSON value.
+# text, token ids or an `EmbedItem`, `rerank` a document, and `infer` any JSON value.
 ITEMS: dict[Task, Any] = {
     Task.CLASSIFY: str | tuple[str, str],
     Task.ZERO_SHOT: str,
     Task.CHOOSE: ChooseItem,
-    Task.EMBED: str | tuple[TokenId, ...],
+    Task.EMBED: str | tuple[TokenId, ...] | EmbedItem,
     Task.RERANK: str,
     Task.ENTITIES: str,
     Task.INFER: Any,
@@ -193,7 +234,9 @@ ITEMS: dict[Task, Any] = {
 # The results of the tasks, as the backend encodes them in JSON:
 #   classify, zero-shot  {"labels": [{"label": str, "score": float}, ...]}      best first
 #   choose               {"choice": int, "scores": [float, ...]}
-#   embed                {"embedding": [float, ...]}
+#   embed                {"embedding": [float, ...]}, {"sparse": {"indices": [int, ...], "values":
+#                        [float, ...]}} or {"multi_vector": [[float, ...], ...]}, by the output;
+#                        with `tokens` also "sparse_tokens" or "multi_vector_tokens": [str, ...]
 #   rerank               {"score": float}     for one document; the gateway sorts the documents
 #   entities             {"entities": [{"label", "score", "text", "start", "end"}, ...]}
 #   infer                any JSON value
@@ -323,6 +366,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     - `serving` has the model's traffic split and other revisions. It is `None` for a revision with
       a name of its own, such as `name@1`.
     - `shows_tokens` means that the backend answers `TOKEN_TASKS`, and embeds token ids.
+    - `outputs` are the outputs of the task `embed`; empty for `dense` alone.
     """
 
     name: str
@@ -339,6 +383,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     earlier: list[str] = []
     serving: Serving | None = None
     shows_tokens: bool = False
+    outputs: list[EmbedOutput] = []
 
 
 class PlanVerdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.scores import exact, normalize
 from sluicegate.backends.pipelines.windows import Windows
 from sluicegate.backends.types import FloatArray, RowInput, Text, TokenIds
-from sluicegate.wire.protocol import EmbedParameters, RerankParameters
+from sluicegate.wire.protocol import EmbedItem, EmbedParameters, RerankParameters
 
 
 class Embed(QueryAlgorithm):
@@ -22,9 +22,11 @@ class Embed(QueryAlgorithm):
         self.dimensions = dimensions
 
     @override
-    def texts(self, item: str | tuple[int, ...], parameters: EmbedParameters) -> Sequence[RowInput]:
+    def texts(
+        self, item: str | tuple[int, ...] | EmbedItem, parameters: EmbedParameters
+    ) -> Sequence[RowInput]:
         self.check_dimensions(parameters)
-        return (item if isinstance(item, str) else TokenIds(item),)
+        return (text_of(dense_input(item)),)
 
     @override
     def answer(self, vectors: FloatArray, parameters: EmbedParameters) -> Any:
@@ -33,12 +35,7 @@ class Embed(QueryAlgorithm):
 
     def check_dimensions(self, parameters: EmbedParameters) -> int:
         """Return the requested number of dimensions; raise `ItemRefused` if it is invalid."""
-        dimensions = self.dimensions if parameters.dimensions is None else parameters.dimensions
-        if not 1 <= dimensions <= self.dimensions:
-            raise ItemRefused(
-                "bad_dimensions", f"`dimensions` must be between 1 and {self.dimensions}"
-            )
-        return dimensions
+        return check_dimensions(parameters, self.dimensions)
 
 
 class Rerank(QueryAlgorithm, WindowedAlgorithm):
@@ -56,7 +53,7 @@ class Rerank(QueryAlgorithm, WindowedAlgorithm):
 
     @override
     def texts(self, item: str, parameters: RerankParameters) -> Sequence[Text]:
-        _check_query(parameters)
+        check_query(parameters)
         return parameters.query, item
 
     @override
@@ -68,7 +65,7 @@ class Rerank(QueryAlgorithm, WindowedAlgorithm):
     async def window_scores(
         self, item: str, parameters: RerankParameters, ask: AlgorithmContext, windows: Windows
     ) -> FloatArray:
-        _check_query(parameters)
+        check_query(parameters)
         for_query, for_document = self.prompts or (None, None)
         # An empty string is also a prompt, which replaces the model's own prompt.
         own = None if for_query is None else [for_query]
@@ -78,9 +75,45 @@ class Rerank(QueryAlgorithm, WindowedAlgorithm):
         return scores
 
 
-def _check_query(parameters: RerankParameters) -> None:
+def text_of(text: str | tuple[int, ...]) -> RowInput:
+    """Return the input of a tokenizer for a text or its token ids."""
+    return text if isinstance(text, str) else TokenIds(text)
+
+
+def dense_input(item: str | tuple[int, ...] | EmbedItem) -> str | tuple[int, ...]:
+    """Return the text or token ids of an item; raise `ItemRefused` if it wants another output."""
+    if not isinstance(item, EmbedItem):
+        return item
+    if item.output != "dense":
+        raise ItemRefused(
+            "bad_output", f"the model has no output `{item.output}`; ask for `dense` in `outputs`"
+        )
+    return item.input
+
+
+def check_dimensions(parameters: EmbedParameters, most: int) -> int:
+    """Return the requested number of dimensions; raise `ItemRefused` if it is invalid."""
+    dimensions = most if parameters.dimensions is None else parameters.dimensions
+    if not 1 <= dimensions <= most:
+        raise ItemRefused("bad_dimensions", f"`dimensions` must be between 1 and {most}")
+    return dimensions
+
+
+def check_query(parameters: RerankParameters) -> None:
+    """Raise `ItemRefused` if the query is empty, or outputs are weighed that the model lacks."""
+    check_unweighted(parameters)
     if not parameters.query.strip():
         raise ItemRefused("empty_input", "`query` is empty; send a text to compare documents with")
+
+
+def check_unweighted(parameters: RerankParameters) -> None:
+    """Raise `ItemRefused` if outputs are weighed: the model ranks by one score."""
+    if parameters.weights is not None:
+        raise ItemRefused(
+            "bad_output",
+            "the model ranks by one score; leave out `weights`, or use a model with "
+            "several outputs",
+        )
 
 
 def shorten(vectors: FloatArray, dimensions: int, parameters: EmbedParameters) -> FloatArray:

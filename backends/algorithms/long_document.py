@@ -14,7 +14,7 @@ from sluicegate.backends.algorithms.base import (
     WindowedAlgorithm,
 )
 from sluicegate.backends.algorithms.classify import Classify
-from sluicegate.backends.algorithms.embedding import Embed, shorten
+from sluicegate.backends.algorithms.embedding import Embed, dense_input, shorten
 from sluicegate.backends.algorithms.labels import Label, Labeller, rank
 from sluicegate.backends.algorithms.questions import ZeroShotTask, chosen
 from sluicegate.backends.errors import ItemRefused
@@ -25,6 +25,7 @@ from sluicegate.backends.types import FloatArray, Text
 from sluicegate.wire.protocol import (
     ChooseItem,
     ChooseParameters,
+    EmbedItem,
     EmbedParameters,
     Function,
     RerankParameters,
@@ -74,12 +75,16 @@ class LongEmbed(Algorithm):
 
     @override
     async def run(
-        self, item: str | tuple[int, ...], parameters: EmbedParameters, ask: AlgorithmContext
+        self,
+        item: str | tuple[int, ...] | EmbedItem,
+        parameters: EmbedParameters,
+        ask: AlgorithmContext,
     ) -> Any:
-        if not isinstance(item, str):
+        text = dense_input(item)
+        if not isinstance(text, str):
             raise ItemRefused("bad_item", "a long document is a text, not tokens; send the text")
         dimensions = self._below.check_dimensions(parameters)
-        found = await ask.windows(self._below.model, item, self._windows)
+        found = await ask.windows(self._below.model, text, self._windows)
         vector = self._windows.combined(found)
         return {"embedding": shorten(vector[None, :], dimensions, parameters)[0]}
 

@@ -21,6 +21,7 @@ from sluicegate.backends.algorithms.base import (
     only_algorithm,
 )
 from sluicegate.backends.algorithms.classify import Classify
+from sluicegate.backends.algorithms.embedding import check_unweighted
 from sluicegate.backends.algorithms.labels import Label, rank
 from sluicegate.backends.algorithms.questions import ZeroShotTask, check_choices, chosen, hypotheses
 from sluicegate.backends.errors import ItemRefused
@@ -139,6 +140,7 @@ class CrossEncode(QueryAlgorithm, WindowedAlgorithm):
 
     @override
     def texts(self, item: str, parameters: RerankParameters) -> Sequence[Text]:
+        check_unweighted(parameters)
         return ((parameters.query, item),)
 
     @override
@@ -149,6 +151,7 @@ class CrossEncode(QueryAlgorithm, WindowedAlgorithm):
     async def window_scores(
         self, item: str, parameters: RerankParameters, ask: AlgorithmContext, windows: Windows
     ) -> FloatArray:
+        check_unweighted(parameters)
         query = [parameters.query]
         logits = await ask.pair_windows(self.model, item, query, windows, text_first=False)
         return self._scores(logits[:, 0])

@@ -13,6 +13,7 @@ from sluicegate.backends.algorithms.entities import Entities
 from sluicegate.backends.algorithms.hosts import AlgorithmHosts
 from sluicegate.backends.algorithms.labels import Labeller
 from sluicegate.backends.algorithms.long_document import LongEmbed
+from sluicegate.backends.algorithms.outputs import EmbedOutputs, OutputReader, RankByOutputs
 from sluicegate.backends.algorithms.pairs import CrossEncode, EntailmentZeroShot, MultipleChoice
 from sluicegate.backends.algorithms.recipes import CUSTOM, RECIPES
 from sluicegate.backends.algorithms.split import split_tasks
@@ -29,7 +30,7 @@ from sluicegate.backends.repository.manifest import (
     builds_on,
 )
 from sluicegate.backends.repository.model import Model
-from sluicegate.wire.protocol import ModelInfo, Task
+from sluicegate.wire.protocol import EmbedOutput, ModelInfo, Task
 
 # The version of the layers below every algorithm: tokenization, pipelines, batching, executors.
 # Increase it when a change of these layers changes results.
@@ -104,6 +105,7 @@ def _serve(
     algorithm: str,
     labels: list[str] | None = None,
     dimensions: int | None = None,
+    outputs: Sequence[EmbedOutput] = (),
 ) -> ModelAlgorithms:
     """Return a model whose algorithms use the model's own graph or the models `below`."""
     manifest, infos = model.manifest, [served_model.info for served_model in below]
@@ -129,6 +131,7 @@ def _serve(
         demonstration=described.demonstration,
         serving=model.serving,
         shows_tokens=True,
+        outputs=list(outputs),
     )
     return ModelAlgorithms(
         info=info, encoder=encoder, algorithms=algorithms, tokens=token_algorithms(encoder)
@@ -136,6 +139,8 @@ def _serve(
 
 
 def _serve_encoder(model: Model, manifest: EncoderManifest) -> ModelAlgorithms:
+    if manifest.sparse is not None or manifest.multi_vector is not None:
+        return _serve_outputs(model, manifest)
     prompts = (manifest.prompts.query, manifest.prompts.document)
     # `None` if the manifest has no prompt at all.
     ranked_by = prompts if any((manifest.prompt, *prompts)) else None
@@ -145,6 +150,16 @@ def _serve_encoder(model: Model, manifest: EncoderManifest) -> ModelAlgorithms:
     }
     algorithms: Algorithms = {task: available[task] for task in manifest.tasks}
     return _serve(model, algorithms, [], algorithm="embedding", dimensions=manifest.dimensions)
+
+
+def _serve_outputs(model: Model, manifest: EncoderManifest) -> ModelAlgorithms:
+    reader = OutputReader(model=model.name, manifest=manifest)
+    available: Algorithms = {Task.EMBED: EmbedOutputs(reader), Task.RERANK: RankByOutputs(reader)}
+    algorithms: Algorithms = {task: available[task] for task in manifest.tasks}
+    outputs, dimensions = reader.layout.outputs, manifest.dimensions
+    return _serve(
+        model, algorithms, [], algorithm="outputs", dimensions=dimensions, outputs=outputs
+    )
 
 
 def _serve_classifier(model: Model, manifest: ClassifierManifest) -> ModelAlgorithms:

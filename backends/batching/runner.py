@@ -22,7 +22,7 @@ from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.cost import CostModel
 from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
 from sluicegate.backends.telemetry.spans import Tracing
-from sluicegate.backends.types import Encoding, FloatArray, OutputKind
+from sluicegate.backends.types import Encoding, FloatArray, JoinedWidth, OutputKind
 
 # This many consecutive batches must have run alone before a batch runs on all cores.
 _ALONE_BEFORE_WIDE = 3
@@ -175,7 +175,7 @@ class BatchRunner:
             late=sum([deadline <= started for deadline in deadlines]),
             waited=max(0.0, started - min([row.submitted for row in rows])),
         )
-        return split_output(output, lengths, rows[0].kind)
+        return split_output(output, lengths, rows[0].kind, self._executor.joined)
 
     def _compute(
         self, rows: list[Row], *, wide: bool = False, time_left: float = math.inf
@@ -195,17 +195,19 @@ def pad_encodings(encodings: Sequence[Encoding], kind: OutputKind) -> PaddedBatc
     for place, encoding in enumerate(encodings):
         if encoding.type_ids is not None:
             batch.type_ids[place, : len(encoding.ids)] = encoding.type_ids
+        if encoding.attended:
+            batch.mask[place, encoding.attended :] = 0
     return batch
 
 
 def split_output(
-    output: FloatArray, lengths: list[int], kind: OutputKind
+    output: FloatArray, lengths: list[int], kind: OutputKind, joined: JoinedWidth
 ) -> list["FloatArray | BackendError"]:
     """Copy a batch's output into read-only rows; a row with NaN or infinity becomes an error."""
     finite = np.isfinite(output).all()
     values: list[FloatArray | BackendError] = []
     for place, length in enumerate(lengths):
-        value = output[place] if kind is OutputKind.POOLED else output[place, :length]
+        value = joined.real(output[place], kind, length)
         if not finite and not np.isfinite(value).all():
             values.append(ModelFailed("the model's output for this row has NaN or infinity"))
             continue

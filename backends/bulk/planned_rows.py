@@ -75,7 +75,7 @@ class PlannedBatches:
                 return [OutOfMemory("the machine is out of memory for this row")]
             half = len(batch) // 2
             return self._run(batch[:half], kind) + self._run(batch[half:], kind)
-        return split_output(output, list(map(_length, batch)), kind)
+        return split_output(output, list(map(_length, batch)), kind, self._executor.joined)
 
 
 def divide(encodings: Sequence[Encoding], limits: BatchLimits) -> list[list[Encoding]]:

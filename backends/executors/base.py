@@ -5,7 +5,7 @@ from typing import Protocol
 
 from sluicegate.backends.executors.cost import CostModel
 from sluicegate.backends.executors.padded_batch import PaddedBatch
-from sluicegate.backends.types import FloatArray
+from sluicegate.backends.types import FloatArray, JoinedWidth
 
 
 class ModelExecutor(Protocol):
@@ -13,8 +13,8 @@ class ModelExecutor(Protocol):
 
     A batch has the int32 arrays `ids`, `mask` and `type_ids` of shape `(rows, length)`, and the
     `output` to compute. `run` returns a float32 array in the order of the rows. Its shape is
-    `(rows, dimensions)` for pooled output and `(rows, length, dimensions)` for token output. `run`
-    raises:
+    `(rows, dimensions)` for pooled output, `(rows, length, dimensions)` for token output, and
+    `(rows, joined.of(length))` for joined output. `run` raises:
 
     - `ModelFailed` if this batch cannot be computed, and `OutOfMemory` if a smaller batch may fit;
     - `UpstreamUnavailable` or `Overloaded` if no batch can be computed at present;
@@ -30,6 +30,7 @@ class ModelExecutor(Protocol):
     """Predicts the time of `run` in one worker thread."""
     shares_cores: bool = False
     """Whether runs use the same processor cores as the event loop."""
+    joined: JoinedWidth = JoinedWidth()
     most_rows: int | None = None
     """The maximum rows of a batch; `None` if only memory limits them."""
     wide_cost: CostModel | None = None

@@ -10,7 +10,7 @@ import numpy as np
 from sluicegate.backends.executors.buckets import Shape
 from sluicegate.backends.executors.host_memory import Array, HostMemory
 from sluicegate.backends.executors.padded_batch import PaddedBatch
-from sluicegate.backends.types import FloatArray, OutputKind
+from sluicegate.backends.types import FloatArray, JoinedWidth, OutputKind
 
 BoundKey = tuple[Shape, OutputKind]
 
@@ -27,6 +27,7 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True):
     keep_on_device: bool
     """Whether the output is in device memory. Captured graphs need this, so that its address is
     fixed."""
+    joined: JoinedWidth = JoinedWidth()
 
 
 class BoundTensors:
@@ -51,6 +52,7 @@ class BoundTensors:
             self._binding.bind_ortvalue_input(name, value)
         outer: tuple[int, ...] = shape if kind is OutputKind.TOKENS else (shape.rows,)
         size = (*outer, tensors.width)
+        self._joined = tensors.joined
         self._result = host.array(size, np.dtype(np.float32))
         if tensors.keep_on_device:
             self._output = OrtValue.ortvalue_from_shape_and_type(
@@ -72,7 +74,10 @@ class BoundTensors:
         run(self._binding)
         result = self._output.numpy() if self._on_device else self._result
         rows, length = batch.ids.shape
-        real = result[:rows] if batch.output is OutputKind.POOLED else result[:rows, :length]
+        real = result[:rows]
+        if batch.output is not OutputKind.POOLED:
+            end = length if batch.output is OutputKind.TOKENS else self._joined.of(length)
+            real = real[:, :end]
         copy: FloatArray = real.copy()
         return copy
 

@@ -131,7 +131,7 @@ class CudaExecutor(ModelExecutor):
         opened = [_open(source.path, options) for _ in range(sessions)]
         self.provider = opened[0].get_providers()[0]
         self.worker_threads = limits.runs
-        self.dimensions = source.dimensions
+        self.dimensions, self.joined = source.dimensions, source.joined
         self._slots = [
             _RunSlot(opened[number % sessions], source, options, limits)
             for number in range(limits.runs)
@@ -262,7 +262,8 @@ class _RunSlot:
             session=self._session,
             inputs=self._inputs,
             output=self._source.outputs[output],
-            width=self._source.dimensions,
+            width=self._source.width(output, shape.length),
+            joined=self._source.joined,
             memory=self._options.memory,
             device=self._options.device,
             keep_on_device=key in self._graphs,

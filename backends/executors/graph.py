@@ -9,7 +9,7 @@ import numpy as np
 from sluicegate.backends.errors import ModelProblem
 from sluicegate.backends.executors.padded_batch import INPUTS
 from sluicegate.backends.open_inference.address import RemoteModelServer
-from sluicegate.backends.types import OutputKind
+from sluicegate.backends.types import JoinedWidth, OutputKind
 
 _INTEGERS: dict[str, np.dtype[Any]] = {
     "tensor(int64)": np.dtype(np.int64),
@@ -29,6 +29,11 @@ class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
     """Identifies the model's files. If it is empty, packed weights are not cached."""
     precision: str = "fp32"
     upstream: RemoteModelServer | None = None
+    joined: JoinedWidth = JoinedWidth()
+
+    def width(self, kind: OutputKind, length: int) -> int:
+        """Return the size of an output's last axis in a batch of `length` tokens a row."""
+        return self.joined.of(length) if kind is OutputKind.JOINED else self.dimensions
 
     @property
     def has_one_form(self) -> bool:
@@ -70,12 +75,13 @@ def check_outputs(session: Any, source: GraphSource) -> None:
         ModelProblem: an output is missing, or has another width.
     """
     widths = {node.name: node.shape[-1] for node in session.get_outputs()}
-    for name in source.outputs.values():
+    for kind, name in source.outputs.items():
         if name not in widths:
             raise ModelProblem(
                 f"{source.path}: the graph has no output `{name}`; it has {', '.join(widths)}"
             )
-        if isinstance(widths[name], int) and widths[name] != source.dimensions:
+        is_fixed = isinstance(widths[name], int) and kind is not OutputKind.JOINED
+        if is_fixed and widths[name] != source.dimensions:
             raise ModelProblem(
                 f"{source.path}: output `{name}` is {widths[name]} wide, not "
                 f"`dimensions: {source.dimensions}`"

@@ -45,7 +45,7 @@ class OnnxExecutor(ModelExecutor):
     def __init__(self, source: GraphSource, *, worker_threads: int, wide: bool = True) -> None:
         self._source = source
         self.worker_threads = worker_threads
-        self.dimensions = source.dimensions
+        self.dimensions, self.joined = source.dimensions, source.joined
         packed = _keep_packed(source)
         self._session = open_session(packed or source.path, _CPU)
         self._wide: Any = None

@@ -35,7 +35,7 @@ class OpenVinoExecutor(ModelExecutor):
     def __init__(self, source: GraphSource, *, worker_threads: int) -> None:
         self._source = source
         self.worker_threads = worker_threads
-        self.dimensions = source.dimensions
+        self.dimensions, self.joined = source.dimensions, source.joined
         graph = compile_graph(source, threads=worker_threads)
         self._inputs = read_inputs(graph, source.path)
         check_outputs(graph, source)
@@ -66,6 +66,8 @@ class OpenVinoExecutor(ModelExecutor):
             values = results[self._source.outputs[batch.output]]
             if batch.output is OutputKind.TOKENS:
                 values = values[:, :length]
+            elif batch.output is OutputKind.JOINED:
+                values = values[:, : self.joined.of(length)]
             # Copy, because the next run reuses the request's arrays.
             return np.array(values, dtype=np.float32)
         except Exception as error:  # OpenVINO's errors only share the base `Exception`

@@ -20,7 +20,7 @@ class PoolingExecutor(ModelExecutor):
         self._pooling = pooling
         self.provider = inner.provider
         self.worker_threads = inner.worker_threads
-        self.dimensions = inner.dimensions
+        self.dimensions, self.joined = inner.dimensions, inner.joined
         self.cost, self.wide_cost = inner.cost, inner.wide_cost
         self.most_rows = inner.most_rows
         self.shares_cores = inner.shares_cores

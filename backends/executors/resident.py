@@ -84,7 +84,7 @@ class ResidentExecutor(ModelExecutor):
         # All later sessions have the same properties.
         self.provider = inner.provider
         self.worker_threads = inner.worker_threads
-        self.dimensions = inner.dimensions
+        self.dimensions, self.joined = inner.dimensions, inner.joined
         self.cost, self.wide_cost = inner.cost, inner.wide_cost
         memory.opened(self, size_bytes)
 

@@ -50,7 +50,7 @@ class TensorRtExecutor(ModelExecutor):
         first, last = engines[0], engines[-1]
         self.provider = first[1].provider
         self.worker_threads = first[1].worker_threads
-        self.dimensions = source.dimensions
+        self.dimensions, self.joined = source.dimensions, source.joined
         self._engines = engines
         bounds = BatchBounds(rows=first[0].rows, tokens=first[0].rows * first[0].longest)
         self.cost = measure_cost(

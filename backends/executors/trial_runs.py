@@ -29,8 +29,8 @@ def run_trials(executor: ModelExecutor, source: GraphSource) -> None:
             raise ModelProblem(
                 f"{source.path}: a trial run of {length} tokens failed: {error}"
             ) from error
-        if result.shape[-1] != source.dimensions:
+        if result.shape[-1] != (width := source.width(output, length)):
             raise ModelProblem(
-                f"{source.path}: output `{source.outputs[output]}` is "
-                f"{result.shape[-1]} wide, not `dimensions: {source.dimensions}`"
+                f"{source.path}: output `{source.outputs[output]}` is {result.shape[-1]} wide for "
+                f"{length} tokens, but `model.yaml` says {width}"
             )

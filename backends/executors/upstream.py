@@ -54,7 +54,7 @@ class UpstreamExecutor(ModelExecutor):
         self._version: str | None = None
         self.provider = "OpenInferenceExecutionProvider"
         self.worker_threads = upstream.runs
-        self.dimensions = source.dimensions
+        self.dimensions, self.joined = source.dimensions, source.joined
         self.cost = CostModel()
         self._failures = FailureDetector(time.monotonic)
         try:
@@ -91,7 +91,8 @@ class UpstreamExecutor(ModelExecutor):
             reply = self._client.infer(body, headers, timeout=timeout)
             if reply.status != _OK:
                 raise self._error_of(reply)
-            values, version = decode(reply, name, (*outer, self.dimensions))
+            width = self._source.width(batch.output, longest)
+            values, version = decode(reply, name, (*outer, width))
             self._check_version(version)
         return values
 

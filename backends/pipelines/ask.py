@@ -9,10 +9,10 @@ import orjson
 
 from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.batching.fair_queue import BULK
-from sluicegate.backends.pipelines.encoder import Encoder
+from sluicegate.backends.pipelines.encoder import Encoder, TextMarks
 from sluicegate.backends.pipelines.token_reader import TokenReader
 from sluicegate.backends.pipelines.windows import Windows
-from sluicegate.backends.types import FloatArray, RowInput, TokenOffsets
+from sluicegate.backends.types import Encoding, FloatArray, OutputKind, RowInput, TokenOffsets
 
 
 class Pipeline(Protocol):
@@ -162,6 +162,12 @@ class AlgorithmContext:
         """
         return await self._pipelines[model].vectors(texts, self._caller, prompts)
 
+    async def row(
+        self, encoder: str, text: RowInput, *, kind: OutputKind, marks: TextMarks | None = None
+    ) -> tuple[Encoding, FloatArray]:
+        """Return the tokens of a text, and the raw output of an encoder for them."""
+        return await self._encoder(encoder).row(text, self._caller, kind=kind, marks=marks)
+
     async def pairs(
         self, model: str, first: str, seconds: Sequence[str], *, cut_first_only: bool = False
     ) -> FloatArray:
@@ -208,10 +214,13 @@ class AlgorithmContext:
 
     def token_reader(self, encoder: str) -> TokenReader:
         """Return the token reader of an encoder."""
-        pipeline = self._pipelines[encoder]
+        return self._encoder(encoder).token_reader
+
+    def _encoder(self, name: str) -> Encoder:
+        pipeline = self._pipelines[name]
         if not isinstance(pipeline, Encoder):
-            raise TypeError(f"`{encoder}` has no tokenizer of its own")
-        return pipeline.token_reader
+            raise TypeError(f"`{name}` has no tokenizer of its own")
+        return pipeline
 
     async def tokens(self, model: str, text: str) -> tuple[list[TokenOffsets], FloatArray]:
         """Return the offsets of every token of `text`, and `model`'s raw outputs for each token."""

@@ -44,6 +44,15 @@ class PreparedQuery(msgspec.Struct, frozen=True, kw_only=True):
     are_cut: list[bool]
 
 
+class TextMarks(msgspec.Struct, frozen=True, kw_only=True):
+    """Says how a text is marked for late interaction; see `MultiVectorOutput`."""
+
+    prefix: int | None = None
+    length: int | None = None
+    expansion: int | None = None
+    attends_to_expansion: bool = False
+
+
 class Encoder:
     """Runs one encoder and its tokenizer; all heads of the encoder share its outputs.
 
@@ -138,6 +147,56 @@ class Encoder:
         `Head.finish` returns logits instead.
         """
         return np.stack(rows) if len(rows) > 1 else rows[0][None, :]
+
+    async def row(
+        self, text: RowInput, caller: RowCaller, *, kind: OutputKind, marks: TextMarks | None = None
+    ) -> tuple[Encoding, FloatArray]:
+        """Return the tokens of a text, and the graph's output for them.
+
+        Raises:
+            ItemRefused: the text is empty or too long.
+        """
+        prepared = self.prepare([text])
+        with caller.span.child("tokenization", {"texts": 1}):
+            if marks is None:
+                encodings = await self.tokenizer.encode(prepared.texts)
+                self.check(prepared, encodings, caller)
+            else:
+                encodings = [await self._marked(prepared, caller, marks)]
+        (row,) = await self.rows.ask(encodings, kind=kind, caller=caller)
+        return encodings[0], row
+
+    async def _marked(
+        self, prepared: PreparedQuery, caller: RowCaller, marks: TextMarks
+    ) -> Encoding:
+        """Return the row of a text with its marks, as ColBERT makes it."""
+        (text,), (is_cut,) = prepared.texts, prepared.are_cut
+        layout = self.tokenizer.layout
+        if isinstance(text, TokenIds):
+            inner = layout.inner(np.array(text.ids, dtype=np.int32))
+            ids = np.concatenate([np.array(text.prompt, dtype=np.int32), inner])
+        else:
+            (ids,) = await self.tokenizer.ids([str(text)])
+        if not len(ids):
+            raise ItemRefused("empty_input", _EMPTY)
+        prefix = np.array([] if marks.prefix is None else [marks.prefix], dtype=np.int32)
+        length = min(marks.length or self._max_tokens, self._max_tokens)
+        whole = layout.added + len(prefix) + len(ids)
+        if whole > length and not self._truncate:
+            raise ItemRefused(
+                "input_too_long",
+                f"the text has {whole} tokens; `{self._name}` reads at most {length}; shorten it",
+            )
+        room = max(0, length - layout.added - len(prefix))
+        row = layout.single(np.concatenate([prefix, ids[:room]]))
+        self._note_cut(row, whole if whole > length else 0, caller, is_cut=is_cut)
+        if marks.expansion is None or len(row.ids) >= length:
+            return row
+        filled = np.full(length, marks.expansion, dtype=np.int32)
+        filled[: len(row.ids)] = row.ids
+        attended = 0 if marks.attends_to_expansion else len(row.ids)
+        key = b"%b|%d" % (filled.tobytes(), attended)
+        return Encoding(ids=filled, type_ids=None, key=key, attended=attended)
 
     async def pairs(
         self, first: str, seconds: Sequence[str], caller: RowCaller, *, cut_first_only: bool

@@ -46,6 +46,10 @@ class TokenReader:
         self._check_length(text, "characters")
         return await self._tokenizer.show(text, add_special_tokens=add_special_tokens)
 
+    def texts(self, ids: Sequence[int]) -> list[str]:
+        """Return how the vocabulary writes tokens."""
+        return self._tokenizer.token_texts(ids)
+
     async def windows(self, tokens: int, overlap: int) -> int:
         """Return the number of windows of a text with `tokens` tokens; 1 for a text that fits.
 

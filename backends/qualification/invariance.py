@@ -102,7 +102,7 @@ class _InvarianceProbe:
         result: FloatArray = self._executor.run(batch)[place]
         if not np.isfinite(result).all():
             raise ModelFailed("the output has a NaN or an infinity; check the model's weights")
-        return result[: len(self._subject)] if self._output is OutputKind.TOKENS else result
+        return self._executor.joined.real(result, self._output, len(self._subject))
 
 
 def _moved(before: FloatArray, after: FloatArray) -> float:

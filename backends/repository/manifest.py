@@ -13,7 +13,7 @@ from sluicegate.backends.repository.manifest_defaults import infer
 from sluicegate.backends.repository.names import Name, Reference
 from sluicegate.backends.repository.sentence_modules import Files
 from sluicegate.backends.types import Pooling
-from sluicegate.wire.protocol import Function, Task
+from sluicegate.wire.protocol import Function, Task, TokenId
 
 File = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -23,11 +23,47 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Holds the names of a graph's outputs.
 
     The output `pooled` has one vector for each row. The output `tokens` has one vector for each
-    token.
+    token. The output `joined` has all vectors of a row in one line: the pooled vector, a sparse
+    vector over the vocabulary, and then for each token its vector and its weight.
     """
 
     pooled: str | None = None
     tokens: str | None = None
+    joined: str | None = None
+
+
+class SparseOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Describes a sparse vector, which has a weight for each token of the vocabulary.
+
+    If the graph computes the vector, `vocabulary` is its length. Otherwise, the graph has a weight
+    for each token of the text: then the largest weight of each token counts, and tokens in
+    `skipped` are left out.
+    """
+
+    vocabulary: Count | None = None
+    skipped: list[TokenId] = []
+
+
+class MultiVectorOutput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Describes token vectors for late interaction, as in ColBERT.
+
+    - `query_prefix` and `document_prefix` are the tokens that mark a text, after the first token.
+    - `query_length` and `document_length` are the most tokens of a text with its marks.
+    - A query is filled with `expansion` tokens up to its length, and their vectors count. Tokens
+      attend to them only with `attends_to_expansion`.
+    - The vectors of the tokens `skipped` in documents, and of the first `leading` tokens of every
+      text, are left out.
+    """
+
+    dimensions: Count
+    query_prefix: TokenId | None = None
+    document_prefix: TokenId | None = None
+    query_length: Count | None = None
+    document_length: Count | None = None
+    expansion: TokenId | None = None
+    attends_to_expansion: bool = False
+    skipped: list[TokenId] = []
+    leading: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class _Manifest(
@@ -77,6 +113,14 @@ class EncoderManifest(_GraphManifest, frozen=True, kw_only=True, tag="encoder"):
     pooling: Pooling | None = None
     prompt: str = ""
     prompts: Prompts = Prompts()
+    sparse: SparseOutput | None = None
+    multi_vector: MultiVectorOutput | None = None
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the model has one dense vector for a text."""
+        own = self.sparse is not None or self.multi_vector is not None
+        return not own or self.outputs.joined is not None
 
 
 class ClassifierManifest(_GraphManifest, frozen=True, kw_only=True, tag="classifier"):
@@ -234,8 +278,32 @@ def _check_encoder(manifest: EncoderManifest) -> str | None:
         return "`outputs` is empty; name `pooled` or `tokens`"
     if not set(manifest.tasks) <= {Task.EMBED, Task.RERANK}:
         return "an encoder can have the `tasks` `embed` and `rerank` only"
+    if manifest.sparse is not None or manifest.multi_vector is not None:
+        return _check_outputs(manifest, manifest.sparse, manifest.multi_vector)
+    if manifest.outputs.joined is not None:
+        return "the output `joined` needs a field `sparse` or `multi_vector`"
     if manifest.tasks and manifest.outputs.pooled is None and manifest.pooling is None:
         return "`tasks` need an output `pooled`, or `pooling` to pool the tokens"
+    return None
+
+
+def _check_outputs(
+    manifest: EncoderManifest, sparse: SparseOutput | None, vectors: MultiVectorOutput | None
+) -> str | None:
+    if manifest.pooling is not None:
+        return "`pooling` cannot be combined with `sparse` or `multi_vector`"
+    if manifest.prompts != Prompts():
+        return "`prompts` cannot be combined with `sparse` or `multi_vector`; set them to {}"
+    if manifest.outputs.joined is not None:
+        return None if manifest.outputs.pooled else "`joined` also needs an output `pooled`"
+    if sparse is not None and vectors is not None:
+        return "`sparse` with `multi_vector` needs an output `joined`"
+    if sparse is not None and sparse.vocabulary is not None:
+        output, width = manifest.outputs.pooled, sparse.vocabulary
+    else:
+        output, width = manifest.outputs.tokens, 1 if vectors is None else vectors.dimensions
+    if output is None or manifest.dimensions != width:
+        return f"the graph's only output must be {width} wide, and `dimensions` the same"
     return None
 
 

@@ -164,7 +164,7 @@ class _ManifestInference:
         if (
             isinstance(written, dict)
             and "pooled" not in written
-            and "pooling" not in self._document
+            and not {"pooling", "sparse", "multi_vector"} & set(self._document)
         ):
             self._infer_pooling()
         wide = [

@@ -34,7 +34,9 @@ _FLAGS: Mapping[str, PoolingMode] = MappingProxyType(
     }
 )
 _WIDTH = ("embedding_dimension", "word_embedding_dimension")
-_VECTOR = "sentence_embedding"
+_PROJECTION = "pylate.models.Dense.Dense"
+_SPLADE, _MASK = "SpladePooling", "MultiVectorMask"
+_VECTOR, _TOKENS = "sentence_embedding", "token_embeddings"
 _OF_VECTORS = ("module_input_name", "module_output_name")
 
 
@@ -59,6 +61,23 @@ class NormalizeModule(msgspec.Struct, frozen=True, kw_only=True):
     """Scales vectors to length one."""
 
 
+class SpladeModule(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes how the logits of words become the weights of a sparse vector."""
+
+    strategy: Literal["max", "sum"]
+    doubles_log: bool
+
+
+class LateModule(msgspec.Struct, frozen=True, kw_only=True):
+    """Describes which tokens count in late interaction.
+
+    `skipped` are words whose vectors are left out of documents. PyLate keeps them in another file,
+    so they are `None` there.
+    """
+
+    skipped: tuple[str, ...] | None = None
+
+
 VectorModule = DenseModule | LayerNormModule | NormalizeModule
 
 
@@ -66,12 +85,21 @@ class SentenceModules(msgspec.Struct, frozen=True, kw_only=True):
     """Holds how token vectors are pooled, and the modules that follow.
 
     The vectors of several pooling modes are concatenated. Without `include_prompt`, the tokens of a
-    prompt are not pooled.
+    prompt are not pooled. A model with `splade` or `late` has no pooling: it predicts words, or has
+    a vector for each token, after the layers `projection`.
     """
 
     pooling: tuple[PoolingMode, ...] = ("mean",)
     include_prompt: bool = True
     after: tuple[VectorModule, ...] = ()
+    splade: SpladeModule | None = None
+    projection: tuple[DenseModule, ...] = ()
+    late: LateModule | None = None
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the model makes one dense vector of a text."""
+        return self.splade is None and self.late is None
 
 
 def read_modules(files: Files) -> SentenceModules | None:
@@ -132,11 +160,11 @@ def _listed(path: Path) -> list[tuple[str, str]]:
         if not isinstance(entry, dict) or not isinstance(entry.get("type"), str):
             raise ModelProblem(f"{path}: the file is not a list of modules")
         kind, folder = str(entry["type"]), str(entry.get("path") or "")
-        if not kind.startswith(_PREFIX):
+        if kind != _PROJECTION and not kind.startswith(_PREFIX):
             raise ModelProblem(f"{path}: `{kind}` is custom code, which is not run; {_REMEDY}")
         if ".." in Path(folder).parts or Path(folder).is_absolute():
             raise ModelProblem(f"{path}: the module `{folder}` is outside of the model's folder")
-        found.append((kind.rpartition(".")[2], folder))
+        found.append((kind if kind == _PROJECTION else kind.rpartition(".")[2], folder))
     return found
 
 
@@ -148,6 +176,9 @@ class _Reader:
 
     def read(self, listed: list[tuple[str, str]]) -> SentenceModules | None:
         path = self._files(FILE)
+        kinds = [kind for kind, _ in listed]
+        if _SPLADE in kinds and kinds[:1] == ["MLMTransformer"]:
+            listed = [("Transformer", listed[0][1]), *listed[1:]]
         if not listed or listed[0][0] != "Transformer":
             found = f"`{listed[0][0]}`, not `Transformer`" if listed else "missing"
             raise ModelProblem(f"{path}: the first module is {found}; {_REMEDY}")
@@ -158,6 +189,8 @@ class _Reader:
             )
         if len(listed) == 1:
             return None
+        if (unpooled := self._read_unpooled(listed[1:])) is not None:
+            return unpooled
         if listed[1][0] != "Pooling":
             raise ModelProblem(
                 f"{path}: `{listed[1][0]}` before pooling is not supported; {_REMEDY}"
@@ -166,6 +199,23 @@ class _Reader:
         for kind, folder in listed[2:]:
             self._read_later(kind, folder)
         return SentenceModules(**self._pooling, after=tuple(self._after))
+
+    def _read_unpooled(self, listed: list[tuple[str, str]]) -> SentenceModules | None:
+        """Return the modules after the encoder of a SPLADE or ColBERT model; otherwise `None`."""
+        kinds = {kind for kind, _ in listed}
+        if kinds == {_PROJECTION} or (_MASK in kinds and kinds <= {"Dense", "Normalize", _MASK}):
+            layers = [
+                self._dense(folder, "torch.nn.Identity")
+                for kind, folder in listed
+                if kind in {_PROJECTION, "Dense"}
+            ]
+            masks = [self._mask(folder) for kind, folder in listed if kind == _MASK]
+            return SentenceModules(
+                projection=tuple(layers), late=masks[0] if masks else LateModule()
+            )
+        if kinds == {_SPLADE} and len(listed) == 1:
+            return SentenceModules(splade=self._splade(listed[0][1]))
+        return None
 
     def _read_pooling(self, folder: str) -> None:
         path, config = self._config(folder)
@@ -188,22 +238,13 @@ class _Reader:
             return
         if kind not in {"Dense", "LayerNorm", "Normalize"}:
             raise ModelProblem(f"{self._files(FILE)}: `{kind}` is not supported; {_REMEDY}")
+        if kind == "Dense":
+            self._after.append(self._dense(folder, "torch.nn.Tanh", input_name=_VECTOR))
+            return
         path, config = self._config(folder)
-        for name in _OF_VECTORS:
-            if config.pop(name, None) not in (None, _VECTOR):
-                raise ModelProblem(f"{path}: `{name}` must be `{_VECTOR}`; {_REMEDY}")
+        _check_names(path, config, _VECTOR)
         try:
-            if kind == "Dense":
-                self._after.append(
-                    DenseModule(
-                        folder=folder,
-                        inputs=int(config.pop("in_features")),
-                        outputs=int(config.pop("out_features")),
-                        bias=bool(config.pop("bias", True)),
-                        activation=str(config.pop("activation_function", "torch.nn.Tanh")),
-                    )
-                )
-            elif kind == "LayerNorm":
+            if kind == "LayerNorm":
                 width = int(config.pop("dimension"))
                 self._after.append(LayerNormModule(folder=folder, width=width))
             else:
@@ -212,10 +253,52 @@ class _Reader:
             raise ModelProblem(f"{path}: the field {error} is missing") from None
         _refuse_others(path, config)
 
+    def _dense(self, folder: str, activation: str, *, input_name: str = _TOKENS) -> DenseModule:
+        path, config = self._config(folder)
+        _check_names(path, config, input_name)
+        try:
+            found = DenseModule(
+                folder=folder,
+                inputs=int(config.pop("in_features")),
+                outputs=int(config.pop("out_features")),
+                bias=bool(config.pop("bias", True)),
+                activation=str(config.pop("activation_function", activation)),
+            )
+        except KeyError as error:
+            raise ModelProblem(f"{path}: the field {error} is missing") from None
+        _refuse_others(path, config)
+        return found
+
+    def _mask(self, folder: str) -> LateModule:
+        path, config = self._config(folder)
+        words = config.pop("skiplist_words", None) or []
+        if config.pop("skiplist_tasks", None) not in (None, ["document"]):
+            raise ModelProblem(f"{path}: `skiplist_tasks` must be `document`; {_REMEDY}")
+        _refuse_others(path, config)
+        return LateModule(skipped=tuple(map(str, words)))
+
+    def _splade(self, folder: str) -> SpladeModule:
+        path, config = self._config(folder)
+        strategy = config.pop("pooling_strategy", "max")
+        activation = config.pop("activation_function", "relu")
+        if strategy not in {"max", "sum"} or activation not in {"relu", "log1p_relu"}:
+            raise ModelProblem(
+                f"{path}: `{strategy}` pooling with `{activation}` is not supported; {_REMEDY}"
+            )
+        _refuse_others(path, config, known=(*_WIDTH, "chunk_size"))
+        return SpladeModule(strategy=strategy, doubles_log=activation == "log1p_relu")
+
     def _config(self, folder: str) -> tuple[Path, dict[str, Any]]:
         path = self._files(f"{folder}/{_CONFIG}")
         # The file may be missing: older versions save an empty folder for `Normalize`.
         return path, read_object(path)
+
+
+def _check_names(path: Path, config: dict[str, Any], expected: str) -> None:
+    """Refuse a module that reads or writes other values than `expected`."""
+    for name in _OF_VECTORS:
+        if config.pop(name, None) not in (None, expected):
+            raise ModelProblem(f"{path}: `{name}` must be `{expected}`; {_REMEDY}")
 
 
 def _refuse_others(path: Path, config: Mapping[str, Any], known: tuple[str, ...] = ()) -> None:

@@ -23,7 +23,10 @@ LIMIT_FILES = tuple(
 PROMPT_FILE = "config_sentence_transformers.json"
 _CONFIG = "config.json"
 _KNOWN_LIMITS = {"max_seq_length", "do_lower_case", "unpad_inputs", "module_output_name"}
-_TASKS = {"feature-extraction", "sequence-classification"}
+# The model type of late interaction, and its own limits, which an import reads.
+LATE = "MultiVectorEncoder"
+LATE_LIMITS = ("query_length", "document_length", "query_expansion")
+_TASKS = {"feature-extraction", "sequence-classification", "fill-mask"}
 _COSINE = {None, "cosine"}
 _FUNCTIONS: Mapping[str, Function] = MappingProxyType({"Identity": "none", "Sigmoid": "sigmoid"})
 _TORCH = "torch."
@@ -65,8 +68,13 @@ def read_limits(files: Files) -> TextLimits | None:
     if task not in _TASKS or set(modalities) != {"text"}:
         inputs = ", ".join(modalities)
         raise ModelProblem(f"{path}: a model with task `{task}` and inputs {inputs} is not served")
+    late = read_object(files(PROMPT_FILE)).get("model_type") == LATE
     for field, value in config.items():
-        if field not in _KNOWN_LIMITS and value not in (None, False, {}, []):
+        if (
+            field not in _KNOWN_LIMITS
+            and not (late and field in LATE_LIMITS)
+            and value not in (None, False, {}, [])
+        ):
             raise ModelProblem(f"{path}: `{field}` is not supported; remove it if you can")
     length = config.get("max_seq_length")
     return TextLimits(

@@ -45,12 +45,13 @@ from sluicegate.backends.repository.manifest import (
     builds_on,
 )
 from sluicegate.backends.repository.model import Model
+from sluicegate.backends.repository.output_layout import output_layout
 from sluicegate.backends.serving.core import ModelSet, RunningEncoder
 from sluicegate.backends.settings import BackendSettings
 from sluicegate.backends.telemetry.spans import Tracing
 from sluicegate.backends.tokenization.timed_tokenizer import TimedTokenizer
 from sluicegate.backends.tokenization.tokenizer import Tokenizer
-from sluicegate.backends.types import OutputKind
+from sluicegate.backends.types import JoinedWidth, OutputKind
 
 # Providers that run one batch per worker thread.
 _HOST = ("cpu", "openvino", "paced")
@@ -346,6 +347,7 @@ def open_tokenizer(model: Model, manifest: GraphManifest, tools: LoadingTools) -
 
 def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
     """Describe the graph of a model, for opening an executor."""
+    joined = JoinedWidth()
     if isinstance(manifest, ClassifierManifest):
         kind = OutputKind.TOKENS if manifest.per_token else OutputKind.POOLED
         outputs, dimensions = {kind: manifest.output}, len(manifest.labels)
@@ -353,9 +355,10 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
         named = {
             OutputKind.POOLED: manifest.outputs.pooled,
             OutputKind.TOKENS: manifest.outputs.tokens,
+            OutputKind.JOINED: manifest.outputs.joined,
         }
         outputs = {kind: name for kind, name in named.items() if name is not None}
-        dimensions = manifest.dimensions
+        dimensions, joined = manifest.dimensions, output_layout(manifest).joined
     return GraphSource(
         path=model.file(manifest.graph),
         outputs=outputs,
@@ -364,6 +367,7 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
         digest=model.digest,
         precision=manifest.profile,
         upstream=model.upstream,
+        joined=joined,
     )
 
 

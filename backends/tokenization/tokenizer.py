@@ -184,6 +184,11 @@ class Tokenizer:
         """Return the tokens that a prompt adds before a text's tokens; see `learn_prompt`."""
         return learn_prompt(self._copy(None), prompt)
 
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """Return how the vocabulary writes tokens; an id without a token is an empty string."""
+        find = self._copy(None).id_to_token
+        return [find(number) or "" for number in ids]
+
     def unknown_id(self, ids: Sequence[int]) -> int | None:
         """Return the first id that is not in the vocabulary, or `None`."""
         array = np.array(ids, dtype=np.int64)

@@ -34,7 +34,7 @@ from sluicegate.gateway.inference.visibility import is_visible, model_not_found,
 from sluicegate.gateway.ledger.types import SLOW_GROUPS, BudgetReport, GroupBy, Units
 from sluicegate.gateway.runtime.store import RuntimeStore
 from sluicegate.gateway.types import Principal, RegionName, ServedModel
-from sluicegate.wire.protocol import Task
+from sluicegate.wire.protocol import EmbedOutput, Task
 
 AnyRequest = Request[Any, Any, Any]
 _GROUPS = tuple(group for group in GroupBy if group.is_public)
@@ -79,6 +79,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a classifier may answer."""
     dimensions: int | None = None
     """Numbers of a vector, where it makes some."""
+    outputs: list[EmbedOutput] | None = None
+    """What it makes of a text, where that is more or other than one dense vector."""
     description: str = ""
     """What its owner says of it."""
     demonstration: bool = False
@@ -309,6 +311,7 @@ def _card(model: ServedModel) -> ModelCard:
         max_tokens=info.max_tokens,
         labels=info.labels,
         dimensions=info.dimensions,
+        outputs=info.outputs or None,
         description=info.description,
         demonstration=info.demonstration,
         regions=list(model.regions),

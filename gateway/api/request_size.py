@@ -24,6 +24,7 @@ from sluicegate.wire.protocol import (
     Task,
     TokenizeParameters,
     ZeroShotParameters,
+    embed_output,
 )
 
 SMALL_BYTES: Final = 1024
@@ -38,7 +39,8 @@ _ENTITY, _ENTITY_TEXT = 96, 2
 _TOKEN = 21
 # Bytes of text for each byte of msgpack of a token's number.
 _TEXT_OF_ID = 64
-# An estimate: nobody knows the answer of a model owner's algorithm. Frames bound it in the end.
+# An estimate: nobody knows the answer of a model owner's algorithm, or the number of words that a
+# sparse vector has. Frames bound it in the end.
 _OWN_ANSWER = 32 * 1024
 
 
@@ -165,9 +167,15 @@ def _embed(asked: _Asked) -> _Product:
     numbers = min(
         numbers, _decode(asked.request.parameters, type=EmbedParameters).dimensions or numbers
     )
-    items = len(asked.request.items)
-    what = f"{_many(items, 'input')} x vectors of {_many(numbers, 'number')}"
-    return _Product(0, items * numbers * _NUMBER, what)
+    items = asked.request.items
+    longest = asked.info.max_tokens if asked.info is not None else 1
+    vectors = sparse = 0
+    for item, output in zip(items, map(embed_output, items), strict=True):
+        sparse += output == "sparse"
+        if output != "sparse":
+            vectors += 1 if output == "dense" else min(len(item), longest)
+    what = f"{_many(len(items), 'input')} x vectors of {_many(numbers, 'number')}"
+    return _Product(0, vectors * numbers * _NUMBER + sparse * _OWN_ANSWER, what)
 
 
 def _rerank(asked: _Asked) -> _Product:

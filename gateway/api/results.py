@@ -40,11 +40,28 @@ class ChoiceResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """The model read a part of the text only."""
 
 
-class EmbeddingResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A vector."""
+class SparseVector(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens of the vocabulary that have a weight."""
 
-    embedding: list[float] | str
+    indices: list[int]
+    """Their numbers in the vocabulary, in order."""
+    values: list[float]
+    """Their weights."""
+
+
+class EmbeddingResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The outputs of a text that were asked for."""
+
+    embedding: list[float] | str | None = None
     """As many numbers as the model has dimensions, or were asked for; base64 where asked for."""
+    sparse: SparseVector | None = None
+    """The weights of words."""
+    sparse_tokens: list[str] | None = None
+    """How the vocabulary writes the tokens of `sparse`, with `return_tokens`."""
+    multi_vector: list[list[float] | str] | None = None
+    """A vector for each token that counts, or for each group of merged tokens."""
+    multi_vector_tokens: list[str] | None = None
+    """How the vocabulary writes the tokens of `multi_vector`, with `return_tokens`."""
     truncated: bool = False
     """The model read a part of the text only."""
 

@@ -20,6 +20,8 @@ from sluicegate.wire.protocol import (
     ChooseParameters,
     ClassifyParameters,
     DetokenizeParameters,
+    EmbedItem,
+    EmbedOutput,
     EmbedParameters,
     EntitiesParameters,
     InferParameters,
@@ -36,6 +38,8 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 # Maps of free-form values are put in order, so that equal parameters have equal bytes.
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 _NO_PARAMETERS = ChooseParameters()
+_DENSE: tuple[EmbedOutput, ...] = ("dense",)
+_SPARSE: tuple[EmbedOutput, ...] = ("sparse",)
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -173,6 +177,8 @@ class RerankBody(TaskBody, frozen=True, kw_only=True):
     """How many documents to return, the best ones; all where it is left out."""
     return_documents: bool = False
     """Whether results hold the documents, too."""
+    weights: dict[EmbedOutput, float] | None = None
+    """Adds the scores of several outputs of the model, each times its weight."""
 
     @override
     def items(self) -> list[Any]:
@@ -180,7 +186,9 @@ class RerankBody(TaskBody, frozen=True, kw_only=True):
 
     @override
     def task_parameters(self) -> Parameters:
-        return RerankParameters(query=self.query)
+        if self.weights == {}:
+            raise InvalidRequest("`weights` is empty; name an output, or leave it out.")
+        return RerankParameters(query=self.query, weights=self.weights)
 
 
 class EntitiesBody(InputBody, frozen=True, kw_only=True):
@@ -213,6 +221,14 @@ class EmbedBody(InputBody, frozen=True, kw_only=True):
     """`base64`: a vector is a string; `bytes`: the answer is vectors, one after another, alone."""
     output_dtype: NumberType = "float"
     """The type of the numbers: float32, or those of it that take less room."""
+    outputs: Annotated[tuple[EmbedOutput, ...], stated(minItems=1, uniqueItems=True)] = ("dense",)
+    """What to return of each text, if the model has it; each output of a text is an item."""
+    input_type: Literal["query", "document"] = "document"
+    """Which marks token vectors get: those of a query, or those of a document."""
+    pool_factor: Positive = 1
+    """Merges the token vectors of a document until one of so many is left."""
+    return_tokens: bool = False
+    """Whether to show the tokens of sparse vectors and of token vectors."""
 
     @property
     def is_as_stored(self) -> bool:
@@ -220,13 +236,40 @@ class EmbedBody(InputBody, frozen=True, kw_only=True):
         return self.encoding_format == "float" and self.output_dtype == "float"
 
     @override
+    def items(self) -> list[Any]:
+        texts = super().items()
+        if self.outputs == _DENSE:
+            return texts
+        return [self._item(text, output) for text in texts for output in self.outputs]
+
+    def _item(self, text: Any, output: EmbedOutput) -> Any:
+        """Return the item of one output. A plain text asks for the dense vector."""
+        if output == "dense":
+            return text
+        is_late = output == "multi_vector"
+        is_query = is_late and self.input_type == "query"
+        return EmbedItem(
+            input=text,
+            output=output,
+            is_query=is_query,
+            pool_factor=self.pool_factor if is_late and not is_query else 1,
+            tokens=self.return_tokens,
+        )
+
+    @override
     def request(self, model: str = "") -> InferenceRequest:
+        if not self.outputs or len(set(self.outputs)) < len(self.outputs):
+            raise InvalidRequest("`outputs` is empty or names an output twice.")
+        if self.encoding_format == "bytes" and self.outputs != _DENSE:
+            raise InvalidRequest("`bytes` has room for dense vectors only; leave out `outputs`.")
         if self.encoding_format == "bytes" and self.on_error == "continue":
             raise InvalidRequest("`bytes` has no place for errors of items; leave out `on_error`.")
         return super().request(model)
 
     @override
     def task_parameters(self) -> Parameters:
+        if self.outputs == _SPARSE:  # neither of them changes a sparse vector
+            return EmbedParameters()
         return EmbedParameters(normalize=self.normalize, dimensions=self.dimensions)
 
 

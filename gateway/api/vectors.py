@@ -12,7 +12,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -32,7 +32,14 @@ class _Embedding(msgspec.Struct, frozen=True):
     embedding: list[float]
 
 
+class _Matrix(msgspec.Struct, frozen=True, omit_defaults=True):
+    multi_vector: list[Any]
+    multi_vector_tokens: msgspec.Raw | None = None
+
+
 _decode = msgspec.json.Decoder(_Embedding).decode
+_decode_matrix = msgspec.json.Decoder(_Matrix).decode
+_MATRIX = b'{"multi_vector":'
 
 
 def floats_as_json(result: bytes) -> bytes | memoryview:
@@ -51,6 +58,22 @@ def as_json(result: bytes, kind: NumberType) -> bytes | memoryview:
 def as_base64(result: bytes, kind: NumberType = "float") -> bytes:
     """Return the bytes of a vector as a JSON string in base64."""
     return _base64(_decode(result).embedding, kind)
+
+
+def in_form(result: bytes, kind: NumberType, *, packed: bool) -> bytes:
+    """Return a result of `embed` with its vectors as lists of numbers, or `packed` as base64.
+
+    A sparse vector stays as it is.
+    """
+    if result.startswith(_MATRIX):
+        found = _decode_matrix(result)
+        render = _base64 if packed else _json
+        lines = [msgspec.Raw(render(vector, kind)) for vector in found.multi_vector]
+        return _encode(_Matrix(lines, found.multi_vector_tokens))
+    if not result.startswith(_START[:-1]):
+        return result
+    form = as_base64(result, kind) if packed else as_json(result, kind)
+    return b"".join([_START[:-1], form, b"}"])
 
 
 def as_bytes(result: bytes, kind: NumberType = "float") -> bytes:
@@ -80,6 +103,8 @@ def float32_bytes(values: Sequence[float]) -> bytes:
 
 
 def _json(values: Sequence[float], kind: NumberType) -> bytes:
+    if kind == "float":
+        return _encode(values)
     packed = _PACKERS[kind](values)
     if kind == "float16":
         return _encode(struct.unpack(f"<{len(values)}e", packed))

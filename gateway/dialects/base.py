@@ -7,9 +7,13 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from msgspec.structs import replace
+
 from sluicegate.gateway.api.inference_operations import INFERENCE_ERRORS, INFERENCE_HEADERS
 from sluicegate.gateway.api.inference_route import BodySource, InferenceRoute
+from sluicegate.gateway.api.native_routes import joined_outputs
 from sluicegate.gateway.api.openapi_parts import Content, Json, Kind, Operation
+from sluicegate.gateway.api.vectors import NumberType, in_form
 from sluicegate.gateway.config.document import ModelConfig
 from sluicegate.gateway.errors import InvalidRequest
 from sluicegate.gateway.types import Answer
@@ -17,9 +21,21 @@ from sluicegate.gateway.types import Answer
 _DEFAULT_ENTRY = ModelConfig()
 
 
-def input_tokens(answer: Answer) -> int:
-    """Return the number of tokens of all items, including cached items."""
-    return sum([outcome.input_tokens for outcome in answer.outcomes])
+def input_tokens(answer: Answer, *, every: int = 1) -> int:
+    """Return the number of tokens of all texts, including cached ones.
+
+    Each text has `every` items, of which the first is counted.
+    """
+    return sum([outcome.input_tokens for outcome in answer.outcomes[::every]])
+
+
+def joined_results(answer: Answer, count: int, kind: NumberType, *, packed: bool) -> list[bytes]:
+    """Return a JSON object for each text with its `count` outputs, as `POST /v1/embed` does."""
+    outcomes = [
+        replace(outcome, result=in_form(outcome.result, kind, packed=packed))
+        for outcome in answer.outcomes
+    ]
+    return [outcome.result for outcome in joined_outputs(outcomes, count)]
 
 
 def texts_only(values: Iterable[object], field: str) -> list[str]:

@@ -15,8 +15,7 @@ from sluicegate.gateway.api.dialect import Dialect
 from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
 from sluicegate.gateway.api.schemas import EmbedBody, Positive, RerankBody
 from sluicegate.gateway.api.vectors import NumberType, as_base64, as_json
-from sluicegate.gateway.dialects.base import dialect_operation, input_tokens
-from sluicegate.gateway.dialects.openai import OpenAIEmbedding
+from sluicegate.gateway.dialects.base import dialect_operation, input_tokens, joined_results
 from sluicegate.gateway.dialects.stored_results import ranking
 from sluicegate.gateway.errors import InvalidRequest
 from sluicegate.gateway.http.body_decoding import BodyDecoder
@@ -24,6 +23,13 @@ from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, Usage
 from sluicegate.wire.protocol import Task
 
 _encode = msgspec.json.encode
+
+
+class _Matrix(msgspec.Struct, frozen=True):
+    multi_vector: msgspec.Raw
+
+
+_matrix = msgspec.json.Decoder(_Matrix).decode
 
 
 class _NamedBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -54,7 +60,10 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
     input: str | list[str | JinaTextItem]
     """A text, or a list of texts. A request with images is refused."""
     task: str | None = None
-    """Ignored, because Sluicegate adds no prompt to texts."""
+    """With `return_multivector`, a name that ends in `query` marks texts as queries. Otherwise
+    ignored, because Sluicegate adds no prompt to texts."""
+    return_multivector: bool = False
+    """Whether to return the vectors of tokens, as `embeddings`."""
     dimensions: Positive | None = None
     """Shortens each vector to this many dimensions."""
     normalized: bool = True
@@ -68,24 +77,38 @@ class JinaEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
 
     @override
     def items(self) -> list[Any]:
-        return _texts(self.input if isinstance(self.input, list) else [self.input])
+        return self._native().items()
+
+    def _native(self) -> EmbedBody:
+        return EmbedBody(
+            model=self.model,
+            input=_texts(self.input if isinstance(self.input, list) else [self.input]),
+            dimensions=self.dimensions,
+            normalize=self.normalized,
+            truncate=self.truncate,
+            outputs=("multi_vector",) if self.return_multivector else ("dense",),
+            input_type="query" if (self.task or "").endswith("query") else "document",
+        )
 
     def request(self, model: str = "") -> InferenceRequest:
         """Return the equivalent request of the native route `POST /v1/embed`."""
         if self.late_chunking:
             raise InvalidRequest("`late_chunking` is not supported; leave it out.")
-        return EmbedBody(
-            model=self.model,
-            input=self.items(),
-            dimensions=self.dimensions,
-            normalize=self.normalized,
-            truncate=self.truncate,
-        ).request()
+        return self._native().request()
 
     @override
     def write(self, answer: Answer) -> dict[str, Any]:
-        kind = self.embedding_type
-        return _vectors(answer, "float" if kind == "base64" else kind, packed=kind == "base64")
+        packed = self.embedding_type == "base64"
+        kind: NumberType = "float" if self.embedding_type == "base64" else self.embedding_type
+        if not self.return_multivector:
+            return _vectors(answer, kind, packed=packed)
+        results = joined_results(answer, 1, kind, packed=packed)
+        return {
+            "data": [
+                {"object": "embedding", "index": index, "embeddings": _matrix(result).multi_vector}
+                for index, result in enumerate(results)
+            ]
+        }
 
 
 class VoyageEmbeddingsBody(_NamedBody, frozen=True, kw_only=True):
@@ -226,10 +249,23 @@ class NamedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The number of tokens of the request."""
 
 
+class NamedEmbedding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The vector of a text, or the vectors of its tokens."""
+
+    object: Literal["embedding"]
+    """A constant."""
+    index: int
+    """The index of the vector's text in the input."""
+    embedding: list[float] | str | None = None
+    """The numbers, or a base64 string."""
+    embeddings: list[list[float] | str] | None = None
+    """The vectors of tokens, with `return_multivector` of Jina's API."""
+
+
 class NamedEmbeddings(NamedAnswer, frozen=True, kw_only=True):
     """Vectors of all texts."""
 
-    data: list[OpenAIEmbedding]
+    data: list[NamedEmbedding]
     """A vector for each text, in the order of the input."""
 
 

@@ -10,11 +10,13 @@ from typing_extensions import override
 
 from sluicegate.gateway.api.dialect import Dialect
 from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from sluicegate.gateway.api.results import SparseVector
 from sluicegate.gateway.api.schemas import EmbedBody, Positive, texts_in_tokens
 from sluicegate.gateway.api.vectors import as_base64, floats_as_json
 from sluicegate.gateway.dialects.base import (
     dialect_operation,
     input_tokens,
+    joined_results,
     takes_tokens,
     tokens_refused,
 )
@@ -26,9 +28,10 @@ from sluicegate.gateway.dialects.openai_moderations import (
 )
 from sluicegate.gateway.http.body_decoding import BodyDecoder
 from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, Usage
-from sluicegate.wire.protocol import Task, TokenId
+from sluicegate.wire.protocol import EmbedOutput, Task, TokenId
 
 _encode = msgspec.json.encode
+_DENSE: tuple[EmbedOutput, ...] = ("dense",)
 
 
 class OpenAIEmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,15 +50,41 @@ class OpenAIEmbeddingsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """Shortens each vector to this many dimensions, and scales it to length 1 again."""
     user: str | None = None
     """Ignored."""
+    outputs: tuple[EmbedOutput, ...] = ("dense",)
+    """Not in OpenAI's API: as in `POST /v1/embed`. Each output of a text is an item."""
+    input_type: Literal["query", "document"] = "document"
+    """Not in OpenAI's API: as in `POST /v1/embed`."""
+    pool_factor: Positive = 1
+    """Not in OpenAI's API: as in `POST /v1/embed`."""
 
-    def items(self) -> list[Any]:
+    @property
+    def is_dense(self) -> bool:
+        """Whether only dense vectors are returned."""
+        return self.outputs == _DENSE
+
+    def texts(self) -> list[Any]:
         """Return the inputs."""
         given = self.input
         return texts_in_tokens(given, "input") if isinstance(given, list) else [given]
 
+    def items(self) -> list[Any]:
+        """Return the items: one for each output of an input."""
+        return self.texts() if self.is_dense else self.native().items()
+
+    def native(self) -> EmbedBody:
+        """Return the equivalent body of the native route `POST /v1/embed`."""
+        return EmbedBody(
+            model=self.model,
+            input=self.texts(),
+            dimensions=self.dimensions,
+            outputs=self.outputs,
+            input_type=self.input_type,
+            pool_factor=self.pool_factor,
+        )
+
     def request(self, model: str = "") -> InferenceRequest:
         """Return the equivalent request of the native route `POST /v1/embed`."""
-        return EmbedBody(model=self.model, input=self.items(), dimensions=self.dimensions).request()
+        return self.native().request()
 
 
 class _TextsBody(OpenAIEmbeddingsBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,19 +93,23 @@ class _TextsBody(OpenAIEmbeddingsBody, frozen=True, kw_only=True, forbid_unknown
     input: str | list[str]  # type: ignore[assignment]  # a part of it
 
     @override
-    def items(self) -> list[Any]:
+    def texts(self) -> list[Any]:
         return self.input if isinstance(self.input, list) else [self.input]
 
 
-class OpenAIEmbedding(msgspec.Struct, frozen=True, kw_only=True):
-    """A vector."""
+class OpenAIEmbedding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The outputs of a text, usually one vector."""
 
     object: Literal["embedding"]
     """A constant."""
     index: int
     """The index of the vector's text in the input."""
-    embedding: list[float] | str
+    embedding: list[float] | str | None = None
     """The numbers, or a base64 string."""
+    sparse: SparseVector | None = None
+    """The weights of words, if `outputs` asks for them."""
+    multi_vector: list[list[float] | str] | None = None
+    """The vectors of tokens, if `outputs` asks for them."""
 
 
 class OpenAIUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,12 +157,19 @@ class EmbeddingsRoute(InferenceRoute):
     def encode(
         self, body: OpenAIEmbeddingsBody, answer: Answer, usage: Usage, request_id: RequestId
     ) -> Rendered:
-        render = as_base64 if body.encoding_format == "base64" else floats_as_json
         parts: list[bytes | memoryview] = [b'{"object":"list","data":[']
-        for index, outcome in enumerate(answer.outcomes):
-            start = b',{"object":"embedding","index":%d,"embedding":' % index
-            parts += (start if index else start[1:], render(outcome.result), b"}")
-        tokens = input_tokens(answer)
+        if body.is_dense:
+            render = as_base64 if body.encoding_format == "base64" else floats_as_json
+            for index, outcome in enumerate(answer.outcomes):
+                start = b',{"object":"embedding","index":%d,"embedding":' % index
+                parts += (start if index else start[1:], render(outcome.result), b"}")
+        else:
+            packed = body.encoding_format == "base64"
+            results = joined_results(answer, len(body.outputs), "float", packed=packed)
+            for index, result in enumerate(results):
+                start = b',{"object":"embedding","index":%d,' % index
+                parts += (start if index else start[1:], result[1:])
+        tokens = input_tokens(answer, every=len(body.outputs))
         parts.append(
             b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}'
             % (_encode(answer.model.info.name), tokens, tokens)

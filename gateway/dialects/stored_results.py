@@ -45,6 +45,15 @@ class _Embedding(msgspec.Struct, frozen=True):
     embedding: list[float]
 
 
+class _Weights(msgspec.Struct, frozen=True):
+    indices: list[int]
+    values: list[float]
+
+
+class _Sparse(msgspec.Struct, frozen=True):
+    sparse: _Weights
+
+
 class StoredTokens(NamedTuple):
     """Holds the tokens of a stored result. A special token has no offset in the text."""
 
@@ -71,6 +80,7 @@ _encode = msgspec.json.encode
 _labels = msgspec.json.Decoder(_Labels).decode
 _entities = msgspec.json.Decoder(_Entities).decode
 _embedding = msgspec.json.Decoder(_Embedding).decode
+_sparse = msgspec.json.Decoder(_Sparse).decode
 _choice = msgspec.json.Decoder(StoredChoice).decode
 _columns = msgspec.json.Decoder(_Columns).decode
 _ids = msgspec.json.Decoder(list[int]).decode
@@ -108,6 +118,12 @@ def text_in(result: bytes) -> str:
 def vector_in(result: bytes) -> list[float]:
     """Return the numbers of an `embed` result."""
     return _embedding(result).embedding
+
+
+def weights_in(result: bytes) -> list[tuple[int, float]]:
+    """Return the numbers of tokens in a sparse vector, and their weights."""
+    found = _sparse(result).sparse
+    return list(zip(found.indices, found.values, strict=True))
 
 
 def choice_in(result: bytes) -> StoredChoice:

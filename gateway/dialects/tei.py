@@ -31,7 +31,7 @@ from sluicegate.gateway.dialects.hugging_face_tasks import (
     ranked_texts,
     vectors_of,
 )
-from sluicegate.gateway.dialects.stored_results import encoded_list, labels_in
+from sluicegate.gateway.dialects.stored_results import encoded_list, labels_in, weights_in
 from sluicegate.gateway.dialects.tei_info import model_probes
 from sluicegate.gateway.dialects.tei_tokens import TeiDecodeInputs, TeiTokenizeInputs
 from sluicegate.gateway.errors import InvalidRequest, TaskNotSupported
@@ -76,6 +76,34 @@ class TeiEmbedInputs(FeatureExtractionInputs, frozen=True, kw_only=True):
     @override
     def write(self, answer: Answer) -> bytes:
         return vectors_of(answer)
+
+
+class TeiSparseInputs(TaskInputs, frozen=True, kw_only=True):
+    """Turn texts into sparse vectors, as in TEI's API."""
+
+    inputs: str | list[str]
+    """A text, or a list of texts."""
+    truncate: bool = True
+    """Whether to truncate texts longer than the model reads. If not, such texts are refused."""
+    truncation_direction: _Direction = "right"
+    """Must be `right`. Sluicegate truncates texts only at the end."""
+
+    @override
+    def items(self) -> list[Any]:
+        return self.inputs if isinstance(self.inputs, list) else [self.inputs]
+
+    @override
+    def native(self, model: str) -> Body:
+        return EmbedBody(
+            model=model, input=self.items(), outputs=("sparse",), truncate=self.truncate
+        )
+
+    @override
+    def write(self, answer: Answer) -> bytes:
+        return encoded_list(
+            [{"index": index, "value": value} for index, value in weights_in(outcome.result)]
+            for outcome in answer.outcomes
+        )
 
 
 class TeiPredictInputs(TaskInputs, frozen=True, kw_only=True):
@@ -257,6 +285,7 @@ _BY_TASK: dict[Task, type[TaskInputs]] = {
 }
 _ROUTES_WITHOUT_MODEL: tuple[tuple[str, Task, type[TaskInputs]], ...] = (
     ("/embed", Task.EMBED, TeiEmbedInputs),
+    ("/embed_sparse", Task.EMBED, TeiSparseInputs),
     ("/predict", Task.CLASSIFY, TeiPredictInputs),
     ("/rerank", Task.RERANK, TeiRerankInputs),
 )
@@ -267,8 +296,7 @@ _COMPARED: Any = {"inputs": {"source_sentence": "a film", "sentences": ["a movie
 _IDS: Any = {"ids": [101, 1037, 6251, 102]}
 _TOKENS = [[{"id": 1037, "text": "a", "special": False, "start": 0, "stop": 1}]]
 _REFUSED = {
-    "/embed_all": "Vectors of single tokens are not supported; use `/embed` for vectors of texts.",
-    "/embed_sparse": "Sparse vectors are not supported; use `/embed` for dense vectors.",
+    "/embed_all": "Use `POST /v1/embed` with the output `multi_vector` for vectors of tokens.",
 }
 
 
@@ -293,6 +321,12 @@ def _routes() -> Iterator[tuple[InferenceRoute, Operation | None]]:
     text: Any = {"inputs": "a gorgeous, witty movie"}
     embed = TeiRoute("/embed", Task.EMBED, TeiEmbedInputs)
     yield embed, _operation(embed, "embed", "Turn texts into vectors", texts, [[0.0676]])
+    sparse = TeiRoute("/embed_sparse", Task.EMBED, TeiSparseInputs)
+    weights = [[{"index": 1037, "value": 0.5}]]
+    yield (
+        sparse,
+        _operation(sparse, "embed_sparse", "Turn texts into sparse vectors", texts, weights),
+    )
     predict = TeiRoute("/predict", Task.CLASSIFY, TeiPredictInputs)
     yield (
         predict,

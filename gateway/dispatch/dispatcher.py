@@ -11,6 +11,8 @@ from functools import partial
 from operator import attrgetter
 from typing import Self
 
+import msgspec
+
 from sluicegate.gateway.dispatch import failures
 from sluicegate.gateway.dispatch.backend_call import (
     BackendCall,
@@ -43,7 +45,15 @@ from sluicegate.gateway.types import (
     Source,
 )
 from sluicegate.gateway.upstream.base import BackendClient, CallFailed, Cause
-from sluicegate.wire.protocol import CALL_PATH, TOKEN_TASKS, Done, Failed, Report
+from sluicegate.wire.protocol import (
+    CALL_PATH,
+    TOKEN_TASKS,
+    Done,
+    Failed,
+    Report,
+    Task,
+    read_embed_item,
+)
 
 GATHERING_DELAY = 0.002
 """Seconds for which items are gathered into one call to a busy backend, as Nagle's algorithm
@@ -53,6 +63,8 @@ _POLL_INTERVAL = 0.01
 _LOST = frozenset({Cause.UNREACHABLE, Cause.CUT})
 # Read by C code, without a step in Python for each item.
 _body = attrgetter("body")
+_EMBED = Task.EMBED
+_encode = msgspec.msgpack.Encoder().encode
 _Kind = tuple[int, int, bytes, str, bool]
 """What items must share to travel in one call: model, task, parameters, lane and truncation."""
 
@@ -219,7 +231,9 @@ class Dispatcher:
         if not items:
             return []
         model = items[0].work.model
-        shares = self._fleet.spread(model, list(map(_body, items)), together=together)
+        is_embedded = items[0].work.task is _EMBED
+        affinities = list(map(_text_of if is_embedded else _body, items))
+        shares = self._fleet.spread(model, affinities, together=together)
         if not shares:
             self._settle_failed(items, failures.unavailable())
         preferred = self._fleet.preferred_region(model)
@@ -599,3 +613,9 @@ class Dispatcher:
 def _failed(failure: ItemFailure, call: BackendCall | None) -> ItemOutcome:
     region = call.endpoint.region if call is not None else RegionName("")
     return ItemOutcome(source=Source.FAILED, failure=failure, region=region)
+
+
+def _text_of(item: OpenItem) -> bytes:
+    """Return the affinity of an item of `embed`: its text, so that one run serves all outputs."""
+    found = read_embed_item(item.body)
+    return item.body if found is None else _encode(found.input)

@@ -127,6 +127,13 @@ def outcome(call: Call, place: int) -> Done | Failed:
     return Done(index=place, result=result, rows=1, tokens=tokens(str(body)))
 
 
+def _output(name: str, numbers: list[float]) -> Any:
+    """Return another output of a text than the dense vector."""
+    if name == "sparse":
+        return {"sparse": {"indices": [*range(len(numbers))], "values": [*map(abs, numbers)]}}
+    return {"multi_vector": [numbers, numbers[::-1]]}
+
+
 def _result(call: Call, scope: str, body: Any) -> Any:
     """Return the result of an item; refuse the items that a real backend refuses."""
     decode = msgspec.msgpack.decode
@@ -135,7 +142,9 @@ def _result(call: Call, scope: str, body: Any) -> Any:
             asked = decode(call.parameters, type=EmbedParameters)
             if (asked.dimensions or 1) > _MOST_DIMENSIONS:
                 raise ItemRefused("bad_dimensions", "`dimensions` is too large")
-            return {"embedding": vector(scope, body, asked.dimensions, normalize=asked.normalize)}
+            text = body["input"] if isinstance(body, dict) else body
+            numbers = vector(scope, text, asked.dimensions, normalize=asked.normalize)
+            return _output(body["output"], numbers) if body is not text else {"embedding": numbers}
         case Task.RERANK:
             query = decode(call.parameters, type=RerankParameters).query
             return {"score": score(scope, query, body)}

@@ -80,10 +80,21 @@ class Entities(Result, frozen=True, kw_only=True):
     entities: list[Entity] = []
 
 
+class SparseVector(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the weights of tokens, by their numbers in the vocabulary."""
+
+    indices: list[int] = []
+    values: list[float] = []
+
+
 class Embedding(Result, frozen=True, kw_only=True):
-    """Holds the vector of a text."""
+    """Holds the outputs of a text that were asked for; others are empty."""
 
     embedding: list[float] = []
+    sparse: SparseVector = SparseVector()
+    sparse_tokens: list[str] = []
+    multi_vector: list[list[float]] = []
+    multi_vector_tokens: list[str] = []
 
 
 class Tokens(Result, frozen=True, kw_only=True):
@@ -162,6 +173,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """The maximum length of a text in tokens."""
     labels: list[str] | None = None
     dimensions: int | None = None
+    outputs: list[str] | None = None
     description: str = ""
     demonstration: bool = False
     regions: list[str] = []

@@ -31,6 +31,7 @@ from sluicegate.client.results import (
 )
 
 NumberType = Literal["float", "float16", "int8", "uint8", "binary", "ubinary"]
+EmbedOutput = Literal["dense", "sparse", "multi_vector"]
 OnError = Literal["fail", "continue"]
 
 
@@ -95,6 +96,7 @@ def rerank(
     *,
     top_n: int | None = None,
     return_documents: bool | None = None,
+    weights: Mapping[EmbedOutput, float] | None = None,
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[RankedDocument]]:
@@ -105,6 +107,7 @@ def rerank(
         "documents": documents,
         "top_n": top_n,
         "return_documents": return_documents,
+        "weights": weights,
     }
     return _infer("/v1/rerank", Answer[RankedDocument], fields, truncate, on_error)
 
@@ -129,16 +132,24 @@ def embed(
     normalize: bool | None = None,
     dimensions: int | None = None,
     output_dtype: NumberType | None = None,
+    outputs: Sequence[EmbedOutput] | None = None,
+    input_type: Literal["query", "document"] | None = None,
+    pool_factor: int | None = None,
+    return_tokens: bool | None = None,
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[Embedding]]:
-    """Compute the vectors of texts."""
+    """Compute the vectors of texts; `outputs` names the kinds of vectors."""
     fields = {
         "model": model,
         "input": texts,
         "normalize": normalize,
         "dimensions": dimensions,
         "output_dtype": output_dtype,
+        "outputs": outputs,
+        "input_type": input_type,
+        "pool_factor": pool_factor,
+        "return_tokens": return_tokens,
     }
     return _infer("/v1/embed", Answer[Embedding], fields, truncate, on_error)
 

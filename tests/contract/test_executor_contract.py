@@ -6,6 +6,7 @@ from threading import Thread
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 
 from sluicegate.backends.device_defaults import BatchBounds
@@ -20,9 +21,10 @@ from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
 from sluicegate.backends.executors.provider import DeviceOptions
 from sluicegate.backends.executors.tensorrt import open_engines
 from sluicegate.backends.executors.upstream import UpstreamExecutor
+from sluicegate.backends.model_tools.importing.output_graph import add_joined
 from sluicegate.backends.open_inference.address import RemoteModelServer
 from sluicegate.backends.settings import Provider
-from sluicegate.backends.types import FloatArray, OutputKind
+from sluicegate.backends.types import FloatArray, JoinedWidth, OutputKind
 from testing.model_repository import DIMENSIONS, toy_graph
 from tests.support.inference_server import inference_server
 from tests.support.openvino import need_openvino
@@ -250,3 +252,37 @@ def test_a_file_that_is_no_graph_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(ModelProblem, match=r"model\.onnx: ONNX Runtime cannot load"):
         OnnxExecutor(wrong, worker_threads=1)
+
+
+@pytest.mark.parametrize("name", ["onnx", "bound", "openvino"])
+def test_a_joined_output_is_one_line_for_all_outputs(tmp_path: Path, name: str) -> None:
+    joined = joined_source(tmp_path / "model.onnx")
+    executor: ModelExecutor
+    if name == "onnx":
+        executor = OnnxExecutor(joined, worker_threads=1)
+    elif name == "bound":
+        options, limits = DeviceOptions(provider="cpu"), RunLimits(runs=1)
+        executor = CudaExecutor(joined, options=options, limits=limits)
+    else:
+        need_openvino()
+        executor = OpenVinoExecutor(joined, worker_threads=1)
+
+    together = run(executor, [2, 4, 5, 6, 3], [2, 4, 3], output=OutputKind.JOINED)
+    alone = run(executor, [2, 4, 3], output=OutputKind.JOINED)[0]
+
+    assert together.shape == (2, executor.joined.of(5))
+    real = executor.joined.real(together[1], OutputKind.JOINED, 3)
+    np.testing.assert_allclose(real, alone, atol=1e-5)
+    np.testing.assert_allclose(alone[:DIMENSIONS], run(executor, [2, 4, 3])[0], atol=1e-5)
+
+
+def joined_source(path: Path) -> GraphSource:
+    """Write the toy graph with vectors of three numbers and a weight for each token."""
+    model = onnx.load_from_string(toy_graph())
+    heads = {"vectors": 3, "sparse": 1}
+    weights = {name: {"weight": np.ones((n, DIMENSIONS), np.float32)} for name, n in heads.items()}
+    add_joined(model, tokens="tokens", pooled="pooled", **weights)
+    path.write_bytes(model.SerializeToString())
+    outputs = {**OUTPUTS, OutputKind.JOINED: "joined"}
+    joined = JoinedWidth(DIMENSIONS, 4)
+    return GraphSource(path=path, outputs=outputs, dimensions=DIMENSIONS, joined=joined)

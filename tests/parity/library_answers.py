@@ -7,6 +7,7 @@ import msgspec
 
 CANDIDATES = ["money", "travel"]
 TEMPLATE = "This is about {}."
+POOL_FACTOR = 2
 FAMILIES = (
     "bert",
     "distilbert",

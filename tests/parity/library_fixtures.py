@@ -10,19 +10,19 @@ from pathlib import Path
 from tests.parity.library_answers import answers_file
 from tests.parity.texts import DATA
 
-FIXTURES = DATA / "library"
+FIXTURES, OUTPUTS = DATA / "library", DATA / "outputs"
 
 
-def unpack(name: str, folder: Path) -> Path:
+def unpack(name: str, folder: Path, *, fixtures: Path = FIXTURES) -> Path:
     """Unpack a checkpoint and its answers; return its folder."""
-    with zipfile.ZipFile(FIXTURES / f"{name}.zip") as archive:
+    with zipfile.ZipFile(fixtures / f"{name}.zip") as archive:
         archive.extractall(folder)
     return folder / name
 
 
-def fixture_names() -> list[str]:
+def fixture_names(fixtures: Path = FIXTURES) -> list[str]:
     """Return the names of all packed checkpoints."""
-    return sorted(path.stem for path in FIXTURES.glob("*.zip"))
+    return sorted(path.stem for path in fixtures.glob("*.zip"))
 
 
 def main() -> None:
@@ -30,11 +30,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="+")
+    parser.add_argument("--into", type=Path, default=FIXTURES)
     given = parser.parse_args()
-    FIXTURES.mkdir(exist_ok=True)
+    given.into.mkdir(exist_ok=True)
     for name in given.names:
         files = [path for path in (given.folder / name).rglob("*") if path.is_file()]
-        with zipfile.ZipFile(FIXTURES / f"{name}.zip", "w", zipfile.ZIP_LZMA) as archive:
+        with zipfile.ZipFile(given.into / f"{name}.zip", "w", zipfile.ZIP_LZMA) as archive:
             for path in sorted([*files, answers_file(given.folder / name)]):
                 if path.name != "README.md":
                     # Without a time, so that a file packed again is the same.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from sluicegate.wire.protocol import Task
+from sluicegate.wire.protocol import EmbedOutput, Task, embed_output
 from tests.support.api import Api
 from tests.support.entry_points import EntryPoint
 from tests.support.inference_scene import INFO
@@ -12,10 +12,17 @@ from tests.support.inference_scene import INFO
 _RESULTS = {
     Task.CLASSIFY: b'{"labels":[{"label":"good","score":0.75},{"label":"bad","score":0.25}]}',
     Task.ZERO_SHOT: b'{"labels":[{"label":"x","score":0.6},{"label":"y","score":0.4}]}',
-    Task.EMBED: b'{"embedding":[0.25,-0.5]}',
     Task.ENTITIES: (
         b'{"entities":[{"label":"PER","score":0.9,"text":"Sarah","start":11,"end":16}]}'
     ),
+}
+
+
+# The outputs of a text.
+OUTPUTS: dict[EmbedOutput, bytes] = {
+    "dense": b'{"embedding":[0.25,-0.5]}',
+    "sparse": b'{"sparse":{"indices":[3,7],"values":[0.5,0.25]}}',
+    "multi_vector": b'{"multi_vector":[[0.25,-0.5],[-0.5,0.25]]}',
 }
 
 
@@ -31,6 +38,8 @@ def serve_models(api: Api) -> Api:
 
     def result(body: bytes) -> bytes:
         task = api.scene.runner.works[-1].task
+        if task is Task.EMBED:
+            return OUTPUTS[embed_output(body)]
         return _RESULTS.get(task) or b'{"score":%.2f}' % (len(body) / 100)
 
     api.scene.runner.result = result

@@ -1,7 +1,7 @@
 """Runs a whole backend in this process on a real socket, with TLS or without."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,24 @@ async def listening_backend(
     models: Path, tls: ServerTls | None = None, **settings: Any
 ) -> AsyncIterator[ListeningBackend]:
     """Serve a repository whose graphs answer at once."""
-    executor = DummyExecutor(dimensions=DIMENSIONS)
+    async with _listening(models, DummyExecutor(dimensions=DIMENSIONS), tls, settings) as found:
+        yield found
+
+
+@asynccontextmanager
+async def computing_backend(models: Path) -> AsyncIterator[ListeningBackend]:
+    """Serve a repository whose graphs are run."""
+    async with _listening(models, None, None, {"threads": 1}) as found:
+        yield found
+
+
+@asynccontextmanager
+async def _listening(
+    models: Path,
+    executor: DummyExecutor | None,
+    tls: ServerTls | None,
+    settings: Mapping[str, Any],
+) -> AsyncIterator[ListeningBackend]:
     with bind("127.0.0.1", 0) as listener:
         port: int = listener.getsockname()[1]
         async with running_backend(models, executor, **settings) as backend:

@@ -13,6 +13,7 @@ import yaml
 
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
+from sluicegate.backends.model_tools.graphs.options import GraphOptions
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 from sluicegate.backends.model_tools.importing.device_graphs import (
     write_device_graphs,
@@ -23,6 +24,7 @@ from sluicegate.backends.model_tools.importing.finishing import (
     finish_graph,
     finish_model,
 )
+from sluicegate.backends.model_tools.importing.outputs import reads_unattended
 from sluicegate.backends.model_tools.importing.rebuild import rebuild
 from sluicegate.backends.model_tools.importing.source import CheckpointFolder, open_source
 from sluicegate.backends.repository.graph_file import read_graph_file
@@ -75,7 +77,7 @@ def convert(folder: Path, target: Path, given: Mapping[str, Any] | None = None) 
             source.pooling(),
             finish=lambda model: finish_model(model, source, dict(source.fields)),
         )
-    else:
+    elif not reads_unattended(source):
         write_optimized_graphs(target / _GRAPH, source.config)
     fields.pop("graph", None)
     fields.pop("tokenizer", None)
@@ -107,6 +109,10 @@ def _check_types(source: CheckpointFolder, graph: Path) -> None:
 def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights | None]:
     """Write the graph. Return its origin and, if it was built from weights, the weights."""
     kind = str(source.config.get("model_type"))
+    is_pooled = source.modules is None or source.modules.is_pooled
+    if source.graph is not None and not is_pooled:
+        copy_graph(source.graph, target)
+        return f"the graph `{source.graph.relative_to(source.folder)}`", None
     if source.graph is not None:
         name = f"the graph `{source.graph.relative_to(source.folder)}`"
         try:
@@ -121,13 +127,15 @@ def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights |
             _export(source.folder, source.config, Path(exported))
             copy_graph(Path(exported, _GRAPH), target)
         return f"`{kind}` weights, exported by optimum", None
-    weights = source.weights()
+    weights, unattended = source.weights(), reads_unattended(source)
+    options = GraphOptions(attention="plain" if unattended else "gathered")
     try:
-        model = build_checkpoint(source.config, weights, pooling=source.pooling())
+        model = build_checkpoint(source.config, weights, pooling=source.pooling(), options=options)
     except WeightsError as error:
         raise StartProblem(f"`{source.folder}`: {error}") from None
     (target / _GRAPH).write_bytes(model.SerializeToString())
-    return f"`{kind}` weights", weights
+    # Other kinds of attention do not compute tokens that no token attends to.
+    return f"`{kind}` weights", None if unattended else weights
 
 
 def _export(folder: Path, config: Mapping[str, Any], target: Path) -> None:

@@ -17,6 +17,7 @@ from sluicegate.backends.errors import ModelProblem, StartProblem
 from sluicegate.backends.executors.padded_batch import INPUTS
 from sluicegate.backends.model_tools.graphs.half import is_half
 from sluicegate.backends.model_tools.importing.model_inputs import complete_inputs
+from sluicegate.backends.model_tools.importing.outputs import add_outputs
 from sluicegate.backends.model_tools.importing.sentence_graph import POOLED, complete_graph
 from sluicegate.backends.model_tools.importing.source import CheckpointFolder, check_content
 from sluicegate.backends.repository.sentence_modules import DenseModule
@@ -87,7 +88,8 @@ def finish_model(model: ModelProto, source: CheckpointFolder, fields: dict[str, 
             changed = complete_inputs(model, source.config) or changed
         except ValueError as error:
             raise StartProblem(f"`{source.folder / 'config.json'}`: {error}") from None
-    return _add_modules(model, source, fields) or changed
+    changed = _add_modules(model, source, fields) or changed
+    return add_outputs(model, source, fields) or changed
 
 
 def is_half_file(graph: Path) -> bool:
@@ -142,7 +144,7 @@ def _rename_inputs(model: ModelProto, inputs: Mapping[str, str], source: Checkpo
 def _add_modules(model: ModelProto, source: CheckpointFolder, fields: dict[str, Any]) -> bool:
     """Append the modules of a sentence transformer if the graph lacks them."""
     modules = source.modules
-    if modules is None:
+    if modules is None or not modules.is_pooled:
         return False
     outputs = {value.name for value in model.graph.output}
     named = fields.get("outputs") or {}

@@ -23,7 +23,7 @@ from sluicegate.backends.repository.publishing import publish_revision
 from sluicegate.backends.repository.staging import open_staging
 from sluicegate.backends.serving.core import ModelSetEntry
 from sluicegate.backends.settings import BackendSettings
-from sluicegate.wire.protocol import PARAMETERS, ChooseItem, ModelInfo, Task
+from sluicegate.wire.protocol import PARAMETERS, ChooseItem, EmbedItem, ModelInfo, Task
 
 _STAGING = ".importing-"
 # The largest number of special tokens to try. A tokenizer may have thousands.
@@ -152,6 +152,9 @@ async def _try_task(entry: ModelSetEntry, task: Task, texts: Sequence[str], name
     items: list[Any] = list(texts)
     if task is Task.CHOOSE:
         items = [ChooseItem(prompt=text, choices=list(texts[:2])) for text in texts]
+    elif task is Task.EMBED and entry.served_model.info.outputs:
+        names = entry.served_model.info.outputs
+        items = [EmbedItem(input=text, output=name) for text in texts for name in names]
     elif task is Task.CLASSIFY:
         items += [(text, texts[0]) for text in texts]
     for item in items:

@@ -16,7 +16,9 @@ from onnx import external_data_helper
 
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.importing.source import (
+    COLBERT_HEAD,
     SHARDS,
+    SPARSE_HEAD,
     WEIGHTS,
     CheckpointFolder,
     read_json,
@@ -44,8 +46,8 @@ _COPIES = re.compile(
 )
 _COPY_FOLDERS = {"onnx", "openvino", "coreml", "gguf", "mlx"}
 _KNOWN = {
-    "sparse_linear.pt": "the sparse vectors of BGE-M3",
-    "colbert_linear.pt": "the vectors of tokens of BGE-M3",
+    "sparse_linear.pt": f"the sparse vectors of BGE-M3, a pickle: save it as `{SPARSE_HEAD}`",
+    "colbert_linear.pt": f"the token vectors of BGE-M3, a pickle: save it as `{COLBERT_HEAD}`",
     "model_head.pkl": "the head of SetFit",
     "model_head.joblib": "the head of SetFit",
 }
@@ -137,7 +139,7 @@ def _unread(source: CheckpointFolder, names: Iterable[str]) -> Iterator[tuple[st
     be left out.
     """
     listed = module_folders(lambda name: source.folder / name)
-    used = {*_used_weights(source), *(f"{folder}/{WEIGHTS}" for folder in listed)}
+    used = {*_used_weights(source), *source.heads, *(f"{folder}/{WEIGHTS}" for folder in listed)}
     beside: set[str] | None = None
     for name in names:
         first, slash, _ = name.partition("/")
@@ -154,7 +156,8 @@ def _unread(source: CheckpointFolder, names: Iterable[str]) -> Iterator[tuple[st
             if slash and first in _COPY_FOLDERS:
                 yield first, _COPY
             else:
-                yield name, _COPY if _is_copy(PurePosixPath(name), listed) else ""
+                is_head = PurePosixPath(name).with_suffix(".safetensors").name in source.heads
+                yield name, _COPY if is_head or _is_copy(PurePosixPath(name), listed) else ""
 
 
 def _is_training(folder: str) -> bool:

@@ -33,7 +33,7 @@ _AXES_AS_INPUT = MappingProxyType(
 _OLDEST_OPSET = 11
 _EPSILON = 1e-5
 _LINEAR = {"linear.weight", "linear.bias"}
-_ACTIVATIONS: Mapping[str, Callable[["_SentenceWriter", str], str]] = MappingProxyType(
+_ACTIVATIONS: Mapping[str, Callable[["SentenceWriter", str], str]] = MappingProxyType(
     {
         "Identity": lambda _, state: state,
         "Tanh": lambda writer, state: writer.add("Tanh", state),
@@ -65,18 +65,12 @@ def complete_graph(
     Raises:
         ModelProblem: a module's weights do not fit, or its activation is not supported.
     """
-    opset = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
-    if opset < _OLDEST_OPSET or _MASK not in {value.name for value in model.graph.input}:
-        raise ModelProblem(
-            f"the graph has opset {opset} or lacks the input `{_MASK}`, so no module can be added; "
-            "export it again with a recent version of optimum"
-        )
-    writer = _SentenceWriter(opset)
+    writer = SentenceWriter(find_opset(model))
     _rename_value(model, POOLED, _BEFORE)
     if is_pooled:
-        state, width = _BEFORE, _width(model, _BEFORE)
+        state, width = _BEFORE, width_of(model, _BEFORE)
     else:
-        width = _width(model, tokens)
+        width = width_of(model, tokens)
         state = writer.pool(tokens, modules.pooling, skipped)
         width = width and width * len(modules.pooling)
     for module in modules.after:
@@ -91,6 +85,21 @@ def complete_graph(
     _extend(model, writer.graph, width)
 
 
+def find_opset(model: ModelProto) -> int:
+    """Return the opset of a graph.
+
+    Raises:
+        ModelProblem: the graph is too old for modules, or has no attention mask.
+    """
+    opset = next(each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+    if opset < _OLDEST_OPSET or _MASK not in {value.name for value in model.graph.input}:
+        raise ModelProblem(
+            f"the graph has opset {opset} or lacks the input `{_MASK}`, so no module can be added; "
+            "export it again with a recent version of optimum"
+        )
+    return int(opset)
+
+
 def _extend(model: ModelProto, graph: GraphBuilder, width: int | None) -> None:
     """Append the new nodes to a model.
 
@@ -102,16 +111,17 @@ def _extend(model: ModelProto, graph: GraphBuilder, width: int | None) -> None:
     kept = [
         value
         for value in model.graph.output
-        if value.name != _BEFORE and width in (None, _width(model, value.name))
+        if value.name != _BEFORE and width in (None, width_of(model, value.name))
     ]
     del model.graph.output[:]
     size: list[int | str] = ["batch", width or "width"]
     made = helper.make_tensor_value_info(POOLED, TensorProto.FLOAT, size)
     model.graph.output.extend([made, *kept])
-    _prune(model)
+    prune(model)
 
 
-def _prune(model: ModelProto) -> None:
+def prune(model: ModelProto) -> None:
+    """Remove the nodes that no output needs."""
     needed = {value.name for value in model.graph.output}
     kept = []
     for node in reversed(model.graph.node):
@@ -125,7 +135,8 @@ def _prune(model: ModelProto) -> None:
     model.graph.node.extend(reversed(kept))
 
 
-def _width(model: ModelProto, output: str) -> int | None:
+def width_of(model: ModelProto, output: str) -> int | None:
+    """Return the size of the last axis of an output, if the graph names it."""
     found = next(value for value in model.graph.output if value.name == output)
     sizes = found.type.tensor_type.shape.dim
     return (sizes[-1].dim_value if sizes else 0) or None
@@ -143,24 +154,30 @@ def _rename_value(model: ModelProto, old: str, new: str) -> None:
             value.name = new
 
 
-class _SentenceWriter:
-    def __init__(self, opset: int) -> None:
+class SentenceWriter:
+    """Writes nodes after an encoder; the names of their values begin with `prefix`."""
+
+    def __init__(self, opset: int, prefix: str = "sentence") -> None:
         self.graph = GraphBuilder({}, "fp32")
         self._opset = opset
+        self._prefix = prefix
         self._values = 0
 
     def add(self, operator: str, *inputs: str, **attributes: int) -> str:
+        """Append a node, and return the name of its value."""
         self._values += 1
         return self.graph.plain(
-            operator, list(inputs), f"sentence.value.{self._values}", **attributes
+            operator, list(inputs), f"{self._prefix}.value.{self._values}", **attributes
         )
 
     def number(self, value: float) -> str:
+        """Append a float."""
         return self.array(np.array(value, dtype=np.float32))
 
     def array(self, value: "np.ndarray[tuple[int, ...], np.dtype[np.float32 | np.int64]]") -> str:
+        """Append an array."""
         self._values += 1
-        return self.graph.constant(f"sentence.constant.{self._values}", value)
+        return self.graph.constant(f"{self._prefix}.constant.{self._values}", value)
 
     def over(self, operator: str, state: str, axis: int, **attributes: int) -> str:
         """Append an operator that works along one axis."""
@@ -205,6 +222,7 @@ class _SentenceWriter:
         return vectors[0] if len(vectors) == 1 else self.add("Concat", *vectors, axis=-1)
 
     def dense(self, state: str, module: DenseModule, weights: Weights, width: int | None) -> str:
+        """Append the linear layer of a `Dense`, and its activation."""
         matrix, bias = weights.get("linear.weight"), weights.get("linear.bias")
         shape = (module.outputs, module.inputs)
         fits = width in (None, module.inputs) and (bias is not None) is module.bias
@@ -225,17 +243,54 @@ class _SentenceWriter:
         return _ACTIVATIONS[name](self, product)
 
     def layer_norm(self, state: str, module: LayerNormModule, weights: Weights) -> str:
+        """Append the layer normalization of a `LayerNorm`."""
         parts = [weights.get("norm.weight"), weights.get("norm.bias")]
         if any(part is None or part.shape != (module.width,) for part in parts):
             raise ModelProblem(
                 f"`{module.folder}`: the weights do not fit a `LayerNorm` of {module.width} values"
             )
-        scale, shift = (self.array(np.asarray(part)) for part in parts)
+        return self.normed(state, weights, "norm", _EPSILON)
+
+    def normed(self, state: str, weights: Weights, name: str, epsilon: float) -> str:
+        """Append a layer normalization, which may have no bias."""
+        if f"{name}.weight" not in weights:
+            raise ModelProblem(f"the weight `{name}.weight` is missing")
         centred = self.add("Sub", state, self.over("ReduceMean", state, -1, keepdims=1))
         squares = self.add("Mul", centred, centred)
         variance = self.over("ReduceMean", squares, -1, keepdims=1)
-        spread = self.add("Sqrt", self.add("Add", variance, self.number(_EPSILON)))
-        return self.add("Add", self.add("Mul", self.add("Div", centred, spread), scale), shift)
+        spread = self.add("Sqrt", self.add("Add", variance, self.number(epsilon)))
+        scale = self.array(np.asarray(weights[f"{name}.weight"]))
+        scaled = self.add("Mul", self.add("Div", centred, spread), scale)
+        if (shift := weights.get(f"{name}.bias")) is None:
+            return scaled
+        return self.add("Add", scaled, self.array(np.asarray(shift)))
+
+    def linear(self, state: str, weights: Weights, name: str) -> str:
+        """Append a linear layer, which may have no bias."""
+        if f"{name}.weight" not in weights:
+            raise ModelProblem(f"the weight `{name}.weight` is missing")
+        matrix = np.ascontiguousarray(weights[f"{name}.weight"].T)
+        product = self.add("MatMul", state, self.array(matrix))
+        if (bias := weights.get(f"{name}.bias")) is None:
+            return product
+        return self.add("Add", product, self.array(np.asarray(bias)))
+
+    def real(self) -> str:
+        """Append a mask of the real tokens, `[batch, sequence, 1]`."""
+        return self.over("Unsqueeze", self.add("Cast", _MASK, to=TensorProto.BOOL), -1)
+
+    def unpadded(self, tokens: str) -> str:
+        """Append token vectors with the row's first vector in each place of padding."""
+        first = self.add("Gather", tokens, self.array(np.array([0])), axis=1)
+        return self.add("Where", self.real(), tokens, first)
+
+    def tanh_gelu(self, state: str) -> str:
+        """Append the tanh approximation of GELU."""
+        cube = self.add("Mul", self.add("Mul", state, state), state)
+        inner = self.add("Add", state, self.add("Mul", cube, self.number(0.044715)))
+        bent = self.add("Tanh", self.add("Mul", inner, self.number((2.0 / np.pi) ** 0.5)))
+        half = self.add("Mul", state, self.number(0.5))
+        return self.add("Mul", half, self.add("Add", bent, self.number(1.0)))
 
     def normalize(self, state: str) -> str:
         """Append nodes that scale vectors to length one; a zero vector stays zero."""
@@ -244,6 +299,7 @@ class _SentenceWriter:
         return self.add("Div", state, length)
 
     def gelu(self, state: str) -> str:
+        """Append a GELU."""
         error = self.add("Erf", self.add("Mul", state, self.number(2.0**-0.5)))
         half = self.add("Mul", state, self.number(0.5))
         return self.add("Mul", half, self.add("Add", error, self.number(1.0)))

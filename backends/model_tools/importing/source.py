@@ -18,7 +18,7 @@ from sluicegate.backends.model_tools.importing.class_tokenizer import (
     ClassTokenizer,
     build_tokenizer,
 )
-from sluicegate.backends.repository.config_defaults import complete_config
+from sluicegate.backends.repository.config_defaults import complete_config, padding_position
 from sluicegate.backends.repository.sentence_modules import (
     FILE as MODULES,
     SentenceModules,
@@ -28,6 +28,8 @@ from sluicegate.backends.types import Pooling
 
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
 WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
+# The heads of BGE-M3 for sparse vectors and for token vectors.
+SPARSE_HEAD, COLBERT_HEAD = "sparse_linear.safetensors", "colbert_linear.safetensors"
 _MANIFEST = "model.yaml"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _SLOW = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
@@ -136,6 +138,36 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
         if not path.is_file():
             raise StartProblem(f"`{path}` is missing{_unusable_weights(path.parent)}")
         return self._read(path)
+
+    @property
+    def heads(self) -> list[str]:
+        """The files of heads after each token's vector."""
+        names = (SPARSE_HEAD, COLBERT_HEAD)
+        return [name for name in names if (self.folder / name).is_file()]
+
+    def head_weights(self, name: str) -> Weights | None:
+        """Return the weights of one of the `heads`; `None` if the folder does not have it.
+
+        Raises:
+            StartProblem: the weights cannot be read, or are not those of a linear layer.
+        """
+        if name not in self.heads:
+            return None
+        weights = self._read(self.folder / name)
+        matrix, hidden = weights.get("weight"), self.config.get("hidden_size")
+        fits = matrix is not None and matrix.ndim > 1 and matrix.shape[1] == hidden
+        if not fits or set(weights) - {"weight", "bias"}:
+            raise StartProblem(
+                f"`{self.folder / name}` must have the `weight` of a linear layer with {hidden} "
+                "inputs, and its `bias`"
+            )
+        return weights
+
+    def positions(self) -> int | None:
+        """Return the length of the longest row, if `config.json` names it."""
+        found = self.config.get("max_position_embeddings")
+        padding = padding_position(self.config)
+        return found - (0 if padding is None else padding + 1) if isinstance(found, int) else None
 
     def pooling(self) -> Pooling:
         """Return the pooling to build into the graph.

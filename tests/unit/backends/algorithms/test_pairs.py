@@ -131,3 +131,9 @@ async def test_small_scores_of_documents_stay_apart() -> None:
 
     assert sorted(range(3), key=lambda place: -scores[place]) == [2, 0, 1]
     assert scores[1] == pytest.approx(1 / (1 + math.exp(20.0)), rel=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", [Rerank(model="m"), CrossEncode(model="m")])
+def test_models_with_one_score_refuse_weights(algorithm: Rerank | CrossEncode) -> None:
+    with pytest.raises(ItemRefused, match="weights"):
+        algorithm.texts("a", RerankParameters(query="q", weights={"dense": 1.0}))

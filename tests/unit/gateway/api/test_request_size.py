@@ -217,3 +217,12 @@ async def test_a_large_request_waits_for_memory_unless_too_many_do(
     assert "Large requests" in refused.json()["detail"]
     assert refused.headers["retry-after"] == "1"
     assert memory.used_bytes == held[1]
+
+
+def test_token_vectors_count_for_each_token_that_may_be_read() -> None:
+    served = models(dimensions=128, max_tokens=512)
+    fields = {"input": ["word " * 2000] * 200}
+
+    parsed(Task.EMBED, fields | {"outputs": ["dense", "sparse"]}, served)
+
+    assert "200 inputs" in refusal(Task.EMBED, fields | {"outputs": ["multi_vector"]}, served)

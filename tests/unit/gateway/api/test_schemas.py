@@ -29,7 +29,7 @@ _BASE: dict[type[TaskBody], dict[str, Any]] = {
     ChooseBody: {"model": "m", "input": {"prompt": "p", "choices": ["x", "y"]}},
     RerankBody: {"model": "m", "query": "q", "documents": ["a"]},
     EntitiesBody: {"model": "m", "input": "a"},
-    EmbedBody: {"model": "m", "input": "a"},
+    EmbedBody: {"model": "m", "input": "a", "outputs": ["multi_vector"]},
     TokenizeBody: {"model": "m", "input": "a"},
     DetokenizeBody: {"model": "m", "ids": [1]},
 }
@@ -44,9 +44,18 @@ _OTHER: dict[type[TaskBody], dict[str, Any]] = {
         "hypothesis_template": "{}",
     },
     ChooseBody: {"model": "n", "input": {"prompt": "p", "choices": ["y", "x"]}},
-    RerankBody: {"model": "n", "query": "r", "documents": ["b"]},
+    RerankBody: {"model": "n", "query": "r", "documents": ["b"], "weights": {"dense": 1}},
     EntitiesBody: {"model": "n", "input": "b", "aggregation": "max"},
-    EmbedBody: {"model": "n", "input": "b", "normalize": False, "dimensions": 3},
+    EmbedBody: {
+        "model": "n",
+        "input": "b",
+        "normalize": False,
+        "dimensions": 3,
+        "outputs": ["sparse"],
+        "input_type": "query",
+        "pool_factor": 2,
+        "return_tokens": True,
+    },
     TokenizeBody: {
         "model": "n",
         "input": "b",
@@ -97,6 +106,15 @@ def test_every_field_changes_the_key_or_is_exempt_by_name(body: type[TaskBody], 
     changed = keys(decode(body, _BASE[body] | {field: value}).request())
 
     assert (changed == base) == exempt
+
+
+def test_a_dense_vector_has_one_key_with_and_without_outputs() -> None:
+    fields = {"model": "m", "input": "a"}
+    plain = keys(decode(EmbedBody, fields).request())
+
+    assert keys(decode(EmbedBody, fields | {"outputs": ["dense"]}).request()) == plain
+    both = decode(EmbedBody, fields | {"outputs": ["sparse", "dense"]}).request()
+    assert keys(both)[1:] == plain
 
 
 def test_the_same_text_is_another_item_for_every_task() -> None:

@@ -17,6 +17,7 @@ from tests.support.inference_scene import INFO
 pytestmark = pytest.mark.anyio
 _LABELS = [{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}]
 _VECTOR = [0.25, -0.5]
+_WEIGHTS = [{"index": 3, "value": 0.5}, {"index": 7, "value": 0.25}]
 _RANK = {"query": "q", "texts": ["a", "longer"]}
 _RANKED = [{"index": 1, "score": 0.07}, {"index": 0, "score": 0.02}]
 
@@ -38,6 +39,8 @@ async def client(api: Api) -> AsyncIterator[httpx.AsyncClient]:
         ("minilm/embed", {"inputs": "a", "truncate": None, "normalize": True}, [_VECTOR]),
         ("minilm/embed", {"inputs": ["a", "b"], "truncation_direction": "Right"}, [_VECTOR] * 2),
         ("minilm", {"inputs": ["a"]}, [_VECTOR]),
+        ("minilm/embed_sparse", {"inputs": ["a", "b"]}, [_WEIGHTS] * 2),
+        ("minilm/embed_sparse", {"inputs": "a"}, [_WEIGHTS]),
         ("sentiment/predict", {"inputs": "a", "raw_scores": False}, _LABELS),
         ("sentiment/predict", {"inputs": ["a", "b"]}, _LABELS),
         ("sentiment/predict", {"inputs": [["a"], ["a", "b"]]}, [_LABELS] * 2),
@@ -109,8 +112,7 @@ async def test_a_pair_is_one_input(api: Api, client: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "kind", "named"),
     [
-        ("minilm/embed_sparse", {"inputs": "a"}, 424, "Backend", "Sparse"),
-        ("minilm/embed_all", {"inputs": "a"}, 424, "Backend", "single tokens"),
+        ("minilm/embed_all", {"inputs": "a"}, 424, "Backend", "vectors of tokens"),
         ("minilm/tokenize", {"inputs": "a", "prompt_name": "q"}, 422, "Validation", "prompt_name"),
         ("minilm/decode", {"ids": [1, [2]]}, 422, "Validation", "`ids`"),
         ("sentiment/embed", {"inputs": "a"}, 424, "Backend", "sentiment"),
@@ -195,7 +197,7 @@ async def test_both_entry_points_answer_alike(anyio_backend: str, tier: str) -> 
         ("minilm", b'{"inputs":["a","b"]}'),
         ("sentiment/predict", b'{"inputs":"a"}'),
         ("minilm/rerank", b'{"query":"q","texts":["a","b"]}'),
-        ("minilm/embed_sparse", b'{"inputs":"a"}'),
+        ("minilm/embed_all", b'{"inputs":"a"}'),
     )
     requests = [sent(f"POST /tei/{path}", headers, body) for path, body in bodies]
 

@@ -10,11 +10,21 @@ from loadtests.simulate.virtual_time import run_virtual
 from sluicegate.gateway.config.document import RoutingConfig
 from sluicegate.gateway.types import Endpoint, ItemOutcome
 from sluicegate.gateway.upstream.base import CallFailed, Cause
-from sluicegate.wire.protocol import Call, Done, Report
+from sluicegate.wire.protocol import Call, Done, EmbedItem, Report, Task
 from testing.stub_backend import echo
 from testing.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
-from tests.support.dispatching import Outcomes, Started, dispatch, state, work
+from tests.support.dispatching import (
+    GivenItem,
+    GivenWork,
+    Outcomes,
+    Started,
+    dispatch,
+    endpoint,
+    served,
+    state,
+    work,
+)
 from tests.support.scripted_client import Hang, Pause, Step, echo_all
 
 pytestmark = pytest.mark.anyio
@@ -27,6 +37,29 @@ async def test_items_are_answered_by_the_preferred_region_in_one_call() -> None:
 
     assert outcomes.backends() == ["eu-0"] * 10
     assert scene.called() == ["eu-0"]
+
+
+async def test_one_backend_gets_all_outputs_of_a_text() -> None:
+    scene = Scene(endpoints=(EU, endpoint("eu-1")))
+    bodies = [
+        msgspec.msgpack.encode(body)
+        for text in (f"text {number}" for number in range(200))
+        for body in (text, EmbedItem(input=text, output="sparse"))
+    ]
+    items = tuple(GivenItem(index=index, body=body) for index, body in enumerate(bodies))
+
+    async with scene.dispatcher:
+        await dispatch(
+            scene.dispatcher,
+            GivenWork(model=served(), items=items, task=Task.EMBED),
+            deadline=scene.loop.time() + 60.0,
+            settle=scene.outcomes.settle,
+        )
+
+    results = [outcome.result for _, outcome in sorted(scene.outcomes.by_index.items())]
+    backends = [msgspec.json.decode(result)["backend"] for result in results]
+    assert set(backends) == {"eu-0", "eu-1"}
+    assert backends[::2] == backends[1::2]
 
 
 async def test_a_call_names_revision_profile_scope_and_the_time_left() -> None:

@@ -121,7 +121,7 @@ def test_encoders_have_every_graph_that_an_import_writes(
     assert {name.split(".")[1].split("-")[1] for name in found} == kinds
 
 
-@pytest.mark.parametrize("output", list(OutputKind))
+@pytest.mark.parametrize("output", [OutputKind.POOLED, OutputKind.TOKENS])
 def test_graphs_of_the_encoder_answer_as_its_graph(demo_models: Path, output: OutputKind) -> None:
     """Those that a CPU has kernels for, about rows of every class of lengths."""
     graph = demo_models / "minilm-l2" / "1" / "model.onnx"

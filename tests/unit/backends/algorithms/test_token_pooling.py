@@ -1,0 +1,44 @@
+"""Tests hierarchical pooling of token vectors."""
+
+import numpy as np
+import pytest
+
+from sluicegate.backends.algorithms.token_pooling import pool_tokens
+from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.pipelines.scores import normalize
+from sluicegate.backends.types import FloatArray
+
+
+def vectors(count: int, *, seed: int = 0) -> FloatArray:
+    random = np.random.default_rng(seed)
+    return normalize(random.standard_normal((count, 8)).astype(np.float32))
+
+
+def test_near_vectors_become_their_mean() -> None:
+    first, one, other = np.eye(3, dtype=np.float32)
+    near = normalize(np.array([one + 0.01 * other], dtype=np.float32))[0]
+
+    pooled = pool_tokens(np.stack([first, one, other, near, other]), 2)
+
+    assert len(pooled) == 3
+    np.testing.assert_array_equal(pooled[0], first)
+    np.testing.assert_allclose(pooled[1], (one + near) / 2)
+    np.testing.assert_allclose(pooled[2], other)
+
+
+@pytest.mark.parametrize("factor", [2, 3, 50])
+def test_a_factor_decides_the_number_of_vectors(factor: int) -> None:
+    pooled = pool_tokens(vectors(41), factor)
+
+    assert len(pooled) == 1 + max(1, 40 // factor)
+
+
+def test_few_vectors_stay_as_they_are() -> None:
+    given = vectors(2)
+
+    assert pool_tokens(given, 4) is given
+
+
+def test_too_many_vectors_are_refused() -> None:
+    with pytest.raises(ItemRefused, match="pool_factor"):
+        pool_tokens(np.zeros((3000, 2), dtype=np.float32), 2)
