@@ -156,7 +156,8 @@ def _unread(source: CheckpointFolder, names: Iterable[str]) -> Iterator[tuple[st
             if slash and first in _COPY_FOLDERS:
                 yield first, _COPY
             else:
-                yield name, _COPY if _is_copy(PurePosixPath(name), listed) else ""
+                is_head = PurePosixPath(name).with_suffix(".safetensors").name in source.heads
+                yield name, _COPY if is_head or _is_copy(PurePosixPath(name), listed) else ""
 
 
 def _is_training(folder: str) -> bool:
