@@ -33,6 +33,8 @@ from sluicegate.wire.protocol import EmbedItem, EmbedOutput, EmbedParameters, Re
 
 # A larger result would not fit into a frame of the protocol.
 _MOST_VALUES = 4 * 1024 * 1024
+# The work of pooling a vector, and the pairs of vectors whose comparison is the work of one token.
+_POOLING_WORK, _PAIRS_PER_TOKEN = 16, 256
 # The outputs by which documents are ranked, the first one that a model has.
 _RANKING: tuple[EmbedOutput, ...] = ("multi_vector", "dense", "sparse")
 
@@ -148,9 +150,8 @@ class EmbedOutputs(Algorithm):
             text, ask, is_query=asked.is_query, prompt=prompt
         )
         if asked.pool_factor > 1 and not asked.is_query:
-            vectors = await run_token_work(
-                len(vectors), pool_tokens, normalize(vectors), asked.pool_factor
-            )
+            work = _POOLING_WORK * len(vectors)
+            vectors = await run_token_work(work, pool_tokens, normalize(vectors), asked.pool_factor)
         vectors = vectors[:, :dimensions]
         if vectors.size > _MOST_VALUES:
             raise ItemRefused(
@@ -211,8 +212,8 @@ class RankByOutputs(Algorithm):
             _, documents = await reader.token_vectors(
                 document, ask, is_query=False, prompt=for_document
             )
-            size = len(queries) * len(documents)
-            return await run_token_work(size, max_sim, queries, documents), max(1, len(queries))
+            work = len(queries) * len(documents) // _PAIRS_PER_TOKEN
+            return await run_token_work(work, max_sim, queries, documents), max(1, len(queries))
         (ids, asked), (other_ids, found) = [
             await reader.outputs(text, ask, prompt=prompt)
             for text, prompt in ((query, for_query), (document, for_document))

@@ -83,6 +83,7 @@ def test_what_no_output_can_be_made_of_is_refused(
 def test_a_head_alone_makes_its_own_output(tmp_path: Path) -> None:
     folder = unpack("joined-xlm-roberta", tmp_path / "sources", fixtures=OUTPUTS)
     (folder / "colbert_linear.safetensors").unlink()
+    (folder / "sparse_linear.pt").write_bytes(b"a pickle of the same weights")
 
     assert import_folder(folder, tmp_path / "models") is None
 

@@ -177,6 +177,8 @@ def _why_copy(source: CheckpointFolder, name: PurePosixPath, listed: Collection[
     """Return what a file, judged by its name, is a second copy of; empty if it is none."""
     if name.as_posix() in {*HEADS, *PICKLED_HEADS}:
         return "a second copy of the head" if source.head is not None else ""
+    if name.with_suffix(".safetensors").name in source.heads:
+        return _COPY
     is_beside = name.parent.as_posix() in {".", *listed}
     return _COPY if is_beside and _COPIES.fullmatch(name.name) is not None else ""
 

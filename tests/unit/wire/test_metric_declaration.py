@@ -87,6 +87,8 @@ def leaves(kind: type[msgspec.Struct], path: str = "") -> Iterator[tuple[type, s
 def example(hint: Any) -> Any:
     """Return a value of a type, with one element in each collection."""
     kind, inner = get_origin(hint) or hint, [each for each in get_args(hint) if each is not ...]
+    if kind is Literal:
+        return inner[0]
     if issubclass(kind, msgspec.Struct):
         return kind(**{name: example(each) for name, each in get_type_hints(kind).items()})
     if issubclass(kind, dict):
