@@ -15,6 +15,7 @@ from sluicegate.backends.pipelines.windows import (
     MAX_PAIRS,
     Span,
     Windows,
+    count_windows,
     cut_text,
     join_windows,
     window_spans,
@@ -448,18 +449,19 @@ class Encoder:
         Raises:
             ItemRefused: there are too many windows, or too many rows.
         """
-        spans = window_spans(tokens, size, windows.overlap)
         if windows.only_first:
-            return spans[:1]
-        self._check_windows(len(spans), f"{tokens} tokens")
-        if rows > 1 and len(spans) * rows > MAX_PAIRS:
+            return [(0, min(size, tokens))]
+        # A caller may choose the overlap, so windows are counted before any is made.
+        count = count_windows(tokens, size, windows.overlap)
+        self._check_windows(count, f"{tokens} tokens")
+        if rows > 1 and count * rows > MAX_PAIRS:
             raise ItemRefused(
                 "input_too_long",
-                f"the text has {len(spans)} windows of `{self._name}` for each of {rows} labels "
+                f"the text has {count} windows of `{self._name}` for each of {rows} labels "
                 f"or choices; at most {MAX_PAIRS} pairs are accepted; send it in parts, or send "
                 "fewer labels or choices",
             )
-        return spans
+        return window_spans(tokens, size, windows.overlap)
 
     def _check_windows(self, windows: int, length: str) -> None:
         if windows > MAX_WINDOWS:
