@@ -145,10 +145,7 @@ def _zero_shot(asked: _Asked) -> _Product:
             f"`hypothesis_template` has {template:,} bytes",
             ("max_template_bytes", asked.bounds.max_template_bytes),
         )
-    if longest > asked.bounds.max_label_bytes:
-        raise _too_large(
-            f"a label has {longest:,} bytes", ("max_label_bytes", asked.bounds.max_label_bytes)
-        )
+    _check_label(longest, asked.bounds)
     hypotheses = len(labels) * template + sum(lengths)
     answer = sum(_json_lengths(labels)) + len(labels) * _LABEL
     what = (
@@ -156,6 +153,13 @@ def _zero_shot(asked: _Asked) -> _Product:
         f" in a template of {template:,} bytes"
     )
     return _Product(items * hypotheses, items * answer, what)
+
+
+def _check_label(longest: int, bounds: RequestConfig) -> None:
+    if longest > bounds.max_label_bytes:
+        raise _too_large(
+            f"a label has {longest:,} bytes", ("max_label_bytes", bounds.max_label_bytes)
+        )
 
 
 def _choose(asked: _Asked) -> _Product:
@@ -194,6 +198,7 @@ def _entities(asked: _Asked) -> _Product:
         each = _ENTITY + max(_json_lengths(_labels(asked.info)), default=0)
         return _Product(0, asked.texts // _ENTITY_TEXT * each, what)
     labels, items = parameters.labels[:MAX_LABELS], len(asked.request.items)
+    _check_label(max([len(label.encode()) for label in labels], default=0), asked.bounds)
     each = _ENTITY + max(_json_lengths(labels), default=0)
     copies = len(labels) if parameters.multi_label is True else 1
     copies *= 1 if parameters.flat is not False else _NESTED
