@@ -162,6 +162,7 @@ def configured(**fields: object) -> Callable[[Path], None]:
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pickle": (pickled, "safe_serialization=True"),
     "no encoder": (configured(encoder_config=None), "`encoder_config`"),
+    "a decoder": (configured(encoder_config={"model_type": "qwen3"}), "`qwen3`"),
     "another span mode": (configured(span_mode="token_level"), "`span_mode` is `token_level`"),
     "means of tokens": (configured(subtoken_pooling="mean"), "`first` or `last`"),
     "another splitter": (configured(words_splitter_type="spacy"), "`words_splitter_type`"),
