@@ -265,6 +265,20 @@ def embed_output(body: bytes) -> EmbedOutput:
     return "dense" if found is None else found.output
 
 
+def most_entity_windows(item: str, parameters: EntitiesParameters, max_tokens: int) -> int:
+    """Return an upper bound of the windows of a text, as if each byte were a token.
+
+    With labels, each window has them before its words, and two windows share up to half of these.
+    """
+    labels = () if parameters.labels is msgspec.UNSET else parameters.labels
+    # Each label has a token before it, and another one is before the words.
+    taken = sum([len(label.encode()) + 1 for label in labels]) + 1 if labels else 0
+    room = max(1, max_tokens - taken - _SPECIAL_TOKENS)
+    rest = len(item.encode()) - room
+    step = max(1, room - room // (2 if labels else 4))
+    return min(MAX_WINDOWS, 1 if rest <= 0 else 1 - -rest // step)
+
+
 class TaskTypes(msgspec.Struct, frozen=True):
     """Declares what a task takes: its parameters, and the type of an item's msgpack body.
 
@@ -296,7 +310,13 @@ TASKS: dict[Task, TaskTypes] = {
     ),
     Task.EMBED: TaskTypes(EmbedParameters, str | tuple[TokenId, ...] | EmbedItem),
     Task.RERANK: TaskTypes(RerankParameters, str, repeats_parameters=True),
-    Task.ENTITIES: TaskTypes(EntitiesParameters, str, has_windows=True, repeats_parameters=True),
+    Task.ENTITIES: TaskTypes(
+        EntitiesParameters,
+        str,
+        has_windows=True,
+        repeats_parameters=True,
+        rows=most_entity_windows,
+    ),
     Task.ANSWER: TaskTypes(AnswerParameters, AnswerItem, has_windows=True, rows=most_windows),
     Task.INFER: TaskTypes(InferParameters, Any, has_windows=True),
     Task.TOKENIZE: TaskTypes(TokenizeParameters, str),

@@ -119,11 +119,15 @@ def _best_spans(
         most = _SPANS_PER_ANSWER * most + _MORE_SPANS
     width = min(parameters.max_answer_tokens, len(ends))
     lasts = np.lib.stride_tricks.sliding_window_view(np.pad(ends, (0, width - 1)), width)
-    scores = (starts[:, None] * lasts).ravel()
+    # The best spans begin with the tokens of the best span of their own. Other tokens are left out,
+    # because long rows have millions of spans.
+    highest = starts * lasts.max(axis=1)
+    firsts = np.sort(np.argsort(-highest, kind="stable")[:most])
+    scores = (starts[firsts, None] * lasts[firsts]).ravel()
     best = np.argpartition(-scores, most)[:most] if len(scores) > most else np.arange(len(scores))
     for place in best[np.lexsort((best, -scores[best]))].tolist():
-        first, length = divmod(place, width)
-        score = float(scores[place])
+        number, length = divmod(place, width)
+        first, score = int(firsts[number]), float(scores[place])
         if score > 0.0:
             yield first, first + length, score
 

@@ -1,7 +1,6 @@
 """Finds entities of the types that the caller names, as GLiNER does."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,14 +48,23 @@ class LabelledSpans(Algorithm):
             candidates += await run_token_work(
                 len(item), self._above, found, len(labels), parameters, more
             )
-        chosen = await run_token_work(
-            len(candidates),
-            partial(
-                choose_spans,
-                candidates,
-                flat=parameters.flat is not False,
-                multi_label=parameters.multi_label is True,
-            ),
+            del found  # Its outputs are large, and the next ones are computed now.
+        return await run_token_work(
+            len(candidates), self._answer, item, labels, words, candidates, parameters
+        )
+
+    def _answer(
+        self,
+        item: str,
+        labels: list[str],
+        words: list[Span],
+        candidates: list[WordSpan],
+        parameters: EntitiesParameters,
+    ) -> dict[str, Any]:
+        chosen = choose_spans(
+            candidates,
+            flat=parameters.flat is not False,
+            multi_label=parameters.multi_label is True,
         )
         return {
             "entities": [
@@ -124,23 +132,33 @@ def choose_spans(
     With `multi_label`, the same words may have several labels.
     """
     chosen: list[WordSpan] = []
-    ends: dict[int, set[int]] = {}
+    # For each first word, bit `n` says that a span of `n + 1` words is chosen.
+    lengths: dict[int, int] = {}
     longest = max((span.last - span.first for span in candidates), default=0)
     for span in sorted(candidates, key=lambda span: -span.score):
-        near = range(span.first - longest, span.last + 1)
-        others = ((first, last) for first in near for last in ends.get(first, ()))
-        if not any(_excludes(span, *other, flat=flat, multi_label=multi_label) for other in others):
+        bit = 1 << (span.last - span.first)
+        own = lengths.get(span.first, 0)
+        is_same = bool(own & bit)
+        if multi_label if is_same else not _is_excluded(span, lengths, longest, flat=flat):
             chosen.append(span)
-            ends.setdefault(span.first, set()).add(span.last)
+            lengths[span.first] = own | bit
     return sorted(chosen, key=lambda span: span.first)
 
 
-def _excludes(span: WordSpan, first: int, last: int, *, flat: bool, multi_label: bool) -> bool:
-    """Return whether a chosen span from `first` to `last` excludes another span."""
-    if (span.first, span.last) == (first, last):
-        return not multi_label
-    if last < span.first or span.last < first:
-        return False
-    is_inside = first <= span.first and span.last <= last
-    has_inside = span.first <= first and last <= span.last
-    return flat or not (is_inside or has_inside)
+def _is_excluded(span: WordSpan, lengths: dict[int, int], longest: int, *, flat: bool) -> bool:
+    """Return whether one of the chosen spans excludes another span."""
+    first, last = span.first, span.last
+    for start in range(first - longest, last + 1):
+        found = lengths.get(start)
+        if not found:
+            continue
+        if start < first:
+            # Of the spans that reach the span, those that end before its last word.
+            found >>= first - start
+            if not flat:
+                found &= (1 << (last - first)) - 1
+        elif not flat:
+            found = found >> (last - start + 1) if start > first else 0
+        if found:
+            return True
+    return False

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ from sluicegate.backends.pipelines.windows import (
     MAX_PAIRS,
     Span,
     Windows,
+    count_windows,
     cut_text,
     join_windows,
     window_spans,
@@ -457,7 +459,13 @@ class Encoder:
                 words, or the caller forbids a truncation that is needed.
         """
         self._check_whole(text)
-        places = await run_token_work(len(text), split_words, text)
+        characters = sum(map(len, labels))
+        if characters > self._max_characters:
+            raise self._labels_too_long(f"{characters} characters")
+        most = MAX_WINDOWS * form.max_words
+        places = await run_token_work(len(text), split_words, text, most + 1)
+        if len(places) > most:
+            self._check_windows(MAX_WINDOWS + 1, f"more than {most} words")
         words = [text[start:end] for start, end in places]
         unique = list(dict.fromkeys([form.label_token, form.text_token, *labels, *words]))
         with caller.span.child("tokenization", {"texts": len(unique)}):
@@ -465,18 +473,17 @@ class Encoder:
         prompt = prompt_row(labels, tokens, form)
         room = self._max_tokens - self.tokenizer.layout.added - len(prompt[0])
         if room <= form.max_width:
-            raise ItemRefused(
-                "input_too_long",
-                f"the labels have {len(prompt[0])} tokens; with some words of the text they must "
-                f"fit into the {self._max_tokens} tokens that `{self._name}` reads; send fewer",
-            )
+            raise self._labels_too_long(f"{len(prompt[0])} tokens")
         read = [place for place, word in zip(places, words, strict=True) if len(tokens[word])]
         ids = [tokens[word] for word in words if len(tokens[word])]
-        spans = word_spans(
-            [min(room, len(each)) for each in ids], room=room, form=form, most=MAX_WINDOWS
+        lengths = list(map(len, ids))
+        spans = await run_token_work(
+            len(ids),
+            partial(word_spans, room=room, form=form, most=MAX_WINDOWS),
+            [min(room, length) for length in lengths],
         )
         self._check_windows(len(spans), f"{len(ids)} words")
-        owned = owned_words(spans)
+        owned, longest = owned_words(spans), max(lengths, default=0)
         for first in range(0, len(spans), WINDOWS_AT_ONCE):
             windows = spans[first : first + WINDOWS_AT_ONCE]
             rows = [
@@ -485,17 +492,23 @@ class Encoder:
                 )
                 for start, end in windows
             ]
-            longest = max(map(len, ids))
             if longest > room:
                 whole = self._max_tokens - room + longest
                 self._note_cut(rows[0], whole, caller, is_cut=False)
-            outputs = await self.rows.ask(rows, kind=OutputKind.TOKENS, caller=caller)
+            # No name keeps the outputs while the next ones are computed.
             yield WordOutputs(
                 words=read,
                 windows=windows,
                 owned=owned[first : first + WINDOWS_AT_ONCE],
-                outputs=outputs,
+                outputs=await self.rows.ask(rows, kind=OutputKind.TOKENS, caller=caller),
             )
+
+    def _labels_too_long(self, length: str) -> ItemRefused:
+        return ItemRefused(
+            "input_too_long",
+            f"the labels have {length}; with some words of the text they must fit into the "
+            f"{self._max_tokens} tokens that `{self._name}` reads; send fewer or shorter labels",
+        )
 
     async def _pooled(self, encodings: Sequence[Encoding], caller: RowCaller) -> FloatArray:
         return self.finish(await self.rows.ask(encodings, kind=OutputKind.POOLED, caller=caller))
@@ -530,18 +543,19 @@ class Encoder:
         Raises:
             ItemRefused: there are too many windows, or too many rows.
         """
-        spans = window_spans(tokens, size, windows.overlap)
         if windows.only_first:
-            return spans[:1]
-        self._check_windows(len(spans), f"{tokens} tokens")
-        if rows > 1 and len(spans) * rows > MAX_PAIRS:
+            return [(0, min(size, tokens))]
+        # A caller may choose the overlap, so windows are counted before any is made.
+        count = count_windows(tokens, size, windows.overlap)
+        self._check_windows(count, f"{tokens} tokens")
+        if rows > 1 and count * rows > MAX_PAIRS:
             raise ItemRefused(
                 "input_too_long",
-                f"the text has {len(spans)} windows of `{self._name}` for each of {rows} labels "
+                f"the text has {count} windows of `{self._name}` for each of {rows} labels "
                 f"or choices; at most {MAX_PAIRS} pairs are accepted; send it in parts, or send "
                 "fewer labels or choices",
             )
-        return spans
+        return window_spans(tokens, size, windows.overlap)
 
     def _check_windows(self, windows: int, length: str) -> None:
         if windows > MAX_WINDOWS:

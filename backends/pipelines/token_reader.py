@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.pipelines.windows import count_windows
 from sluicegate.backends.tokenization.tokenizer import Tokenizer
 from sluicegate.wire.protocol import MAX_WINDOWS
 
@@ -58,10 +59,7 @@ class TokenReader:
         """
         of_prompt = await self.count(self._prompt) if self._prompt else 0
         size = max(1, self._max_tokens - self.special_tokens - of_prompt)
-        if tokens <= size:
-            return min(1, tokens)
-        step = max(1, size - overlap)
-        return 1 - (size - tokens) // step
+        return count_windows(tokens, size, overlap) if tokens else 0
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Return the text of tokens.

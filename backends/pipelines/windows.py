@@ -40,6 +40,11 @@ class Windows(msgspec.Struct, frozen=True, kw_only=True):
         return made
 
 
+def count_windows(tokens: int, size: int, overlap: int) -> int:
+    """Return the number of windows that `window_spans` returns."""
+    return 1 if tokens <= size else 1 - (size - tokens) // max(1, size - overlap)
+
+
 def window_spans(tokens: int, size: int, overlap: int) -> list[Span]:
     """Return windows of `size` tokens.
 

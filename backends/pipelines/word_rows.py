@@ -53,9 +53,9 @@ class WordOutputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     outputs: list[FloatArray]
 
 
-def split_words(text: str) -> list[Span]:
-    """Return the start and the end of each word, in characters."""
-    return [match.span() for match in _WORD.finditer(text)]
+def split_words(text: str, most: int | None = None) -> list[Span]:
+    """Return the start and the end of each word, in characters; of at most `most` words."""
+    return [match.span() for match in itertools.islice(_WORD.finditer(text), most)]
 
 
 def prompt_row(

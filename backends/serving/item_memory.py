@@ -4,6 +4,7 @@ A gateway limits the size of requests, but a backend does not rely on this limit
 bounds in bytes, which are computed from the decoded item and its parameters.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from msgspec import UNSET
@@ -12,6 +13,7 @@ from sluicegate.backends.errors import ItemRefused, Overloaded
 from sluicegate.backends.pipelines.word_rows import WINDOWS_AT_ONCE
 from sluicegate.wire.byte_budget import LARGE, RETRY_AFTER, SharedBytes
 from sluicegate.wire.protocol import (
+    MAX_LABELS,
     ChooseItem,
     EntitiesParameters,
     Task,
@@ -63,13 +65,24 @@ def item_bytes(task: Task, item: Any, parameters: Any, *, length: int, max_token
     elif isinstance(item, ChooseItem):
         size = _ROW_TOKEN * (len(item.choices) * min(max_tokens, length) + length)
     elif isinstance(parameters, EntitiesParameters) and parameters.labels is not UNSET:
-        windows = min(length, WINDOWS_AT_ONCE * max_tokens)
-        size = _TOKENS[task] * length + _SPANS * windows
+        tokens = _tokens_at_once(parameters.labels, length=length, max_tokens=max_tokens)
+        size = _TOKENS[task] * length + _SPANS * tokens
     elif isinstance(parameters, TokenizeParameters) and parameters.counts_only:
         size = _COUNTED * length
     else:
         size = _TOKENS.get(task, 0) * length
     return size if size > LARGE else 0
+
+
+def _tokens_at_once(labels: Sequence[str], *, length: int, max_tokens: int) -> int:
+    """Return the tokens of the rows whose outputs are in memory; each row has all labels."""
+    taken = sum([len(label.encode()) + 1 for label in labels[:MAX_LABELS]])
+    taken = min(taken, max_tokens)
+    rows = 1 + length // max(1, (max_tokens - taken) // 2)
+    if rows == 1:
+        return length + taken
+    # Two windows share up to half of their words.
+    return min(WINDOWS_AT_ONCE * max_tokens, 2 * length + rows * taken)
 
 
 def check_fits(memory: SharedBytes, size: int) -> None:

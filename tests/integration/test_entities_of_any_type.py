@@ -51,11 +51,15 @@ async def find(backend: Backend, text: str, **given: Any) -> list[dict[str, Any]
     return found
 
 
-async def refusal(backend: Backend, model: str, text: str, **given: Any) -> str:
+async def failure(backend: Backend, model: str, text: str, **given: Any) -> Failed:
     parameters = EntitiesParameters(**given)
     (outcome,) = await backend.ask(model, Task.ENTITIES, [text], parameters=parameters)
     assert isinstance(outcome, Failed)
-    return outcome.code
+    return outcome
+
+
+async def refusal(backend: Backend, model: str, text: str, **given: Any) -> str:
+    return (await failure(backend, model, text, **given)).code
 
 
 async def test_a_long_text_has_entities_from_its_begin_to_its_end(backend: Backend) -> None:
@@ -107,6 +111,14 @@ async def test_a_request_needs_labels_that_the_model_can_take(backend: Backend) 
     assert await refusal(backend, NAME, " ", labels=["city"]) == "empty_input"
 
 
+async def test_texts_and_labels_that_cannot_fit_are_refused_unread(backend: Backend) -> None:
+    words = await failure(backend, NAME, "!" * 200_000, labels=["city"])
+    characters = await failure(backend, NAME, "a text", labels=["city", "y" * 90_000])
+
+    assert "the text has more than" in words.detail
+    assert "the labels have 90004 characters" in characters.detail
+
+
 async def test_a_model_of_fixed_types_refuses_labels(tmp_path: Path) -> None:
     models = tmp_path / "models"
     write_encoder(models, "plain-encoder", tasks=[])
@@ -150,6 +162,7 @@ def configured(**fields: object) -> Callable[[Path], None]:
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pickle": (pickled, "safe_serialization=True"),
     "no encoder": (configured(encoder_config=None), "`encoder_config`"),
+    "a decoder": (configured(encoder_config={"model_type": "qwen3"}), "`qwen3`"),
     "another span mode": (configured(span_mode="token_level"), "`span_mode` is `token_level`"),
     "means of tokens": (configured(subtoken_pooling="mean"), "`first` or `last`"),
     "another splitter": (configured(words_splitter_type="spacy"), "`words_splitter_type`"),

@@ -12,6 +12,7 @@ from sluicegate.backends.serving.item_memory import item_bytes
 from sluicegate.wire.protocol import (
     ChooseItem,
     Done,
+    EntitiesParameters,
     Failed,
     Task,
     TokenizeParameters,
@@ -85,6 +86,7 @@ def test_what_an_item_takes_is_known_from_its_parts() -> None:
     few = ZeroShotParameters(labels=["film", "food"])
     options = ChooseItem(prompt="p" * 5_000, choices=["x"] * 200)
     counts = TokenizeParameters(counts_only=True)
+    many = EntitiesParameters(labels=[f"label {number}" for number in range(60)])
 
     def of(task: Task, item: object, parameters: object, length: int) -> int:
         return item_bytes(task, item, parameters, length=length, max_tokens=512)
@@ -92,6 +94,8 @@ def test_what_an_item_takes_is_known_from_its_parts() -> None:
     assert of(Task.ZERO_SHOT, "t" * 5_000, few, 5_000) == 0
     assert of(Task.ZERO_SHOT, "t" * 5_000, LARGE, 5_000) > 16 * 256 * 512
     assert of(Task.CHOOSE, options, None, 5_400) > 16 * 200 * 512
+    assert of(Task.ENTITIES, "t" * 10, many, 10) > 12 * 64 * 4 * 480
+    assert of(Task.ENTITIES, "t" * MB, many, MB) == 960 * MB + 12 * 64 * 4 * 8 * 512
     assert of(Task.TOKENIZE, "t" * MB, TokenizeParameters(), MB) == 768 * MB
     assert of(Task.TOKENIZE, "t" * MB, counts, MB) == 448 * MB
     assert of(Task.EMBED, "t" * MB, None, MB) == 0

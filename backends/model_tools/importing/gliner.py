@@ -35,6 +35,8 @@ _NOT_BUILT: Mapping[str, str] = MappingProxyType(
         "precomputed_prompts_mode": "has fixed labels",
     }
 )
+# In these encoders, a token does not read the tokens after it, so labels would not read the words.
+_ONE_WAY = ("qwen3", "gemma3_text", "clip_text_model")
 _PARTS = ("token_rep_layer.", "rnn.lstm.", "span_rep_layer.span_rep_layer.", "prompt_rep_layer.")
 
 
@@ -69,6 +71,11 @@ def read_gliner(path: Path, document: dict[str, Any]) -> GlinerConfig:
     for field, what in _NOT_BUILT.items():
         if document.get(field):
             raise StartProblem(f"`{path}`: `{field}` {what}, which is not supported for GLiNER")
+    family = document["encoder_config"].get("model_type")
+    if family in _ONE_WAY:
+        raise StartProblem(
+            f"`{path}`: the encoder is of the family `{family}`, which is not supported for GLiNER"
+        )
     try:
         config = msgspec.convert(document, GlinerConfig)
     except msgspec.ValidationError as error:

@@ -94,3 +94,31 @@ def test_an_answer_has_at_most_so_many_tokens() -> None:
 
     assert answers(whole)["answers"][0]["answer"] == CONTEXT
     assert answers(whole, max_answer_tokens=2, align_to_words=False)["answers"][0]["end"] == 5
+
+
+def test_the_best_spans_are_those_of_a_comparison_of_all() -> None:
+    words, width, most = 60, 7, 9
+    context = " ".join(f"w{number}" for number in range(words))
+    ends = np.cumsum([len(word) + 1 for word in context.split()]) - 1
+    places = np.array([[0, *(ends[:-1] + 1)], ends], np.int32).T
+    numbers = np.arange(words, dtype=np.int32)
+    tokens = PlacedTokens(ids=numbers, places=places, words=numbers)
+    drawn = np.random.default_rng(7).standard_normal((2, words + 2))
+    one = window(drawn[0].tolist(), drawn[1].tolist(), end=words)
+
+    found = find_answers(
+        context,
+        tokens,
+        [one],
+        AnswerParameters(top_k=most, max_answer_tokens=width, align_to_words=False),
+    )
+
+    sums = {
+        (first, last): drawn[0, first + 2] + drawn[1, last + 2]
+        for first in range(words)
+        for last in range(first, min(first + width, words))
+    }
+    best = sorted(sums, key=lambda span: -sums[span])[:most]
+    assert [(answer["start"], answer["end"]) for answer in found["answers"]] == [
+        (places[first, 0], places[last, 1]) for first, last in best
+    ]

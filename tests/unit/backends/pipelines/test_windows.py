@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from sluicegate.backends.pipelines.windows import join_windows, window_spans
+from sluicegate.backends.pipelines.windows import count_windows, join_windows, window_spans
 
 
 @given(
@@ -48,3 +48,9 @@ def test_two_windows_meet_in_the_middle_of_what_they_share(token: int, window: i
     rows = [np.zeros((10, 1), dtype=np.float32), np.ones((8, 1), dtype=np.float32)]
 
     assert join_windows(spans, rows)[token, 0] == window
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 7, 8, 9, 20, 101])
+@pytest.mark.parametrize("overlap", [0, 3, 7, 20])
+def test_windows_are_counted_without_making_them(tokens: int, overlap: int) -> None:
+    assert count_windows(tokens, 8, overlap) == len(window_spans(tokens, 8, overlap))

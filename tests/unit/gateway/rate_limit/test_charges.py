@@ -11,7 +11,13 @@ from sluicegate.gateway.rate_limit.charges import (
 )
 from sluicegate.gateway.rate_limit.reservations import estimate
 from sluicegate.gateway.types import KeyId, Principal, Rule, TenantId
-from sluicegate.wire.protocol import MAX_WINDOWS, AnswerItem, AnswerParameters, Task
+from sluicegate.wire.protocol import (
+    MAX_WINDOWS,
+    AnswerItem,
+    AnswerParameters,
+    EntitiesParameters,
+    Task,
+)
 
 MINUTE = Rule(name="minute", unit="requests", capacity=60, window=60.0)
 ITEMS = Rule(name="items", unit="items", capacity=600, window=60.0)
@@ -157,3 +163,19 @@ def test_a_question_holds_a_row_for_each_window_that_its_context_may_have() -> N
     found = [estimate(Task.ANSWER, given, [item], longest_row=256).rows for item in items]
 
     assert found == [1, 19, MAX_WINDOWS]
+
+
+def test_the_windows_of_a_text_with_entities_are_reserved() -> None:
+    plain = msgspec.msgpack.encode(EntitiesParameters())
+    labelled = msgspec.msgpack.encode(EntitiesParameters(labels=["l" * 99, "m" * 98]))
+    texts = ("t" * 40, "t" * 400, "t" * 40_000)
+
+    found = [
+        [
+            estimate(Task.ENTITIES, given, [msgspec.msgpack.encode(text)], longest_row=256).rows
+            for text in texts
+        ]
+        for given in (plain, labelled)
+    ]
+
+    assert found == [[1, 2, MAX_WINDOWS], [1, 15, MAX_WINDOWS]]
