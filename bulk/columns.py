@@ -29,6 +29,8 @@ def _fields(task: Task) -> dict[str, Any]:
     if task is Task.INFER:
         return {_OWN: str}
     fields = msgspec.structs.fields(_RESULTS[task])
+    if task is Task.EMBED:  # a job asks for no other output
+        fields = tuple(field for field in fields if field.name == _VECTOR)
     return {field.name: field.type for field in fields if field.name not in _LEFT_OUT}
 
 

@@ -156,13 +156,6 @@ def _zero_shot(asked: _Asked) -> _Product:
     return _Product(items * hypotheses, items * answer, what)
 
 
-def _check_label(longest: int, bounds: RequestConfig) -> None:
-    if longest > bounds.max_label_bytes:
-        raise _too_large(
-            f"a label has {longest:,} bytes", ("max_label_bytes", bounds.max_label_bytes)
-        )
-
-
 def _choose(asked: _Asked) -> _Product:
     expanded = answer = most = 0
     for item in map(_choose_item, asked.request.items):

@@ -35,7 +35,7 @@ _NO_METRIC = {
     "QueueStatistics": {"work", "wasted"},
     "RevisionStatistics": set(RevisionStatistics.__struct_fields__),
     "RowStatistics": {"computed_rows", "entries", "size_bytes", "evicted_rows"},
-    "Snapshot": {"models"},
+    "Snapshot": {"models", "states"},
 }
 
 

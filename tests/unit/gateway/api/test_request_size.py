@@ -144,7 +144,6 @@ async def test_the_tokens_of_many_texts_are_refused_by_their_answer(
             {"input": "a", "labels": ["x" * 4097]},
             "a label has 4,097 bytes; at most 4,096 are allowed (`request.max_label_bytes`)",
         ),
-        (Task.ENTITIES, {"input": "a", "labels": ["x" * 4097]}, "a label has 4,097 bytes"),
         (
             Task.ZERO_SHOT,
             {"input": "a", "labels": ["x"], "hypothesis_template": "é" * 3000 + "{}"},
