@@ -12,7 +12,7 @@ from sluicegate.backends.repository.catalogue import read_catalogue
 from sluicegate.wire.protocol import Failed, RerankParameters, Task
 from tests.parity.library_fixtures import unpack
 from tests.support.backend_calls import Backend, running_backend
-from tests.support.odd_checkpoints import edit
+from tests.support.odd_checkpoints import edit, write
 
 pytestmark = pytest.mark.anyio
 RANKER, CARD, EMBEDDER = "qwen3-05", "qwen3-08", "qwen3-04"
@@ -48,6 +48,8 @@ QUERY, DOCUMENT = (f"{{{{ messages[{place}].content }}}}" for place in (-2, -1))
         (RANKER, template(f"<{QUERY}x{DOCUMENT}>"), "join the tokens"),
         (RANKER, edit("1_LogitScore/config.json", true_token_id="yes"), "true_token_id"),
         (RANKER, edit("1_LogitScore/config.json", true_token_id=10**6), "no row"),
+        (RANKER, edit("1_LogitScore/config.json", true_token_id=-1), "`int` >= 0"),
+        (RANKER, write("chat_template.jinja", b"\xff"), "chat_template.jinja"),
         (RANKER, edit(LIMITS, processing_kwargs={"text": {"padding": True}}), "processing_kwargs"),
         (CARD, edit("tokenizer.json", model={}), "tokenizer.json"),
     ],

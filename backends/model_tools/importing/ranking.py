@@ -158,7 +158,10 @@ def _read_template(
 
 def _template_source(folder: Path) -> str | None:
     if (folder / _TEMPLATE_FILE).is_file():
-        return (folder / _TEMPLATE_FILE).read_text(encoding="utf-8")
+        try:
+            return (folder / _TEMPLATE_FILE).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise StartProblem(f"cannot read `{folder / _TEMPLATE_FILE}`: {error}") from None
     found = read_object(folder / TOKENIZER_CONFIG).get("chat_template")
     if isinstance(found, list):
         named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
