@@ -150,6 +150,7 @@ def configured(**fields: object) -> Callable[[Path], None]:
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pickle": (pickled, "safe_serialization=True"),
     "no encoder": (configured(encoder_config=None), "`encoder_config`"),
+    "spans of any width": (configured(max_width=10**9), "`int` <= 128"),
     "another span mode": (configured(span_mode="token_level"), "`span_mode` is `token_level`"),
     "means of tokens": (configured(subtoken_pooling="mean"), "`first` or `last`"),
     "another splitter": (configured(words_splitter_type="spacy"), "`words_splitter_type`"),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import yaml
@@ -38,6 +38,9 @@ _NOT_BUILT: Mapping[str, str] = MappingProxyType(
 _PARTS = ("token_rep_layer.", "rnn.lstm.", "span_rep_layer.span_rep_layer.", "prompt_rep_layer.")
 
 
+_Size = Annotated[int, msgspec.Meta(ge=1, le=8192)]
+
+
 class GlinerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the fields of `gliner_config.json` that decide results, with gliner's defaults."""
 
@@ -45,9 +48,9 @@ class GlinerConfig(msgspec.Struct, frozen=True, kw_only=True):
     encoder_config: dict[str, Any]
     ent_token: str = "<<ENT>>"  # noqa: S105 - a token of a tokenizer
     sep_token: str = "<<SEP>>"  # noqa: S105 - a token of a tokenizer
-    hidden_size: int = 512
-    max_width: int = 12
-    max_len: int = 384
+    hidden_size: _Size = 512
+    max_width: Annotated[int, msgspec.Meta(ge=1, le=128)] = 12
+    max_len: _Size = 384
     num_rnn_layers: int = 1
     embed_ent_token: bool = True
     subtoken_pooling: str = "first"
@@ -72,7 +75,7 @@ def read_gliner(path: Path, document: dict[str, Any]) -> GlinerConfig:
     try:
         config = msgspec.convert(document, GlinerConfig)
     except msgspec.ValidationError as error:
-        raise StartProblem(f"`{path}`: {error}") from None
+        raise StartProblem(f"`{path}` of a GLiNER model: {error}") from None
     supported = {
         "span_mode": (_MARKERS,),
         "subtoken_pooling": ("first", "last"),
