@@ -222,6 +222,10 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
             raise StartProblem(f"`{index}` does not say which files have the weights")
         found: dict[str, Any] = {}
         for shard in sorted(set(places.values())):
+            if not (self.folder / shard).is_file():
+                raise StartProblem(
+                    f"`{self.folder / shard}`: No such file; copy it, because `{index}` names it"
+                )
             found |= self._read(self.folder / shard)
         missing = sorted(set(places) - set(found))
         if missing:
@@ -311,6 +315,8 @@ def open_source(
     if base is not None:
         raise StartProblem(f"`--base` is only for adapters, but `{folder}` has no `{ADAPTER}`")
     source = _open_static(folder, fields) or _open_checkpoint(folder, fields)
+    if source.gliner is not None:
+        return source
     return msgspec.structs.replace(source, head=read_setfit_head(folder, ignored))
 
 
@@ -418,11 +424,15 @@ def _read_fields(path: Path) -> dict[str, Any]:
     """Return the fields of a `model.yaml` in a checkpoint's folder, if there is one."""
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise StartProblem(f"cannot read `{path}` as YAML: {reason}") from None
     if not isinstance(fields or {}, dict):
         raise StartProblem(f"`{path}` must map fields to values")
+    for name in ("graph", "tokenizer"):
+        named = Path(str((fields or {}).get(name, name)))
+        if named.is_absolute() or ".." in named.parts:
+            raise StartProblem(f"`{path}`: `{name}` must be a file in the folder, not `{named}`")
     kind = (fields or {}).get("kind", "encoder")
     if kind not in ("encoder", "classifier") or "upstream" in (fields or {}):
         raise StartProblem(
@@ -479,7 +489,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StartProblem(f"cannot read `{path}`: {error}") from None
     if not isinstance(document, dict):
         raise StartProblem(f"`{path}` is not a JSON object")
