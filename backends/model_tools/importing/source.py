@@ -32,7 +32,11 @@ from sluicegate.backends.model_tools.importing.gliner import (
     read_gliner,
     without_weights,
 )
-from sluicegate.backends.model_tools.importing.ranking import Ranking, find_ranking
+from sluicegate.backends.model_tools.importing.ranking import (
+    TEMPLATE_FILE,
+    Ranking,
+    find_ranking,
+)
 from sluicegate.backends.model_tools.importing.setfit_head import LinearHead, read_setfit_head
 from sluicegate.backends.model_tools.importing.static_table import is_static, read_static
 from sluicegate.backends.repository.config_defaults import complete_config
@@ -337,6 +341,8 @@ def _open_adapted(adapter: Adapter, fields: dict[str, Any], base: Path | None) -
     source = _open_checkpoint(base, fields, tokenizer_folder=own if has_tokenizer else base)
     config, listed = adapter.complete(source.config), own if (own / MODULES).is_file() else base
     is_headed = str(config["architectures"][0]).endswith(_HEADED)
+    if source.ranking is not None:
+        _check_ranking(own, base, source.ranking, is_headed=is_headed)
     return msgspec.structs.replace(
         source,
         config=config,
@@ -344,6 +350,23 @@ def _open_adapted(adapter: Adapter, fields: dict[str, Any], base: Path | None) -
         modules=None if is_headed else _modules(listed, config),
         adapter=adapter,
     )
+
+
+def _check_ranking(own: Path, base: Path, ranking: Ranking, *, is_headed: bool) -> None:
+    """Refuse an adapter that ranks in another way than its base model."""
+    if is_headed and ranking.words:
+        raise StartProblem(
+            f"`{own / ADAPTER}`: the adapter has a head, but `{base}` ranks by words; name the "
+            "base model without `modules.json` and without `tasks`"
+        )
+    template = own / TEMPLATE_FILE
+    if template.is_file():
+        other = base / TEMPLATE_FILE
+        if not other.is_file() or template.read_bytes() != other.read_bytes():
+            raise StartProblem(
+                f"`{template}` differs from the chat template of `{base}`; copy the base model, "
+                "and replace its template by this one"
+            )
 
 
 def _open_checkpoint(
