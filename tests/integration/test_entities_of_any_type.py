@@ -173,3 +173,14 @@ def test_a_checkpoint_that_cannot_be_served_is_refused_by_name(
     assert reason is not None
     assert "GLiNER" in reason or "tokenizer" in reason
     assert says in reason
+
+
+def test_a_checkpoint_larger_than_an_onnx_file_is_refused(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluicegate.backends.model_tools.importing.gliner.MOST_BYTES", 10)
+
+    reason = import_folder(checkpoint, tmp_path / "models")
+
+    assert reason is not None
+    assert "at most 10 are supported" in reason

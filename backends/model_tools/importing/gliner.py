@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.graphs.spans import SPANS, SpanShape, build_spans
+from sluicegate.backends.model_tools.graphs.weight_file import MOST_BYTES
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 
 FILE = "gliner_config.json"
@@ -122,6 +123,11 @@ def write_gliner(
     unused = next((name for name in weights if not name.startswith(_PARTS)), None)
     if unused is not None:
         raise StartProblem(f"no layer of a GLiNER model has the weight `{unused}`")
+    size = sum(tensor.nbytes for tensor in weights.values())
+    if size > MOST_BYTES:
+        raise StartProblem(
+            f"the weights of the GLiNER model have {size} bytes; at most {MOST_BYTES} are supported"
+        )
     tokens = _max_tokens(config, encoder)
     shape = SpanShape(
         hidden_size=config.hidden_size,
