@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
@@ -38,6 +38,7 @@ _PROJECTION = "pylate.models.Dense.Dense"
 _SPLADE, _MASK = "SpladePooling", "MultiVectorMask"
 _VECTOR, _TOKENS = "sentence_embedding", "token_embeddings"
 _LOGIT_SCORE = "LogitScore"
+_TokenId = Annotated[int, msgspec.Meta(ge=0)]
 _OF_VECTORS = ("module_input_name", "module_output_name")
 
 
@@ -65,8 +66,8 @@ class NormalizeModule(msgspec.Struct, frozen=True, kw_only=True):
 class LogitScore(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks by the logit of one word, less the logit of another word if there is one."""
 
-    true_token_id: int
-    false_token_id: int | None = None
+    true_token_id: _TokenId
+    false_token_id: _TokenId | None = None
     module_input_name: Literal["causal_logits"] = "causal_logits"
 
 
@@ -186,7 +187,7 @@ def _read_json(path: Path, default: Any) -> Any:
         return json.loads(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return default
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelProblem(f"{path}: cannot be read as JSON: {error}") from None
 
 

@@ -163,6 +163,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "a pickle": (pickled, "safe_serialization=True"),
     "no encoder": (configured(encoder_config=None), "`encoder_config`"),
     "a decoder": (configured(encoder_config={"model_type": "qwen3"}), "`qwen3`"),
+    "spans of any width": (configured(max_width=10**9), "`int` <= 128"),
     "another span mode": (configured(span_mode="token_level"), "`span_mode` is `token_level`"),
     "means of tokens": (configured(subtoken_pooling="mean"), "`first` or `last`"),
     "another splitter": (configured(words_splitter_type="spacy"), "`words_splitter_type`"),
@@ -185,3 +186,14 @@ def test_a_checkpoint_that_cannot_be_served_is_refused_by_name(
     assert reason is not None
     assert "GLiNER" in reason or "tokenizer" in reason
     assert says in reason
+
+
+def test_a_checkpoint_larger_than_an_onnx_file_is_refused(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluicegate.backends.model_tools.importing.gliner.MOST_BYTES", 10)
+
+    reason = import_folder(checkpoint, tmp_path / "models")
+
+    assert reason is not None
+    assert "at most 10 are supported" in reason

@@ -1,5 +1,6 @@
 """`models import` refuses static models, SetFit heads and adapters that it cannot compute."""
 
+import io
 import json
 import pickle
 import shutil
@@ -120,6 +121,44 @@ def onnx_head(*, scaled: bool) -> Change:
     return change
 
 
+def write_tensors(path: Path, places: dict[str, Any], metadata: dict[str, str]) -> None:
+    """Write a safetensors file with columns of zeros at the given places."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    for name, (begin, end) in places.items():
+        header[name] = {
+            "dtype": "F32",
+            "shape": [(end - begin) // 4, 1],
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(64))
+
+
+def deep_schema(folder: Path) -> None:
+    with zipfile.ZipFile(folder / "model_head.skops", "w") as archive:
+        archive.writestr("schema.json", "[" * 200_000)
+
+
+def petabytes() -> bytes:
+    """Return the start of a `.npy` file whose header promises petabytes."""
+    with io.BytesIO() as file:
+        shape = {"descr": "<f8", "fortran_order": False, "shape": (10**15,)}
+        np.lib.format.write_array_header_1_0(file, shape)
+        return file.getvalue()
+
+
+def replace_array(name: str, content: bytes) -> Change:
+    def change(folder: Path) -> None:
+        path = folder / "model_head.skops"
+        with zipfile.ZipFile(path) as archive:
+            files = {each: archive.read(each) for each in archive.namelist()}
+        with zipfile.ZipFile(path, "w") as archive:
+            for each, old in files.items():
+                archive.writestr(each, content if each == f"{name}.npy" else old)
+
+    return change
+
+
 TWO = {"coef_": np.ones((1, HIDDEN)), "intercept_": np.zeros(1), "classes_": np.arange(2)}
 WEIGHT = np.ones((2, HIDDEN), dtype=np.float32)
 HEADS: dict[str, tuple[Change, str]] = {
@@ -142,6 +181,33 @@ HEADS: dict[str, tuple[Change, str]] = {
             folder / "model_head.safetensors", {"linear.weight": WEIGHT}
         ),
         "the metadata lacks temperature",
+    ),
+    "a wrong temperature": (
+        lambda folder: write_tensors(
+            folder / "model_head.safetensors",
+            {"linear.weight": [0, 4]},
+            {"temperature": "hot", "eps": "1", "multitarget": "True"},
+        ),
+        "could not convert",
+    ),
+    "deep JSON": (deep_schema, "nests too deeply"),
+    "an array of petabytes": (
+        all_of(skops("LogisticRegression", **TWO), replace_array("coef_", petabytes())),
+        "Unable to allocate",
+    ),
+    "complex numbers": (
+        skops("LogisticRegression", **TWO | {"coef_": np.ones((1, HIDDEN)) * 1j}),
+        "not real numbers",
+    ),
+    "numbers in a row": (
+        skops("LogisticRegression", **TWO | {"coef_": np.ones(HIDDEN)}),
+        "cannot be read as a head",
+    ),
+    "aspects": (
+        all_of(
+            skops("LogisticRegression", **TWO), edit("config_setfit.json", spacy_model="en_core")
+        ),
+        "`spacy_model` finds the aspects",
     ),
     "more than a layer": (onnx_head(scaled=True), "does not only compute"),
     "a default prompt": (
@@ -216,6 +282,9 @@ ADAPTERS: dict[str, tuple[dict[str, Any], str]] = {
     "PiSSA": ({"init_lora_weights": "pissa"}, "`init_lora_weights` is `pissa`"),
     "another task": ({"task_type": "QUESTION_ANS"}, "`task_type` is `QUESTION_ANS`"),
     "another base": ({"module": "bert.layers.0.query"}, "no weight `bert.layers.0.query.weight`"),
+    "no number": ({"lora_alpha": "x"}, "`lora_alpha` cannot be `x`"),
+    "no task": ({"task_type": ["x"]}, "`task_type` cannot be"),
+    "a wrong pattern": ({"alpha_pattern": {"(": 1}}, "no regular expression"),
     "another width": ({"module": "bert.pooler.dense.lora"}, "no weight"),
 }
 
@@ -251,6 +320,24 @@ def test_adapters_of_one_base_are_revisions_of_one_model(base: Path, tmp_path: P
     assert graphs[0].read_bytes() != graphs[1].read_bytes()
 
 
+def test_a_head_beside_an_adapter_is_refused(base: Path, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "own")
+    skops("LogisticRegression", **TWO)(adapter)
+
+    output = refused(run(adapter, "--base", base))
+
+    assert "`model_head.skops`: weights or modules that the import cannot use" in output
+
+
+def test_an_adapter_of_a_family_without_graphs_is_refused(base: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(base, tmp_path / "base")
+    edit("config.json", model_type="xlnet")(other)
+
+    output = refused(run(write_adapter(tmp_path / "own"), "--base", other))
+
+    assert "no adapter can be merged into a `xlnet`" in output
+
+
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     """A folder of model2vec."""
@@ -278,6 +365,16 @@ TABLES: dict[str, tuple[Change, str]] = {
         "`mapping` names a row",
     ),
     "a wrong limit": (edit("config.json", max_length="long"), "`max_length` must be a number"),
+    "another library's head": (write("pipeline.skops", b"x"), "`pipeline.skops`: weights"),
+    "a tokenizer elsewhere": (
+        write("model.yaml", b"tokenizer: ../tokenizer.json"),
+        "`tokenizer` must be a file in the folder",
+    ),
+    "a graph elsewhere": (
+        write("model.yaml", b"graph: /model.onnx"),
+        "`graph` must be a file in the folder",
+    ),
+    "deep JSON": (write("config.json", b"[" * 200_000), "cannot read"),
     "no tokenizer": (remove("tokenizer.json"), "cannot be read as a tokenizer"),
 }
 

@@ -8,11 +8,13 @@ import pytest
 
 from sluicegate.backends.errors import ModelProblem, StartProblem
 from sluicegate.backends.model_tools.importing.convert import convert
+from sluicegate.backends.model_tools.importing.source import open_source
 from sluicegate.backends.repository.catalogue import read_catalogue
 from sluicegate.wire.protocol import Failed, RerankParameters, Task
+from testing.weight_files import write_safetensors
 from tests.parity.library_fixtures import unpack
 from tests.support.backend_calls import Backend, running_backend
-from tests.support.odd_checkpoints import edit
+from tests.support.odd_checkpoints import edit, write
 
 pytestmark = pytest.mark.anyio
 RANKER, CARD, EMBEDDER = "qwen3-05", "qwen3-08", "qwen3-04"
@@ -48,6 +50,8 @@ QUERY, DOCUMENT = (f"{{{{ messages[{place}].content }}}}" for place in (-2, -1))
         (RANKER, template(f"<{QUERY}x{DOCUMENT}>"), "join the tokens"),
         (RANKER, edit("1_LogitScore/config.json", true_token_id="yes"), "true_token_id"),
         (RANKER, edit("1_LogitScore/config.json", true_token_id=10**6), "no row"),
+        (RANKER, edit("1_LogitScore/config.json", true_token_id=-1), "`int` >= 0"),
+        (RANKER, write("chat_template.jinja", b"\xff"), "chat_template.jinja"),
         (RANKER, edit(LIMITS, processing_kwargs={"text": {"padding": True}}), "processing_kwargs"),
         (CARD, edit("tokenizer.json", model={}), "tokenizer.json"),
     ],
@@ -113,3 +117,24 @@ async def test_an_empty_pair_is_refused(backend: Backend) -> None:
 
     assert isinstance(outcome, Failed)
     assert outcome.code == "empty_input"
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "says"),
+    [
+        ({"task_type": "SEQ_CLS"}, {}, "ranks by words"),
+        ({"task_type": "CAUSAL_LM"}, {"chat_template.jinja": "{{ query }}"}, "differs from"),
+    ],
+)
+def test_an_adapter_that_ranks_in_another_way_is_refused(
+    tmp_path: Path, config: dict[str, str], files: dict[str, str], says: str
+) -> None:
+    base, adapter = unpack(RANKER, tmp_path), tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **config}))
+    write_safetensors(adapter / "adapter_model.safetensors", {})
+    for file, text in files.items():
+        (adapter / file).write_text(text)
+
+    with pytest.raises(StartProblem, match=says):
+        open_source(adapter, base=base)

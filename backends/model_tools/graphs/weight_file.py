@@ -26,7 +26,7 @@ NAME = "model.weights"
 MOST_INSIDE = 1024**3
 _LEAST_BYTES = 1024
 # The most bytes of an ONNX file, less some for the names of its parts.
-_MOST_BYTES = 2**31 - 2**20
+MOST_BYTES = 2**31 - 2**20
 # ONNX Runtime maps only tensors that begin at a page.
 _PAGE = 4096
 
@@ -61,7 +61,7 @@ def include_weights(graph: bytes, beside: Path) -> bytes:
     model = ModelProto.FromString(graph)
     apart = [each for each in model.graph.initializer if uses_external_data(each)]
     sizes = [ExternalDataInfo(each).length or 0 for each in apart]
-    if not apart or len(graph) + sum(sizes) > _MOST_BYTES:
+    if not apart or len(graph) + sum(sizes) > MOST_BYTES:
         return graph
     load_external_data_for_model(model, str(beside.parent))
     whole: bytes = model.SerializeToString()

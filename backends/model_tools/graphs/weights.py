@@ -82,15 +82,28 @@ def _read(
             for name, entry in header.items()
             if needs(entry["dtype"])
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        *(OSError, ValueError, LookupError, TypeError, AttributeError),
+        RecursionError,  # the header nests too deeply
+    ) as error:
         raise WeightsError(f"cannot read `{path}` as safetensors: {error}") from error
     return found, metadata
 
 
 def _check_length(length: int, start: int, header: dict[str, Any]) -> None:
-    whole = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    """Refuse a file that is cut short, or whose tensors share bytes.
+
+    A small file in which many tensors share bytes would need much memory.
+    """
+    places = sorted((*entry["data_offsets"][:2],) for entry in header.values())
+    whole = start + max((end for _, end in places), default=0)
     if length < whole:
         raise ValueError(f"the file is cut short: {length} of {whole} bytes; copy it again")
+    before = 0
+    for begin, end in places:
+        if begin < before or end < begin:
+            raise ValueError("its tensors share bytes; save the weights again")
+        before = end
 
 
 def _tensor(content: NDArray[np.uint8], entry: dict[str, Any]) -> NDArray[Any]:

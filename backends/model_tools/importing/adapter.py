@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, UnionType
 from typing import Any
 
 import msgspec
@@ -39,6 +39,14 @@ _CLASSES: Mapping[str | None, str | None] = MappingProxyType(
         "FEATURE_EXTRACTION": "Model",
         "SEQ_CLS": "ForSequenceClassification",
         "TOKEN_CLS": "ForTokenClassification",
+    }
+)
+_TYPES: Mapping[str, type | UnionType] = MappingProxyType(
+    {
+        "alpha_pattern": dict | None,
+        "auto_mapping": dict | None,
+        "lora_alpha": int | float | None,
+        "task_type": str | None,
     }
 )
 _PURPOSE = re.compile(r"(LMHeadModel|Model|For[A-Z]\w+)$")
@@ -165,6 +173,7 @@ def _sorted(folder: Path, config: dict[str, Any], tensors: Weights) -> Adapter:
 
 
 def _problems(config: Mapping[str, Any]) -> Iterator[str]:
+    yield from _wrong_types(config)
     if config.get("peft_type") != "LORA":
         yield f"`peft_type` is `{config.get('peft_type')}`, and only `LORA` can be merged"
     for field, value in config.items():
@@ -173,6 +182,20 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     start = config.get("init_lora_weights", True)
     if start not in _STARTS:
         yield f"`init_lora_weights` is `{start}`, which also changes the base model"
+
+
+def _wrong_types(config: Mapping[str, Any]) -> Iterator[str]:
+    for field, kinds in _TYPES.items():
+        if not isinstance(config.get(field), kinds):
+            yield f"`{field}` cannot be `{config[field]}`"
+    patterns = config.get("alpha_pattern") or {}
+    if not all(isinstance(value, int | float) for value in patterns.values()):
+        yield "`alpha_pattern` must map names to numbers"
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error:
+            yield f"`alpha_pattern` has `{pattern}`, which is no regular expression"
 
 
 def _find(name: str, weights: Weights, prefix: str) -> str | None:

@@ -159,6 +159,11 @@ def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights |
         (target / _GRAPH).write_bytes(model.SerializeToString())
         return f"{name}, rebuilt as a `{kind}`", weights
     if kind not in FAMILIES:
+        if source.adapter is not None or source.task_adapter is not None:
+            raise StartProblem(
+                f"`{source.folder}`: no adapter can be merged into a `{kind}`; "
+                "merge it with `merge_and_unload()`, save the model and import that"
+            )
         with tempfile.TemporaryDirectory() as exported:
             _export(source.folder, source.config, Path(exported))
             copy_graph(Path(exported, _GRAPH), target)

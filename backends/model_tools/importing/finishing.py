@@ -91,6 +91,8 @@ def finish_model(model: ModelProto, source: CheckpointFolder, fields: dict[str, 
     inputs = fields.pop("inputs", None) or {}
     if not isinstance(inputs, dict):
         raise StartProblem("`inputs` must map names; write `inputs: {input_ids: NAME}`")
+    if not isinstance(fields.get("outputs") or {}, dict):
+        raise StartProblem("`outputs` must map names; write `outputs: {pooled: NAME}`")
     changed = _rename_inputs(model, inputs, source)
     if model.producer_name != _PRODUCER:
         try:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import yaml
@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.graphs.spans import SPANS, SpanShape, build_spans
+from sluicegate.backends.model_tools.graphs.weight_file import MOST_BYTES
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 
 FILE = "gliner_config.json"
@@ -40,6 +41,9 @@ _ONE_WAY = ("qwen3", "gemma3_text", "clip_text_model")
 _PARTS = ("token_rep_layer.", "rnn.lstm.", "span_rep_layer.span_rep_layer.", "prompt_rep_layer.")
 
 
+_Size = Annotated[int, msgspec.Meta(ge=1, le=8192)]
+
+
 class GlinerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the fields of `gliner_config.json` that decide results, with gliner's defaults."""
 
@@ -47,9 +51,9 @@ class GlinerConfig(msgspec.Struct, frozen=True, kw_only=True):
     encoder_config: dict[str, Any]
     ent_token: str = "<<ENT>>"  # noqa: S105 - a token of a tokenizer
     sep_token: str = "<<SEP>>"  # noqa: S105 - a token of a tokenizer
-    hidden_size: int = 512
-    max_width: int = 12
-    max_len: int = 384
+    hidden_size: _Size = 512
+    max_width: Annotated[int, msgspec.Meta(ge=1, le=128)] = 12
+    max_len: _Size = 384
     num_rnn_layers: int = 1
     embed_ent_token: bool = True
     subtoken_pooling: str = "first"
@@ -79,7 +83,7 @@ def read_gliner(path: Path, document: dict[str, Any]) -> GlinerConfig:
     try:
         config = msgspec.convert(document, GlinerConfig)
     except msgspec.ValidationError as error:
-        raise StartProblem(f"`{path}`: {error}") from None
+        raise StartProblem(f"`{path}` of a GLiNER model: {error}") from None
     supported = {
         "span_mode": (_MARKERS,),
         "subtoken_pooling": ("first", "last"),
@@ -126,6 +130,11 @@ def write_gliner(
     unused = next((name for name in weights if not name.startswith(_PARTS)), None)
     if unused is not None:
         raise StartProblem(f"no layer of a GLiNER model has the weight `{unused}`")
+    size = sum(tensor.nbytes for tensor in weights.values())
+    if size > MOST_BYTES:
+        raise StartProblem(
+            f"the weights of the GLiNER model have {size} bytes; at most {MOST_BYTES} are supported"
+        )
     tokens = _max_tokens(config, encoder)
     shape = SpanShape(
         hidden_size=config.hidden_size,

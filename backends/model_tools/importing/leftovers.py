@@ -33,7 +33,7 @@ from sluicegate.backends.repository.sentence_modules import module_folders
 
 _HOLDS_WEIGHTS = {
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npz", ".npy"),
-    *(".onnx", ".onnx_data", ".h5", ".msgpack", ".ot", ".gguf"),
+    *(".onnx", ".onnx_data", ".h5", ".msgpack", ".ot", ".gguf", ".skops"),
 }
 # The folder of a module in the form that sentence transformers use: a number and the class.
 _MODULE = re.compile(r"\d{1,2}_[A-Z]\w*/")

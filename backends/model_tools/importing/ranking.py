@@ -26,7 +26,7 @@ from sluicegate.backends.repository.sentence_settings import read_limits, read_p
 from sluicegate.backends.repository.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 
 _CAUSAL = "ForCausalLM"
-_TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_FILE = "chat_template.jinja"
 _WORDS = ("yes", "no")
 # The template in the model card of Qwen3-Reranker-0.6B (huggingface.co/Qwen/Qwen3-Reranker-0.6B),
 # for revisions of the checkpoint without a chat template for ranking.
@@ -157,8 +157,11 @@ def _read_template(
 
 
 def _template_source(folder: Path) -> str | None:
-    if (folder / _TEMPLATE_FILE).is_file():
-        return (folder / _TEMPLATE_FILE).read_text(encoding="utf-8")
+    if (folder / TEMPLATE_FILE).is_file():
+        try:
+            return (folder / TEMPLATE_FILE).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise StartProblem(f"cannot read `{folder / TEMPLATE_FILE}`: {error}") from None
     found = read_object(folder / TOKENIZER_CONFIG).get("chat_template")
     if isinstance(found, list):
         named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}

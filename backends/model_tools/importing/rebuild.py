@@ -16,6 +16,7 @@ from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
 from sluicegate.backends.executors.provider import DeviceOptions, open_session
 from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
 from sluicegate.backends.model_tools.graphs.exported import read_exported
+from sluicegate.backends.model_tools.graphs.weight_file import MOST_BYTES
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 from sluicegate.backends.model_tools.importing.finishing import ENDS
 from sluicegate.backends.model_tools.importing.source import CheckpointFolder
@@ -61,6 +62,8 @@ def rebuild(source: CheckpointFolder, graph: Path) -> tuple[ModelProto, Weights]
         raise
     except Exception as error:  # noqa: BLE001 - the graph is then served unchanged
         raise WeightsError(f"it cannot be read: {type(error).__name__}") from None
+    if sum(tensor.nbytes for tensor in weights.values()) > MOST_BYTES:
+        raise WeightsError("its weights are too large for one file")
     _compare(graph, rebuilt, source)
     return rebuilt, weights
 

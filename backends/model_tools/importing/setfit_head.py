@@ -42,7 +42,7 @@ _TO_SAFETENSORS = (
 _LARGEST_BYTES = 256 * 2**20
 _TOLERANCE = 1e-4
 _TRIALS = 64
-_TWO = 2
+_TWO = _MATRIX = 2
 _CPU = DeviceOptions(provider="cpu")
 
 
@@ -95,9 +95,21 @@ def read_setfit_head(folder: Path, ignored: Collection[str] = ()) -> LinearHead 
     path = folder / name
     if path.stat().st_size > _LARGEST_BYTES:
         raise StartProblem(f"`{path}` is larger than {_LARGEST_BYTES} bytes")
-    layer = HEADS[name](path)
+    try:
+        layer = HEADS[name](path)
+        weight, bias = _matrix(layer)
+    except StartProblem:
+        raise
+    except Exception as error:  # noqa: BLE001 - damaged files raise many types of errors
+        raise StartProblem(
+            f"`{path}`: cannot be read as a head of SetFit: {type(error).__name__}: {error}"
+        ) from None
     config = read_object(folder / CONFIG)
-    weight, bias = (np.asarray(part, dtype=np.float32) for part in (layer.weight, layer.bias))
+    if config.get("spacy_model") is not None:
+        raise StartProblem(
+            f"`{folder / CONFIG}`: `spacy_model` finds the aspects of a text, which is not "
+            "supported; import a SetFit model that reads whole texts"
+        )
     if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
         raise StartProblem(f"`{path}` has a NaN or an infinity; train the head again")
     return LinearHead(
@@ -108,6 +120,16 @@ def read_setfit_head(folder: Path, ignored: Collection[str] = ()) -> LinearHead 
         function=layer.function,
         normalize=bool(config.get("normalize_embeddings")),
     )
+
+
+def _matrix(layer: _Layer) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the weight and the bias of a layer in float32."""
+    weight, bias = np.asarray(layer.weight), np.asarray(layer.bias)
+    if weight.dtype.kind not in "fiu" or bias.dtype.kind not in "fiu":
+        raise ValueError(f"the weights are {weight.dtype} and {bias.dtype}, not real numbers")
+    if weight.ndim != _MATRIX or bias.shape != weight.shape[:1]:
+        raise ValueError(f"the weight is {weight.shape}, and the bias {bias.shape}")
+    return weight.astype(np.float32), bias.astype(np.float32)
 
 
 def _labels(path: Path, given: Any, classes: Sequence[Any]) -> list[str]:
@@ -144,8 +166,8 @@ def _read_skops(path: Path) -> _Layer:
     try:
         with zipfile.ZipFile(path) as archive:
             return _estimator(json.loads(_unpack("schema.json", archive)), archive)
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-        raise StartProblem(f"`{path}`: cannot be read as a head of SetFit: {error}") from None
+    except RecursionError:
+        raise ValueError("`schema.json` nests too deeply") from None
 
 
 def _estimator(node: Mapping[str, Any], archive: zipfile.ZipFile) -> _Layer:

@@ -32,7 +32,11 @@ from sluicegate.backends.model_tools.importing.gliner import (
     read_gliner,
     without_weights,
 )
-from sluicegate.backends.model_tools.importing.ranking import Ranking, find_ranking
+from sluicegate.backends.model_tools.importing.ranking import (
+    TEMPLATE_FILE,
+    Ranking,
+    find_ranking,
+)
 from sluicegate.backends.model_tools.importing.setfit_head import LinearHead, read_setfit_head
 from sluicegate.backends.model_tools.importing.static_table import is_static, read_static
 from sluicegate.backends.repository.config_defaults import complete_config, padding_position
@@ -254,6 +258,10 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
             raise StartProblem(f"`{index}` does not say which files have the weights")
         found: dict[str, Any] = {}
         for shard in sorted(set(places.values())):
+            if not (self.folder / shard).is_file():
+                raise StartProblem(
+                    f"`{self.folder / shard}`: No such file; copy it, because `{index}` names it"
+                )
             found |= self._read(self.folder / shard)
         missing = sorted(set(places) - set(found))
         if missing:
@@ -343,6 +351,8 @@ def open_source(
     if base is not None:
         raise StartProblem(f"`--base` is only for adapters, but `{folder}` has no `{ADAPTER}`")
     source = _open_static(folder, fields) or _open_checkpoint(folder, fields)
+    if source.gliner is not None:
+        return source
     return msgspec.structs.replace(source, head=read_setfit_head(folder, ignored))
 
 
@@ -363,6 +373,8 @@ def _open_adapted(adapter: Adapter, fields: dict[str, Any], base: Path | None) -
     source = _open_checkpoint(base, fields, tokenizer_folder=own if has_tokenizer else base)
     config, listed = adapter.complete(source.config), own if (own / MODULES).is_file() else base
     is_headed = str(config["architectures"][0]).endswith(_HEADED)
+    if source.ranking is not None:
+        _check_ranking(own, base, source.ranking, is_headed=is_headed)
     return msgspec.structs.replace(
         source,
         config=config,
@@ -370,6 +382,23 @@ def _open_adapted(adapter: Adapter, fields: dict[str, Any], base: Path | None) -
         modules=None if is_headed else _modules(listed, config),
         adapter=adapter,
     )
+
+
+def _check_ranking(own: Path, base: Path, ranking: Ranking, *, is_headed: bool) -> None:
+    """Refuse an adapter that ranks in another way than its base model."""
+    if is_headed and ranking.words:
+        raise StartProblem(
+            f"`{own / ADAPTER}`: the adapter has a head, but `{base}` ranks by words; name the "
+            "base model without `modules.json` and without `tasks`"
+        )
+    template = own / TEMPLATE_FILE
+    if template.is_file():
+        other = base / TEMPLATE_FILE
+        if not other.is_file() or template.read_bytes() != other.read_bytes():
+            raise StartProblem(
+                f"`{template}` differs from the chat template of `{base}`; copy the base model, "
+                "and replace its template by this one"
+            )
 
 
 def _open_checkpoint(
@@ -450,11 +479,15 @@ def _read_fields(path: Path) -> dict[str, Any]:
     """Return the fields of a `model.yaml` in a checkpoint's folder, if there is one."""
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise StartProblem(f"cannot read `{path}` as YAML: {reason}") from None
     if not isinstance(fields or {}, dict):
         raise StartProblem(f"`{path}` must map fields to values")
+    for name in ("graph", "tokenizer"):
+        named = Path(str((fields or {}).get(name, name)))
+        if named.is_absolute() or ".." in named.parts:
+            raise StartProblem(f"`{path}`: `{name}` must be a file in the folder, not `{named}`")
     kind = (fields or {}).get("kind", "encoder")
     if kind not in ("encoder", "classifier") or "upstream" in (fields or {}):
         raise StartProblem(
@@ -511,7 +544,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StartProblem(f"cannot read `{path}`: {error}") from None
     if not isinstance(document, dict):
         raise StartProblem(f"`{path}` is not a JSON object")

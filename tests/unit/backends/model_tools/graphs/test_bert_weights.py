@@ -53,6 +53,36 @@ def test_a_broken_file_is_refused_by_its_path(tmp_path: Path, content: bytes) ->
         read_safetensors(path)
 
 
+def _places(*places: list[int]) -> bytes:
+    header = {
+        str(number): {"dtype": "F32", "shape": [2], "data_offsets": place}
+        for number, place in enumerate(places)
+    }
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(16)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _places([0, 8], [0, 8]),
+        _places([0, 8], [4, 12]),
+        _places([-8, 8]),
+        _places([8, 0]),
+        _places([0]),
+        (200_000).to_bytes(8, "little") + b"[" * 200_000,
+    ],
+    ids=["the same", "overlapping", "negative", "backwards", "no end", "nested too deeply"],
+)
+def test_a_hostile_header_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Tensors that share bytes would make a small file need much memory."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+
+    with pytest.raises(WeightsError, match="as safetensors"):
+        read_safetensors(path)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     """A path that is not there is an error of the same kind."""
     with pytest.raises(WeightsError, match=r"none\.safetensors"):
