@@ -139,128 +139,20 @@ def load_models(
     )
 
 
-class _Loader:
-    def __init__(
-        self,
-        catalogue: Catalogue,
-        tools: LoadingTools,
-        shared: SharedResources,
-        known: Sequence[DeclaredEncoder],
-    ) -> None:
-        self._catalogue = catalogue
+class _EncoderOpener:
+    """Opens encoders.
+
+    Declared encoders keep it for later loads, so it must not refer to any encoder: an encoder that
+    was replaced would stay in memory.
+    """
+
+    def __init__(self, tools: LoadingTools, shared: SharedResources) -> None:
         self._tools = tools
         self._shared = shared
-        self._kept = {
-            (encoder.name, encoder.digest): encoder for encoder in known if encoder.failure is None
-        }
-        # A new revision of a loaded model replaces it in memory.
-        self._warm = {encoder.name for encoder in known if encoder.running is not None}
         self._max_bytes = tools.settings.model_memory_bytes
-        self._pinned = _pinned(catalogue, tools.settings)
-        self._loaded_bytes = sum(each.size_bytes for each in known if each.running is not None)
-        self._encoders: dict[str, Encoder] = {}
         self._quickest: dict[tuple[Path, str], QuickestGraph] = {}
-        self.served_models: dict[str, ModelAlgorithms] = {}
-        self.pipelines: dict[str, Encoder | Head] = {}
-        self.declared: dict[str, DeclaredEncoder] = {}
-        self.problems = dict(catalogue.problems)
-        self.blocked = set(catalogue.blocked)
-        self.needs: dict[str, frozenset[str]] = {}
 
-    def load(self, model: Model) -> None:
-        """Load one model. All models that it builds on must have been loaded before."""
-        below = builds_on(model.manifest)
-        if any(name in self.problems and base_name(name) != model.name for name in below):
-            self.blocked.add(model.name)
-        manifest, declared = model.manifest, None
-        needs = frozenset({model.name}.union(*(self.needs.get(n, ()) for n in below)))
-        try:
-            self._check_memory(model, needs)
-            if isinstance(manifest, GraphManifest):
-                declared = self._find_encoder(model, manifest)
-                # The precision in use is part of the model's identity and of cache keys.
-                manifest = msgspec.structs.replace(manifest, profile=declared.precision)
-                model = msgspec.structs.replace(model, manifest=manifest)
-            served_model = build_served_model(model, self.served_models, self._shared.hosts)
-            if declared is not None:
-                self._add_encoder(declared)
-            elif isinstance(manifest, HeadManifest):
-                self._load_head(model, manifest, served_model)
-        except ModelProblem as error:
-            self.problems[model.name] = str(error)
-            return
-        except Exception as error:  # noqa: BLE001 - a broken model must not affect other models
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            self.problems[model.name] = f"{model.folder}: cannot load the model: {reason}"
-            return
-        self.served_models[model.name] = served_model
-        self.needs[model.name] = needs
-
-    def mirror(self, model: Model) -> None:
-        """Send copies of a model's items to its shadow revision, unless that revision is broken."""
-        served_model = self.served_models.get(model.name)
-        if model.shadow is None or served_model is None:
-            return
-        name = f"{model.name}@{model.shadow.revision}"
-        shadow = self.served_models.get(name)
-        if shadow is None:
-            return
-        is_split = isinstance(model.manifest, SplitManifest)
-        both = mirrored_model(
-            served_model,
-            shadow,
-            plan=model.shadow,
-            mirror=self._shared.mirror,
-            revision="" if is_split else model.folder.name,
-        )
-        if both is None:
-            self.problems[name] = f"it is the shadow of `{model.name}`, but they share no task"
-        else:
-            self.served_models[model.name] = both
-            self.needs[model.name] |= self.needs[name]
-
-    def _check_memory(self, model: Model, needs: frozenset[str]) -> None:
-        """Refuse a model that could never be loaded beside the pinned models."""
-        if not self._max_bytes:
-            return
-        names = [name for name in needs | self._pinned if name in self._catalogue.models]
-        models = [self._catalogue.models[name] for name in names]
-        size = sum(each.size_bytes for each in models if isinstance(each.manifest, GraphManifest))
-        if size > self._max_bytes:
-            raise ModelProblem(
-                f"{model.folder}: the model needs {size} bytes, together with the models that it "
-                "builds on and the pinned models; raise `SLUICEGATE_BACKEND_MODEL_MEMORY_BYTES`"
-            )
-
-    def _find_encoder(self, model: Model, manifest: GraphManifest) -> DeclaredEncoder:
-        if (kept := self._kept.get((model.name, model.digest))) is not None:
-            return kept
-        is_bounded = self._max_bytes > 0 and model.upstream is None
-        stays = not is_bounded or model.name in self._pinned
-        stays_loaded = stays or model.name in self._warm
-        pipeline = _pipeline(model, manifest)
-        record = read_load_record(model, self._tools.settings) if is_bounded else None
-        declared = DeclaredEncoder(
-            name=model.name,
-            digest=model.digest,
-            precision=record.precision if record is not None else manifest.profile,
-            size_bytes=model.size_bytes,
-            pipeline=pipeline,
-            load=partial(self._load_again, model, manifest, pipeline, model.stamp()),
-            stays=stays,
-        )
-        if record is None or stays_loaded:
-            running = self._load_first(model, manifest, pipeline, record)
-            declared.precision = running.precision
-            self._loaded_bytes += declared.size_bytes
-            if stays_loaded or self._loaded_bytes <= self._max_bytes:
-                declared.running = running
-            else:
-                self._loaded_bytes -= declared.size_bytes
-                running.discard()
-        return declared
-
-    def _load_first(
+    def load_first(
         self,
         model: Model,
         manifest: GraphManifest,
@@ -275,7 +167,7 @@ class _Loader:
                 self._shared.device.failure = problem
             raise ModelProblem(problem) from error
 
-    def _load_again(
+    def load_again(
         self,
         model: Model,
         manifest: GraphManifest,
@@ -287,17 +179,12 @@ class _Loader:
             raise ModelProblem(f"{model.folder}: its files have changed; reload the models")
         try:
             record = read_load_record(model, self._tools.settings)
-            running = self._load_first(model, manifest, pipeline, record)
+            running = self.load_first(model, manifest, pipeline, record)
             pipeline.tokenizer.leave_thread()
         except BaseException:  # whatever failed, the next reload must find out
             forget_load_record(model)
             raise
         return running
-
-    def _add_encoder(self, declared: DeclaredEncoder) -> None:
-        self._encoders[declared.name] = declared.pipeline
-        self.pipelines[declared.name] = declared.pipeline
-        self.declared[declared.name] = declared
 
     def _open_encoder(
         self,
@@ -413,6 +300,133 @@ class _Loader:
                 try_graph=try_graph,
             )
         return self._quickest[key]
+
+
+class _Loader:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        tools: LoadingTools,
+        shared: SharedResources,
+        known: Sequence[DeclaredEncoder],
+    ) -> None:
+        self._catalogue = catalogue
+        self._tools = tools
+        self._shared = shared
+        self._opener = _EncoderOpener(tools, shared)
+        self._kept = {
+            (encoder.name, encoder.digest): encoder for encoder in known if encoder.failure is None
+        }
+        # A new revision of a loaded model replaces it in memory.
+        self._warm = {encoder.name for encoder in known if encoder.running is not None}
+        self._max_bytes = tools.settings.model_memory_bytes
+        self._pinned = _pinned(catalogue, tools.settings)
+        self._loaded_bytes = sum(each.size_bytes for each in known if each.running is not None)
+        self._encoders: dict[str, Encoder] = {}
+        self.served_models: dict[str, ModelAlgorithms] = {}
+        self.pipelines: dict[str, Encoder | Head] = {}
+        self.declared: dict[str, DeclaredEncoder] = {}
+        self.problems = dict(catalogue.problems)
+        self.blocked = set(catalogue.blocked)
+        self.needs: dict[str, frozenset[str]] = {}
+
+    def load(self, model: Model) -> None:
+        """Load one model. All models that it builds on must have been loaded before."""
+        below = builds_on(model.manifest)
+        if any(name in self.problems and base_name(name) != model.name for name in below):
+            self.blocked.add(model.name)
+        manifest, declared = model.manifest, None
+        needs = frozenset({model.name}.union(*(self.needs.get(n, ()) for n in below)))
+        try:
+            self._check_memory(model, needs)
+            if isinstance(manifest, GraphManifest):
+                declared = self._find_encoder(model, manifest)
+                # The precision in use is part of the model's identity and of cache keys.
+                manifest = msgspec.structs.replace(manifest, profile=declared.precision)
+                model = msgspec.structs.replace(model, manifest=manifest)
+            served_model = build_served_model(model, self.served_models, self._shared.hosts)
+            if declared is not None:
+                self._add_encoder(declared)
+            elif isinstance(manifest, HeadManifest):
+                self._load_head(model, manifest, served_model)
+        except ModelProblem as error:
+            self.problems[model.name] = str(error)
+            return
+        except Exception as error:  # noqa: BLE001 - a broken model must not affect other models
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            self.problems[model.name] = f"{model.folder}: cannot load the model: {reason}"
+            return
+        self.served_models[model.name] = served_model
+        self.needs[model.name] = needs
+
+    def mirror(self, model: Model) -> None:
+        """Send copies of a model's items to its shadow revision, unless that revision is broken."""
+        served_model = self.served_models.get(model.name)
+        if model.shadow is None or served_model is None:
+            return
+        name = f"{model.name}@{model.shadow.revision}"
+        shadow = self.served_models.get(name)
+        if shadow is None:
+            return
+        is_split = isinstance(model.manifest, SplitManifest)
+        both = mirrored_model(
+            served_model,
+            shadow,
+            plan=model.shadow,
+            mirror=self._shared.mirror,
+            revision="" if is_split else model.folder.name,
+        )
+        if both is None:
+            self.problems[name] = f"it is the shadow of `{model.name}`, but they share no task"
+        else:
+            self.served_models[model.name] = both
+            self.needs[model.name] |= self.needs[name]
+
+    def _check_memory(self, model: Model, needs: frozenset[str]) -> None:
+        """Refuse a model that could never be loaded beside the pinned models."""
+        if not self._max_bytes:
+            return
+        names = [name for name in needs | self._pinned if name in self._catalogue.models]
+        models = [self._catalogue.models[name] for name in names]
+        size = sum(each.size_bytes for each in models if isinstance(each.manifest, GraphManifest))
+        if size > self._max_bytes:
+            raise ModelProblem(
+                f"{model.folder}: the model needs {size} bytes, together with the models that it "
+                "builds on and the pinned models; raise `SLUICEGATE_BACKEND_MODEL_MEMORY_BYTES`"
+            )
+
+    def _find_encoder(self, model: Model, manifest: GraphManifest) -> DeclaredEncoder:
+        if (kept := self._kept.get((model.name, model.digest))) is not None:
+            return kept
+        is_bounded = self._max_bytes > 0 and model.upstream is None
+        stays = not is_bounded or model.name in self._pinned
+        stays_loaded = stays or model.name in self._warm
+        pipeline = _pipeline(model, manifest)
+        record = read_load_record(model, self._tools.settings) if is_bounded else None
+        declared = DeclaredEncoder(
+            name=model.name,
+            digest=model.digest,
+            precision=record.precision if record is not None else manifest.profile,
+            size_bytes=model.size_bytes,
+            pipeline=pipeline,
+            load=partial(self._opener.load_again, model, manifest, pipeline, model.stamp()),
+            stays=stays,
+        )
+        if record is None or stays_loaded:
+            running = self._opener.load_first(model, manifest, pipeline, record)
+            declared.precision = running.precision
+            self._loaded_bytes += declared.size_bytes
+            if stays_loaded or self._loaded_bytes <= self._max_bytes:
+                declared.running = running
+            else:
+                self._loaded_bytes -= declared.size_bytes
+                running.discard()
+        return declared
+
+    def _add_encoder(self, declared: DeclaredEncoder) -> None:
+        self._encoders[declared.name] = declared.pipeline
+        self.pipelines[declared.name] = declared.pipeline
+        self.declared[declared.name] = declared
 
     def _load_head(
         self, model: Model, manifest: HeadManifest, served_model: ModelAlgorithms

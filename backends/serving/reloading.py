@@ -179,7 +179,7 @@ class Repository:
         self._upstreams = loaded.catalogue.upstreams
         retired = self.core.replace(model_set)
         self.core.plans = plans.version
-        await self._residency.serve(model_set.encoders)
+        await self._residency.serve(model_set.encoders, self.core.declared())
         self._followed, self.core.patterns = assignment, self._patterns(assignment)
         for name, reason in model_set.problems.items():
             _log.error("cannot load a model", extra={"model": name, "reason": reason})

@@ -164,6 +164,8 @@ class Residency:
         self._policy = EvictionPolicy()
         self._present: Sequence[DeclaredEncoder] = ()
         """The encoders of the models that are served now, which may be evicted."""
+        self._earlier: Sequence[DeclaredEncoder] = ()
+        """The encoders of earlier revisions, which are evicted first."""
         self._started: dict[int, RunningEncoder] = {}
         self._sizes: dict[int, int] = {}
         self._queue: asyncio.Queue[_Load] = asyncio.Queue(_MOST_WAITING)
@@ -321,19 +323,27 @@ class Residency:
         excess = self.size_bytes + wanted - self._max_bytes
         if excess <= 0:
             return True
-        busy = self.in_background()
-        idle = {
-            each.name: each
-            for each in self._present
-            if each.running is not None
-            and not (each.stays or each.users or each.name in busy)
-            and each.running.batcher.is_idle
-        }
+        for each in self._idle(self._earlier):
+            await self._evict(each)
+            excess -= each.size_bytes
+            if excess <= 0:
+                return True
+        idle = {each.name: each for each in self._idle(self._present) if not each.stays}
         sizes = {name: each.size_bytes for name, each in idle.items()}
         victims = [idle[name] for name in self._policy.victims(sizes, excess_bytes=excess)]
         for each in victims:
             await self._evict(each)
         return bool(victims)
+
+    def _idle(self, encoders: Iterable[DeclaredEncoder]) -> list[DeclaredEncoder]:
+        busy = self.in_background()
+        return [
+            each
+            for each in encoders
+            if each.running is not None
+            and not (each.users or each.name in busy)
+            and each.running.batcher.is_idle
+        ]
 
     async def _evict(self, encoder: DeclaredEncoder) -> None:
         running, encoder.running = encoder.running, None
@@ -358,9 +368,15 @@ class Residency:
                 await each.batcher.__aexit__(None, None, None)
                 del self._sizes[id(each.batcher)]
 
-    async def serve(self, present: Sequence[DeclaredEncoder]) -> None:
-        """Take up the encoders of the models that are served from now on."""
+    async def serve(
+        self, present: Sequence[DeclaredEncoder], earlier: Iterable[DeclaredEncoder] = ()
+    ) -> None:
+        """Take up the encoders of the models that are served from now on.
+
+        `earlier` are those that only calls of an earlier revision use.
+        """
         self._present = present
+        self._earlier = [each for each in earlier if each not in present and each.size_bytes]
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         if self.is_bounded:

@@ -347,3 +347,27 @@ async def test_a_caller_that_leaves_does_not_end_the_load(models: Path) -> None:
 
         await until(lambda: states(backend)["first"] == "loaded")
         assert declared(backend, "first").users == 0
+
+
+@pytest.mark.parametrize("room", [0, ROOM])
+async def test_a_replaced_revision_leaves_the_memory(models: Path, room: int) -> None:
+    async with running_backend(models, model_memory_bytes=room, retire_after=0.0) as backend:
+        graphs = [weakref.ref(each.executor) for each in backend.batchers if each.name == "first"]
+        write_encoder(models, "first", real=True, revision=2, description="anew")
+
+        await backend.reload()
+
+        await until(lambda: not any(gc.collect() >= 0 and graph() for graph in graphs))
+        await backend.answer("first", Task.EMBED, "good")
+
+
+async def test_an_earlier_revision_makes_room_for_the_present_one(models: Path) -> None:
+    room = size(models)
+    async with running_backend(await qualified(models), model_memory_bytes=room) as backend:
+        await backend.answer("first", Task.EMBED, "good")
+        write_encoder(models, "first", real=True, revision=2, description="anew")
+
+        await backend.reload()
+
+        assert states(backend)["first"] == "loaded"
+        await ask_all(backend, ["first", "second", "first"])
