@@ -330,10 +330,8 @@ def _routes() -> Iterator[tuple[InferenceRoute, Operation | None]]:
     yield embed, _operation(embed, "embed", "Turn texts into vectors", texts, [[0.0676]])
     sparse = TeiRoute("/embed_sparse", Task.EMBED, TeiSparseInputs)
     weights = [[{"index": 1037, "value": 0.5}]]
-    yield (
-        sparse,
-        _operation(sparse, "embed_sparse", "Turn texts into sparse vectors", texts, weights),
-    )
+    told = "Turn texts into sparse vectors"
+    yield sparse, _operation(sparse, "embed_sparse", told, texts, weights, "splade")
     predict = TeiRoute("/predict", Task.CLASSIFY, TeiPredictInputs)
     yield (
         predict,

@@ -50,6 +50,7 @@ def serve_models(api: Api) -> Api:
         "topics": [Task.ZERO_SHOT],
         "entities": [Task.ENTITIES],
         "gliner": [Task.ENTITIES],
+        "splade": [Task.EMBED],
         "answers": [Task.ANSWER],
     }
     for name, tasks in kinds.items():

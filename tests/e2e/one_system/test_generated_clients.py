@@ -43,8 +43,17 @@ _PATIENT = httpx.Timeout(60.0)
 _OF_EVERY_SERVER = {"content-length", "content-type", "date", "x-content-type-options"}
 TYPESCRIPT = Path(__file__).parents[2] / "clients" / "typescript"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", page("docs/clients.md"), re.MULTILINE | re.DOTALL)
-# Names of what no example can know, and of a model that the demo does not have.
-UNKNOWN = ("after", "batch_id", "file_id", "input_file_id", "request_id", "gliner")
+# Names of what no example can know, and of models that the demo does not have.
+UNKNOWN = (
+    "answers",
+    "splade",
+    "after",
+    "batch_id",
+    "file_id",
+    "input_file_id",
+    "request_id",
+    "gliner",
+)
 Modules = Callable[[str], Any]
 
 
