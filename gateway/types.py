@@ -311,8 +311,20 @@ class EventField(msgspec.Struct, frozen=True, kw_only=True):
     older programs have the field's default value."""
 
 
+class EventUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """Says which version of the ledger's schema adds the columns of a number of `RequestUsage`.
+
+    The columns, their migration and the sums follow from it. The number must have the default 0,
+    which events and rows of older programs have.
+    """
+
+    since: int
+
+
 class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What a request used, as it is billed. The numbers of several requests add up."""
+
+    # A number that is added to these is declared with `EventUnit`.
 
     items: int
     """All items."""

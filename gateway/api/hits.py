@@ -24,7 +24,7 @@ from sluicegate.gateway.runtime.runtime import Runtime
 from sluicegate.gateway.runtime.store import RuntimeStore
 from sluicegate.gateway.telemetry.phases import PhaseDurations
 from sluicegate.gateway.telemetry.tracing import ReplayedHit, Tracer
-from sluicegate.gateway.types import Answer, ItemOutcome, Principal, RevisionUsage, Source
+from sluicegate.gateway.types import Answer, ItemOutcome, Principal, RevisionUsage, Source, Usage
 from sluicegate.wire.protocol import Task
 
 _MOST = 4096
@@ -34,7 +34,7 @@ MEASURED_ONE_OF = 64
 _OK = 200
 _RESULT = b"\0"
 """Stands for a result, because JSON does not contain this byte."""
-_RunKey = tuple[Principal, InferenceRoute, Task, str, str, bool, tuple[RevisionUsage, ...]]
+_RunKey = tuple[Principal, InferenceRoute, Task, str, str, Usage, tuple[RevisionUsage, ...]]
 _StoredKey = tuple[Principal, InferenceRoute, str, str, str]
 
 
@@ -206,11 +206,10 @@ class MemoryHits:
     def _run(self, state: RequestState) -> HitRun | None:
         """Return the run of all memory hits like this one."""
         principal, _ = state.caller_and_body()
-        # Hits of texts that were cut are counted as such.
-        is_truncated = state.usage.truncated > 0
+        # The hits of a run are billed alike, so all numbers of their usage must be equal.
         name = (
             *(principal, state.route, state.task, state.model),
-            *(state.revision, is_truncated, state.arms),
+            *(state.revision, state.usage, state.arms),
         )
         if state.runtime is not self._runtime:
             self._runtime = state.runtime
@@ -226,7 +225,11 @@ class MemoryHits:
 
 
 class StoredHits:
-    """Answers hits from Redis. Each worker's event loop has one."""
+    """Answers hits from Redis. Each worker's event loop has one.
+
+    All these hits have the usage of `_answers_like`. A hit whose usage depends on its text must
+    therefore not be answered here, as hits of truncated texts are not.
+    """
 
     def __init__(self, *, inference: Inference, events: RequestEvents) -> None:
         self._events = events

@@ -14,6 +14,7 @@ from sluicegate.gateway.api.answers import (
     count_refused,
     count_revisions,
     count_usage,
+    failed_usage,
     first_failure,
     is_refusal,
     passing_failures,
@@ -56,7 +57,7 @@ OnReply = Callable[["RequestState", HttpReply], object]
 _COMPUTED = Source.COMPUTED
 _STORED = b"cache-status: sluicegate; fwd=uri-miss; stored\r\n"
 _STORED_ROWS = _STORED + b"sluicegate-rows: computed=%d, known=%d\r\n"
-_NOTHING = Usage(items=0, hit=0, collapsed=0, computed=0, failed=0, rows=0, tokens=0)
+_NOTHING = failed_usage(0)
 
 
 class HitReplay(msgspec.Struct, frozen=True, kw_only=True):

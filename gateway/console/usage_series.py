@@ -32,11 +32,24 @@ class ChartSpan(StrEnum):
 
 
 class Measure(StrEnum):
-    """Names the quantities that charts of one tenant or of one model can show."""
+    """Names what charts can show and the table has a column for: numbers of usage, and money."""
 
     REQUESTS = "requests"
     ITEMS = "items"
+    COMPUTED = "computed"
+    FAILED = "failed"
+    ROWS = "rows"
     CHARGED = "charged"
+
+    @property
+    def label(self) -> str:
+        """What the console calls the measure."""
+        return self.value.replace("_", " ")
+
+    @property
+    def is_money(self) -> bool:
+        """Whether the measure is an amount of money. Others are fields of `GroupUsage`."""
+        return self is Measure.CHARGED
 
 
 class Buckets(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,9 +176,7 @@ class UsageReader:
 
 def measured(row: GroupUsage, measure: Measure) -> float:
     """Return the value of `measure` in a row."""
-    if measure is Measure.CHARGED:
-        return float(Decimal(row.cost))
-    return float(row.requests if measure is Measure.REQUESTS else row.items)
+    return float(Decimal(row.cost) if measure.is_money else getattr(row, measure.value))
 
 
 def source_chart(rows: Sequence[GroupUsage], buckets: Buckets) -> Chart:

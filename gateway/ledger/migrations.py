@@ -4,7 +4,7 @@ A change of the schema takes two releases ("expand and contract"). The first rel
 columns with a default value. Older programs ignore the additions, so `compatible_from` does not
 change. A later release removes tables or columns that no supported program uses, and raises
 `compatible_from`. `MIGRATIONS` does not list new tables, because `schema.metadata` creates them.
-The fields of usage events say themselves which version adds their columns.
+The fields and the numbers of usage events say themselves which version adds their columns.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from sluicegate.gateway.errors import DependencyUnavailable
 from sluicegate.gateway.ledger import schema, usage_marks
-from sluicegate.gateway.ledger.usage_fields import FIELDS
+from sluicegate.gateway.ledger.usage_fields import ADDED_UNITS, FIELDS
 
 InsertNew = Callable[[Connection, Table, list[dict[str, Any]]], int]
 """Inserts the rows whose primary keys are new, like `Store.insert_new`."""
@@ -41,21 +41,22 @@ class Migration(NamedTuple):
     """Change data of the former version."""
 
 
-def _with_event_fields(listed: Sequence[Migration]) -> tuple[Migration, ...]:
-    """Return the `listed` migrations, and those that add the columns of usage events' fields."""
+def _with_usage(listed: Sequence[Migration]) -> tuple[Migration, ...]:
+    """Return the `listed` migrations, and those that add columns of usage events."""
+    added = [(f"usage_events.{name}", field.since) for name, field in FIELDS.items() if field.since]
+    tables = ("usage_events", "usage_totals")
+    added += [(f"{table}.{name}", since) for name, since in ADDED_UNITS.items() for table in tables]
     found = {migration.version: migration for migration in listed}
-    for name, field in FIELDS.items():
-        if field.since:
-            # An added column changes nothing for older programs.
-            before = [each for each in listed if each.version < field.since]
-            new = Migration(version=field.since, compatible_from=before[-1].compatible_from)
-            former = found.get(field.since, new)
-            columns = (*former.columns, f"usage_events.{name}")
-            found[field.since] = former._replace(columns=columns)
+    for column, since in added:
+        # An added column changes nothing for older programs.
+        before = [each for each in listed if each.version < since]
+        new = Migration(version=since, compatible_from=before[-1].compatible_from)
+        former = found.get(since, new)
+        found[since] = former._replace(columns=(*former.columns, column))
     return tuple(found[version] for version in sorted(found))
 
 
-MIGRATIONS: Final = _with_event_fields(
+MIGRATIONS: Final = _with_usage(
     (
         Migration(version=2, compatible_from=2, columns=("usage_events.requests",)),
         # Adds `schema_migrations`, `published_prices`, `published_documents`, `drained_backends`

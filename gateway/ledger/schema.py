@@ -3,6 +3,7 @@
 Times are Unix times in nanoseconds. Money is in 10^-9 of a currency unit.
 """
 
+from collections.abc import Iterable
 from itertools import starmap
 from typing import Any, Final
 
@@ -21,7 +22,14 @@ from sqlalchemy import (
     text,
 )
 
-from sluicegate.gateway.ledger.usage_fields import FIELDS, NUMBERS, OUTCOMES, SUMMED, UNITS
+from sluicegate.gateway.ledger.usage_fields import (
+    ADDED_UNITS,
+    FIELDS,
+    NUMBERS,
+    OUTCOMES,
+    SUMMED,
+    UNITS,
+)
 from sluicegate.gateway.types import EventField
 
 metadata: Final = MetaData()
@@ -48,6 +56,12 @@ def _event_column(name: str, field: EventField) -> Column[Any]:
         return Column(name, integer, nullable=False, server_default=default)
     kind = String(field.length) if field.length else Text()
     return Column(name, kind, nullable=False, server_default="" if field.since else None)
+
+
+def _unit_column(name: str) -> Column[Any]:
+    """Return the column of a number of usage. Rows of older programs have 0 in it."""
+    default = "0" if name in ADDED_UNITS else None
+    return Column(name, BigInteger, nullable=False, server_default=default)
 
 
 schema_version: Final = Table(
@@ -147,7 +161,7 @@ usage_events: Final = Table(
     Column("id", String(128), primary_key=True),
     Column("time", BigInteger, nullable=False),
     *starmap(_event_column, FIELDS.items()),
-    *(Column(name, BigInteger, nullable=False) for name in UNITS),
+    *map(_unit_column, UNITS),
     Column("requests", BigInteger, nullable=False, server_default="1"),
     Column("is_summed", Integer, nullable=False, server_default="0"),
     Index("usage_events_tenant_time", "tenant", "time"),
@@ -208,8 +222,8 @@ usage_rollups: Final = Table(
 """Times up to which billing has worked on usage; see `usage_marks`."""
 
 
-def _table_of_sums(name: str, begin: str) -> Table:
-    """Return a table of sums of usage.
+def _table_of_sums(name: str, begin: str, numbers: Iterable[str]) -> Table:
+    """Return a table of sums of these `numbers` of usage.
 
     Its column named `begin` holds the first hour or day of a sum.
     """
@@ -222,20 +236,21 @@ def _table_of_sums(name: str, begin: str) -> Table:
         Column("model", Text, primary_key=True),
         Column("batch", BigInteger, primary_key=True, autoincrement=False),
         Column("is_free", Integer, primary_key=True, autoincrement=False),
-        *(Column(each, BigInteger, nullable=False) for each in SUMMED),
+        *map(_unit_column, numbers),
         # SQLite then stores rows in the order of the primary key, and queries read them in this
         # order.
         sqlite_with_rowid=False,
     )
 
 
-usage_totals: Final = _table_of_sums("usage_totals", "hour")
+usage_totals: Final = _table_of_sums("usage_totals", "hour", SUMMED)
 """Sums of usage over `length` hours. `hour` is the first of these hours, counted from 1970. The
 tenant `*` stands for all tenants together. See `gateway.ledger.usage_totals`."""
 
 # Programs of schema 10 need these tables. A later version removes them.
-_table_of_sums("usage_sums", "day")
-_table_of_sums("usage_hours", "hour")
+_FIRST_SUMMED: Final = [name for name in SUMMED if name not in ADDED_UNITS]
+_table_of_sums("usage_sums", "day", _FIRST_SUMMED)
+_table_of_sums("usage_hours", "hour", _FIRST_SUMMED)
 
 high_water: Final = Table(
     "high_water",

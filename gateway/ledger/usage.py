@@ -70,32 +70,10 @@ def priced_usage(
         for row in _rows(store, tenants, start, end, group_by, models, named):
             group = tuple([labels[place][row[place]] for place in range(count)])
             model = row[count]
-            units = _units(*map(int, row[count + 3 :]))
+            units = Units(**dict(zip(SUMMED, map(int, row[count + 3 :]), strict=True)))
             price = price_of[(model, row[count + 1], row[count + 2])]
             found.append(PricedUsage(group=group, model=model, price=price, units=units))
     return found
-
-
-def _units(  # in the order of `SUMMED`
-    requests: int,
-    items: int,
-    hit: int,
-    collapsed: int,
-    computed: int,
-    failed: int,
-    rows: int,
-    tokens: int,
-) -> Units:
-    return Units(
-        requests=requests,
-        items=items,
-        hit=hit,
-        collapsed=collapsed,
-        computed=computed,
-        failed=failed,
-        rows=rows,
-        tokens=tokens,
-    )
 
 
 class _Labels(dict[Any, str]):

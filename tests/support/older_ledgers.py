@@ -11,12 +11,13 @@ from sqlalchemy import Connection, select
 from sluicegate.gateway.ledger import schema
 from sluicegate.gateway.ledger.event_rows import row_of
 from sluicegate.gateway.ledger.migrations import MIGRATIONS
-from sluicegate.gateway.ledger.usage_fields import SUMMED
+from sluicegate.gateway.ledger.usage_fields import ADDED_UNITS, SUMMED
 from sluicegate.gateway.ledger.usage_marks import HOUR
 from sluicegate.gateway.types import RequestEvent
 
 _KIND: Final = ("tenant", "key", "model", "task", "status", "region", "revision", "code", "batch")
-_COLUMNS: Final = ("id", "time", *_KIND, *SUMMED)
+_SUMMED: Final = [name for name in SUMMED if name not in ADDED_UNITS]
+_COLUMNS: Final = ("id", "time", *_KIND, *_SUMMED)
 _events: Final = schema.usage_events
 
 
@@ -51,6 +52,8 @@ def take_back(connection: Connection, version: int, *, keeps_totals: bool = Fals
     if "usage_events.client_id" in added:
         connection.exec_driver_sql("DROP INDEX usage_events_client_id")
     for table, column in (place.split(".") for place in added):
+        if table == schema.usage_totals.name:
+            continue
         connection.exec_driver_sql(f"ALTER TABLE {table} DROP COLUMN {column}")
     applied = schema.schema_migrations
     connection.execute(applied.delete().where(applied.c.version > version))
@@ -74,7 +77,7 @@ def roll_up_as_schema_10(database: str, hour: int) -> None:
     """Add up the rows of an hour, those of each value of `is_summed` in a row of their own."""
     of_hour = (_events.c.time >= hour * HOUR) & (_events.c.time < (hour + 1) * HOUR)
     new = of_hour & ~_events.c.id.startswith("rollup-")
-    sums = [_events.c[name] for name in SUMMED]
+    sums = [_events.c[name] for name in _SUMMED]
     with connected(database) as connection:
         for row in connection.execute(select(_events).where(new)).mappings().all():
             kind: tuple[object, ...] = tuple(row[name] for name in _KIND)

@@ -7,6 +7,7 @@ import httpx
 import msgspec
 import pytest
 
+from sluicegate.gateway.console.usage_series import Measure
 from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.ledger.types import EventBlock
 from sluicegate.gateway.operations.publishing import Publisher
@@ -90,6 +91,19 @@ async def test_usage_is_drawn_and_downloaded_by_the_region_of_backends(
     assert charts_of(figures)[1] == {"us": 7, "none": 3}
     assert "By backend region, sorted" in figures
     assert export.startswith("day,model,backend_region,requests")
+
+
+@pytest.mark.parametrize("measure", Measure)
+async def test_each_measure_is_a_chart_and_a_column(
+    operator: httpx.AsyncClient, ledger: Ledger, measure: Measure
+) -> None:
+    fill(ledger)
+
+    figures = (await operator.get(f"/console/usage/figures?measure={measure.value}")).text
+
+    assert f"sorted by {measure.label}" in figures
+    assert f'<th scope="col" class="num">{measure.label.capitalize()}</th>' in figures
+    assert figures.count('<th scope="col"') == len(Measure) + 2
 
 
 async def test_usage_that_is_slow_to_read_is_not_read_for_a_year(

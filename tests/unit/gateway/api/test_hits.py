@@ -5,7 +5,7 @@ import pytest
 
 from sluicegate.gateway.auth.keys import hash_key
 from sluicegate.gateway.config.document import LimitsConfig, ModelConfig
-from sluicegate.gateway.types import KeyId, Principal, Rule, TenantId
+from sluicegate.gateway.types import KeyId, Principal, Rule, TenantId, Usage
 from tests.support.api import KEY, NARROW_KEY
 from tests.support.dialects import serve_models
 from tests.support.entry_points import EntryPoint
@@ -129,3 +129,15 @@ async def test_a_request_that_names_no_model_is_not_replayed_once_there_are_othe
 
     assert [answer[9:12] for answer in answers] == [b"200"] * 3
     assert later[9:12] == b"422"
+
+
+async def test_a_run_of_hits_bills_what_its_answers_say(entry_point: EntryPoint) -> None:
+    texts = ("a", "a much longer text", "\u65e5\u672c\u8a9e")
+
+    answers = [await entry_point.send(ask(texts=text)) for text in texts for _ in range(3)]
+
+    told = [msgspec.json.decode(each.split(b"\r\n\r\n", 1)[1])["usage"] for each in answers]
+    billed = [msgspec.to_builtins(event[5]) for event in entry_point.events()]
+    assert len(told) == len(billed) == 9
+    for name in Usage.__struct_fields__:
+        assert sum(each[name] for each in told) == sum(each[name] for each in billed)
