@@ -18,7 +18,13 @@ import msgspec
 
 from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.coalescing import RowCoalescer
-from sluicegate.backends.errors import BackendError, CallRefused, NotReady, Overloaded
+from sluicegate.backends.errors import (
+    BackendError,
+    CallRefused,
+    ModelProblem,
+    NotReady,
+    Overloaded,
+)
 from sluicegate.backends.open_inference.address import RemoteModelServer
 from sluicegate.backends.pipelines.encoder import Encoder
 from sluicegate.backends.serving.eviction import EvictionPolicy
@@ -283,7 +289,7 @@ class Residency:
         began = time.monotonic()
         encoder.is_loading = True
         try:
-            running = await asyncio.get_running_loop().run_in_executor(self._thread, encoder.load)
+            running = await self._open(encoder)
         except Exception as error:  # a broken model must not end the loads of other models
             self._outcomes["failed"] += 1
             encoder.problem = str(error)
@@ -297,10 +303,20 @@ class Residency:
         encoder.load_time += _LEARNING * (seconds - encoder.load_time)
         self._durations.add(seconds)
         self._outcomes["loaded"] += 1
-        running.pipeline.tokenizer.move_here()
         encoder.running = running
         self._count(encoder)
         await self.start([encoder])
+
+    async def _open(self, encoder: DeclaredEncoder) -> RunningEncoder:
+        running = await asyncio.get_running_loop().run_in_executor(self._thread, encoder.load)
+        running.pipeline.tokenizer.move_here()
+        if running.precision != encoder.precision:
+            running.discard()
+            raise ModelProblem(
+                f"it was declared in `{encoder.precision}`, but loaded in "
+                f"`{running.precision}`; the next reload declares it anew"
+            )
+        return running
 
     async def _make_room(self, load: _Load) -> None:
         """Evict models until the encoders of `load` fit.

@@ -334,6 +334,19 @@ async def test_a_model_that_cannot_be_loaded_falls_back_to_an_earlier_revision(
         await backend.answer("first", Task.EMBED, "good")
 
 
+async def test_a_model_is_not_answered_in_another_precision(models: Path) -> None:
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        encoder = declared(backend, "first")
+        encoder.precision = "fp16"
+
+        refused = await backend.exchange(backend.call("first", Task.EMBED, ["good"])).run()
+        await until(lambda: declared(backend, "first") is not encoder)
+
+        assert refused.status == 503
+        assert b"declared in `fp16`, but loaded in `fp32`" in refused.body
+        await backend.answer("first", Task.EMBED, "good")
+
+
 async def test_a_caller_that_leaves_does_not_end_the_load(models: Path) -> None:
     async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
         loads = WatchedLoads(backend)
