@@ -413,7 +413,7 @@ class _Loader:
             stays=stays,
         )
         if record is None or stays_loaded:
-            running = self._opener.load_first(model, manifest, pipeline, record)
+            running = self._load_now(model, manifest, pipeline, record)
             declared.precision = running.precision
             self._loaded_bytes += declared.size_bytes
             if stays_loaded or self._loaded_bytes <= self._max_bytes:
@@ -422,6 +422,18 @@ class _Loader:
                 self._loaded_bytes -= declared.size_bytes
                 running.discard()
         return declared
+
+    def _load_now(
+        self, model: Model, manifest: GraphManifest, pipeline: Encoder, record: LoadRecord | None
+    ) -> RunningEncoder:
+        """Load an encoder; if a load by its record fails, forget the record and try without it."""
+        try:
+            return self._opener.load_first(model, manifest, pipeline, record)
+        except Exception:
+            if record is None:
+                raise
+            forget_load_record(model)
+        return self._opener.load_first(model, manifest, pipeline, None)
 
     def _add_encoder(self, declared: DeclaredEncoder) -> None:
         self._encoders[declared.name] = declared.pipeline

@@ -347,6 +347,21 @@ async def test_a_model_is_not_answered_in_another_precision(models: Path) -> Non
         await backend.answer("first", Task.EMBED, "good")
 
 
+async def test_a_pinned_model_with_a_wrong_record_starts_without_it(models: Path) -> None:
+    record = (await qualified(models)) / "first" / "1" / ".loaded.json"
+    right = record.read_bytes()
+    wrong = right.replace(b'"fp32"', b'"bf16"')
+    assert wrong != right
+    record.write_bytes(wrong)
+
+    async with running_backend(models, model_memory_bytes=ROOM, pinned="first") as backend:
+        await backend.answer("first", Task.EMBED, "good")
+
+        assert states(backend)["first"] == "loaded"
+        assert backend.engine.state().problems == {}
+    assert b"bf16" not in record.read_bytes()
+
+
 async def test_a_caller_that_leaves_does_not_end_the_load(models: Path) -> None:
     async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
         loads = WatchedLoads(backend)
