@@ -277,9 +277,12 @@ class Residency:
                 _log.exception("a load failed unexpectedly")
                 load.error = NotReady("the model cannot be loaded; see the backend's log")
             finally:
-                del self._loads[frozenset(load.encoders)]
-                load.ended.set()
-                self._end_use(load)
+                self._end(load)
+
+    def _end(self, load: _Load) -> None:
+        del self._loads[frozenset(load.encoders)]
+        load.ended.set()
+        self._end_use(load)
 
     def _end_use(self, load: _Load) -> None:
         if load.ended.is_set() and not load.waiting:
@@ -405,9 +408,14 @@ class Residency:
 
     async def close(self) -> None:
         """Stop all loads and all encoders."""
+        for load in self._loads.values():
+            load.error = NotReady("the backend is stopping; try another one")
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        for load in list(self._loads.values()):
+            load.hold(1)
+            self._end(load)
         await asyncio.to_thread(self._thread.shutdown)
         await self._stop(list(self._started.values()))
 
