@@ -362,6 +362,57 @@ async def test_a_pinned_model_with_a_wrong_record_starts_without_it(models: Path
     assert b"bf16" not in record.read_bytes()
 
 
+async def test_calls_that_wait_for_a_load_are_refused_at_the_end(models: Path) -> None:
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        loads = WatchedLoads(backend)
+        asked = [
+            asyncio.create_task(backend.exchange(backend.call(name, Task.EMBED, ["good"])).run())
+            for name in ("first", "second")
+        ]
+        await until(lambda: loads.counts["first"] > 0)
+
+        closing = asyncio.create_task(backend.engine.residency.close())
+        refused = await asyncio.gather(*asked)
+        loads.open()
+        await closing
+
+        assert [each.status for each in refused] == [503, 503]
+        assert all(b"the backend is stopping" in each.body for each in refused)
+        assert not any(each.users for each in backend.engine.model_set.encoders)
+
+
+async def test_a_call_opened_before_an_eviction_uses_the_new_batcher(models: Path) -> None:
+    room = size(models)
+    async with running_backend(await qualified(models), model_memory_bytes=room) as backend:
+        await backend.answer("first", Task.EMBED, "good")
+        _, work = backend.engine.admit(backend.call("first", Task.EMBED, ["good"]))
+        before = work.is_loaded
+        await ask_all(backend, ["second", "first"])
+
+        assert before
+        assert not work.is_loaded
+
+
+async def test_a_wrong_record_that_cannot_be_removed_is_not_read_again(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = (await qualified(models)) / "first" / "1" / ".loaded.json"
+    record.write_bytes(record.read_bytes().replace(b'"fp32"', b'"bf16"'))
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise PermissionError(path, missing_ok)
+
+    async with running_backend(models, model_memory_bytes=ROOM) as backend:
+        encoder = declared(backend, "first")
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", refuse)
+            refused = await backend.exchange(backend.call("first", Task.EMBED, ["good"])).run()
+            await until(lambda: declared(backend, "first") is not encoder)
+
+        assert refused.status == 503
+        await backend.answer("first", Task.EMBED, "good")
+
+
 async def test_a_caller_that_leaves_does_not_end_the_load(models: Path) -> None:
     async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
         loads = WatchedLoads(backend)
