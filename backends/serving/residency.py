@@ -24,6 +24,7 @@ from sluicegate.backends.errors import (
     ModelProblem,
     NotReady,
     Overloaded,
+    RevisionMismatch,
 )
 from sluicegate.backends.open_inference.address import RemoteModelServer
 from sluicegate.backends.pipelines.encoder import Encoder
@@ -45,6 +46,8 @@ _NICENESS = 5
 _LEARNING = 0.25
 # Loads that may wait for their turn.
 _MOST_WAITING = 32
+# Calls that may wait for loads.
+_MOST_CALLS = 64
 # Seconds that a load waits for models in use, and between two checks whether they are still in use.
 _ROOM_TIMEOUT, _ROOM_INTERVAL = 5.0, 0.01
 
@@ -221,12 +224,15 @@ class Residency:
         """Wait until all `encoders` are loaded; none of them is evicted in the `async with` block.
 
         Raises:
-            Overloaded: they are not loaded in `time_left` seconds. The load goes on.
+            Overloaded: they are not loaded in `time_left` seconds, or too many calls wait. The load
+                goes on.
             NotReady: an encoder cannot be loaded.
         """
         load = self._request(encoders)
         expected, patience = self._expected(load), min(time_left * _WAIT_SHARE, _LONGEST_WAIT)
         if expected > patience:
+            raise _late(expected)
+        if sum(each.waiting for each in self._loads.values()) >= _MOST_CALLS:
             raise _late(expected)
         load.waiting += 1
         try:
@@ -306,6 +312,9 @@ class Residency:
         encoder.load_time += _LEARNING * (seconds - encoder.load_time)
         self._durations.add(seconds)
         self._outcomes["loaded"] += 1
+        if encoder not in self._present and encoder not in self._earlier:
+            running.discard()
+            raise RevisionMismatch(f"the revision of `{encoder.name}` was replaced meanwhile")
         encoder.running = running
         self._count(encoder)
         await self.start([encoder])
@@ -402,7 +411,9 @@ class Residency:
             await self._evict_for()
 
     async def keep(self, encoders: Iterable[DeclaredEncoder]) -> None:
-        """Stop all other encoders."""
+        """Stop all other encoders, now or when their loads end."""
+        encoders = list(encoders)
+        self._earlier = [each for each in self._earlier if each in encoders]
         needed = {id(each.running.batcher) for each in encoders if each.running is not None}
         await self._stop([e for place, e in self._started.items() if place not in needed])
 

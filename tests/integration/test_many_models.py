@@ -413,6 +413,36 @@ async def test_a_wrong_record_that_cannot_be_removed_is_not_read_again(
         await backend.answer("first", Task.EMBED, "good")
 
 
+async def test_a_load_that_ends_after_its_revision_is_discarded(models: Path) -> None:
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        loads, encoder = WatchedLoads(backend), declared(backend, "first")
+        asked = asyncio.create_task(
+            backend.exchange(backend.call("first", Task.EMBED, ["good"])).run()
+        )
+        await until(lambda: loads.counts["first"] > 0)
+        others = [each for each in backend.engine.model_set.encoders if each is not encoder]
+
+        await backend.engine.residency.serve(others)
+        await backend.engine.residency.keep(others)
+        loads.open()
+
+        assert (await asked).status == 409
+        assert encoder.running is None
+        assert backend.engine.residency.size_bytes == 0
+
+
+async def test_only_so_many_calls_wait_for_loads(models: Path) -> None:
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        loads, call = WatchedLoads(backend), backend.call("first", Task.EMBED, ["good"])
+        asked = [asyncio.create_task(backend.exchange(call).run()) for _ in range(65)]
+        await until(lambda: any(each.done() for each in asked))
+
+        loads.open()
+        statuses = Counter(each.status for each in await asyncio.gather(*asked))
+
+        assert statuses == {200: 64, 503: 1}
+
+
 async def test_a_caller_that_leaves_does_not_end_the_load(models: Path) -> None:
     async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
         loads = WatchedLoads(backend)
