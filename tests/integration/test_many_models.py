@@ -443,6 +443,21 @@ async def test_only_so_many_calls_wait_for_loads(models: Path) -> None:
         assert statuses == {200: 64, 503: 1}
 
 
+async def test_a_drain_waits_for_calls_that_wait_for_a_load(models: Path) -> None:
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        loads = WatchedLoads(backend)
+        asked = asyncio.create_task(backend.answer("first", Task.EMBED, "good"))
+        await until(lambda: loads.counts["first"] > 0)
+
+        backend.engine.draining = True
+        drain = asyncio.create_task(backend.engine.idle())
+        loads.open()
+        await drain
+
+        assert backend.engine.calls_in_flight == 0
+        assert await asked
+
+
 async def test_a_caller_that_leaves_does_not_end_the_load(models: Path) -> None:
     async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
         loads = WatchedLoads(backend)
