@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager
 
 import msgspec
 from msgspec.structs import replace
@@ -116,9 +116,12 @@ class CallHandler:
         """Answer a call once its model is loaded."""
         began, time_left = self._clock(), max(item.remaining for item in call.items)
         with _ended_by_disconnect(exchange):
-            async with self._core.residency.loaded(cold.encoders, time_left=time_left):
+            async with AsyncExitStack() as held:
+                with self._core.calls:  # a drain waits for this call
+                    load = self._core.residency.loaded(cold.encoders, time_left=time_left)
+                    await held.enter_async_context(load)
                 late = _with_less_time(call, self._clock() - began, least=0.0)
-                await self._answer(self._open(late), exchange)
+                await self._answer(self._open(late, has_waited=True), exchange)
 
     async def _answer(self, opened: tuple[ItemAnswerer, CallWork], exchange: Exchange) -> None:
         answerer, work = opened
@@ -172,10 +175,10 @@ class CallHandler:
             call = _with_less_time(call, waited)
         return call
 
-    def _open(self, call: Call) -> tuple[ItemAnswerer, CallWork]:
+    def _open(self, call: Call, *, has_waited: bool = False) -> tuple[ItemAnswerer, CallWork]:
         """Return what answers a call, and its work, which is not admitted yet."""
         received = self._clock()
-        entry, work = self._core.admit(call)
+        entry, work = self._core.admit(call, has_waited=has_waited)
         answerer = ItemAnswerer(
             core=self._core,
             entry=entry,

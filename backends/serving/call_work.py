@@ -59,8 +59,11 @@ class CallWork:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether all encoders that the call may use are loaded."""
-        return all(each.running is not None for each in self._encoders)
+        """Whether all encoders that the call may use are loaded, its own since admission."""
+        running = [each.running for each in self._encoders]
+        if running and (running[0] is None or running[0].batcher is not self._batcher):
+            return False
+        return None not in running
 
     def begin(self) -> None:
         """Keep the encoders loaded until `close`."""

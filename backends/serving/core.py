@@ -253,14 +253,16 @@ class ServingCore:
         needs = self.model_set.needs
         return {need for name in self._mirror.shadows() for need in needs.get(name, ())}
 
-    def admit(self, call: Call) -> tuple[ModelSetEntry, CallWork]:
+    def admit(self, call: Call, *, has_waited: bool = False) -> tuple[ModelSetEntry, CallWork]:
         """Return the model for a call, and a `CallWork` whose `admit` must be called next.
+
+        A call that `has_waited` for its model is admitted even if the backend has begun to drain.
 
         Raises:
             NotLoaded: an encoder is not loaded.
             CallRefused: the model or task is not served here, or is not ready.
         """
-        if self.draining:
+        if self.draining and not has_waited:
             raise NotReady("the backend is stopping; try another one")
         variant = (call.model, call.revision, call.profile)
         found = self._found.get(variant)
@@ -311,7 +313,8 @@ class ServingCore:
 
     async def idle(self) -> None:
         """Wait until no call is in flight."""
-        await self.calls.idle.wait()
+        while self.calls.count:  # a call that waited for its model may begin at once
+            await self.calls.idle.wait()
 
     def count_item(self, call: Call, outcome: str) -> None:
         """Count an item that has ended; `outcome` is a label of the metric `items_total`."""

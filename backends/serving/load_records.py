@@ -4,6 +4,7 @@ A model with a valid record has been qualified on this machine, and can be decla
 """
 
 import contextlib
+from pathlib import Path
 
 import msgspec
 
@@ -25,22 +26,35 @@ class LoadRecord(msgspec.Struct, frozen=True, kw_only=True):
     costs: MeasuredCosts
 
 
-def read_load_record(model: Model, settings: BackendSettings) -> LoadRecord | None:
-    """Return the record of a model; `None` if it must be qualified by a load."""
-    return read_record(model.folder / _RECORD, _key(model, settings), LoadRecord)
+class LoadRecords:
+    """Reads and writes the records of models.
 
+    A record that was forgotten is not read again before it was written anew, even if its file could
+    not be removed.
+    """
 
-def write_load_record(model: Model, settings: BackendSettings, record: LoadRecord) -> None:
-    """Record a load, if the model's folder can be written."""
-    write_record(model.folder / _RECORD, _key(model, settings), record)
+    def __init__(self, settings: BackendSettings) -> None:
+        self._settings = settings
+        self._forgotten: set[tuple[Path, str]] = set()
 
+    def read(self, model: Model) -> LoadRecord | None:
+        """Return the record of a model; `None` if it must be qualified by a load."""
+        if (model.folder, model.digest) in self._forgotten:
+            return None
+        return read_record(model.folder / _RECORD, self._key(model), LoadRecord)
 
-def forget_load_record(model: Model) -> None:
-    """Remove a model's record, because a load has failed."""
-    with contextlib.suppress(OSError):
-        (model.folder / _RECORD).unlink(missing_ok=True)
+    def write(self, model: Model, record: LoadRecord) -> None:
+        """Record a load, if the model's folder can be written."""
+        if write_record(model.folder / _RECORD, self._key(model), record):
+            self._forgotten.discard((model.folder, model.digest))
 
+    def forget(self, model: Model) -> None:
+        """Remove a model's record, because a load has failed."""
+        self._forgotten.add((model.folder, model.digest))
+        with contextlib.suppress(OSError):
+            (model.folder / _RECORD).unlink(missing_ok=True)
 
-def _key(model: Model, settings: BackendSettings) -> str:
-    chosen = (settings.worker_threads, settings.wide, settings.gpu_fp16, settings.gpu_tf32)
-    return machine_key(_METHOD, model.digest, settings.provider, repr(chosen))
+    def _key(self, model: Model) -> str:
+        settings = self._settings
+        chosen = (settings.worker_threads, settings.wide, settings.gpu_fp16, settings.gpu_tf32)
+        return machine_key(_METHOD, model.digest, settings.provider, repr(chosen))

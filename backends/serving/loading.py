@@ -54,9 +54,7 @@ from sluicegate.backends.repository.output_layout import output_layout
 from sluicegate.backends.serving.core import ModelSet
 from sluicegate.backends.serving.load_records import (
     LoadRecord,
-    forget_load_record,
-    read_load_record,
-    write_load_record,
+    LoadRecords,
 )
 from sluicegate.backends.serving.residency import DeclaredEncoder, RunningEncoder
 from sluicegate.backends.settings import BackendSettings
@@ -95,6 +93,7 @@ class SharedResources(msgspec.Struct, frozen=True, kw_only=True):
     cache: RowCache
     mirror: Mirror
     hosts: AlgorithmHosts
+    records: LoadRecords
 
 
 def make_shared(tools: LoadingTools) -> SharedResources:
@@ -107,6 +106,7 @@ def make_shared(tools: LoadingTools) -> SharedResources:
         cache=RowCache(max_bytes=tools.settings.row_cache_bytes),
         mirror=Mirror(clock=tools.clock, busy_share=device.busy_share),
         hosts=AlgorithmHosts(),
+        records=LoadRecords(tools.settings),
     )
 
 
@@ -178,11 +178,11 @@ class _EncoderOpener:
         if model.stamp() != stamp:
             raise ModelProblem(f"{model.folder}: its files have changed; reload the models")
         try:
-            record = read_load_record(model, self._tools.settings)
+            record = self._shared.records.read(model)
             running = self.load_first(model, manifest, pipeline, record)
             pipeline.tokenizer.leave_thread()
         except BaseException:  # whatever failed, the next reload must find out
-            forget_load_record(model)
+            self._shared.records.forget(model)
             raise
         return running
 
@@ -221,7 +221,7 @@ class _EncoderOpener:
         if record is None and self._max_bytes and model.upstream is None:
             costs = MeasuredCosts(cost=executor.cost, wide=executor.wide_cost)
             record = LoadRecord(precision=source.precision, file=source.path.name, costs=costs)
-            write_load_record(model, settings, record)
+            self._shared.records.write(model, record)
         found = read_tuned(model.folder, digest=model.digest, provider=executor.provider)
         batcher = Batcher(
             name=model.name,
@@ -402,7 +402,7 @@ class _Loader:
         stays = not is_bounded or model.name in self._pinned
         stays_loaded = stays or model.name in self._warm
         pipeline = _pipeline(model, manifest)
-        record = read_load_record(model, self._tools.settings) if is_bounded else None
+        record = self._shared.records.read(model) if is_bounded else None
         declared = DeclaredEncoder(
             name=model.name,
             digest=model.digest,
@@ -413,7 +413,7 @@ class _Loader:
             stays=stays,
         )
         if record is None or stays_loaded:
-            running = self._opener.load_first(model, manifest, pipeline, record)
+            running = self._load_now(model, manifest, pipeline, record)
             declared.precision = running.precision
             self._loaded_bytes += declared.size_bytes
             if stays_loaded or self._loaded_bytes <= self._max_bytes:
@@ -422,6 +422,18 @@ class _Loader:
                 self._loaded_bytes -= declared.size_bytes
                 running.discard()
         return declared
+
+    def _load_now(
+        self, model: Model, manifest: GraphManifest, pipeline: Encoder, record: LoadRecord | None
+    ) -> RunningEncoder:
+        """Load an encoder; if a load by its record fails, forget the record and try without it."""
+        try:
+            return self._opener.load_first(model, manifest, pipeline, record)
+        except Exception:
+            if record is None:
+                raise
+            self._shared.records.forget(model)
+        return self._opener.load_first(model, manifest, pipeline, None)
 
     def _add_encoder(self, declared: DeclaredEncoder) -> None:
         self._encoders[declared.name] = declared.pipeline

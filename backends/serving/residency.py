@@ -18,7 +18,14 @@ import msgspec
 
 from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.coalescing import RowCoalescer
-from sluicegate.backends.errors import BackendError, CallRefused, NotReady, Overloaded
+from sluicegate.backends.errors import (
+    BackendError,
+    CallRefused,
+    ModelProblem,
+    NotReady,
+    Overloaded,
+    RevisionMismatch,
+)
 from sluicegate.backends.open_inference.address import RemoteModelServer
 from sluicegate.backends.pipelines.encoder import Encoder
 from sluicegate.backends.serving.eviction import EvictionPolicy
@@ -39,6 +46,8 @@ _NICENESS = 5
 _LEARNING = 0.25
 # Loads that may wait for their turn.
 _MOST_WAITING = 32
+# Calls that may wait for loads.
+_MOST_CALLS = 64
 # Seconds that a load waits for models in use, and between two checks whether they are still in use.
 _ROOM_TIMEOUT, _ROOM_INTERVAL = 5.0, 0.01
 
@@ -215,12 +224,15 @@ class Residency:
         """Wait until all `encoders` are loaded; none of them is evicted in the `async with` block.
 
         Raises:
-            Overloaded: they are not loaded in `time_left` seconds. The load goes on.
+            Overloaded: they are not loaded in `time_left` seconds, or too many calls wait. The load
+                goes on.
             NotReady: an encoder cannot be loaded.
         """
         load = self._request(encoders)
         expected, patience = self._expected(load), min(time_left * _WAIT_SHARE, _LONGEST_WAIT)
         if expected > patience:
+            raise _late(expected)
+        if sum(each.waiting for each in self._loads.values()) >= _MOST_CALLS:
             raise _late(expected)
         load.waiting += 1
         try:
@@ -271,9 +283,12 @@ class Residency:
                 _log.exception("a load failed unexpectedly")
                 load.error = NotReady("the model cannot be loaded; see the backend's log")
             finally:
-                del self._loads[frozenset(load.encoders)]
-                load.ended.set()
-                self._end_use(load)
+                self._end(load)
+
+    def _end(self, load: _Load) -> None:
+        del self._loads[frozenset(load.encoders)]
+        load.ended.set()
+        self._end_use(load)
 
     def _end_use(self, load: _Load) -> None:
         if load.ended.is_set() and not load.waiting:
@@ -283,7 +298,7 @@ class Residency:
         began = time.monotonic()
         encoder.is_loading = True
         try:
-            running = await asyncio.get_running_loop().run_in_executor(self._thread, encoder.load)
+            running = await self._open(encoder)
         except Exception as error:  # a broken model must not end the loads of other models
             self._outcomes["failed"] += 1
             encoder.problem = str(error)
@@ -297,10 +312,23 @@ class Residency:
         encoder.load_time += _LEARNING * (seconds - encoder.load_time)
         self._durations.add(seconds)
         self._outcomes["loaded"] += 1
-        running.pipeline.tokenizer.move_here()
+        if encoder not in self._present and encoder not in self._earlier:
+            running.discard()
+            raise RevisionMismatch(f"the revision of `{encoder.name}` was replaced meanwhile")
         encoder.running = running
         self._count(encoder)
         await self.start([encoder])
+
+    async def _open(self, encoder: DeclaredEncoder) -> RunningEncoder:
+        running = await asyncio.get_running_loop().run_in_executor(self._thread, encoder.load)
+        running.pipeline.tokenizer.move_here()
+        if running.precision != encoder.precision:
+            running.discard()
+            raise ModelProblem(
+                f"it was declared in `{encoder.precision}`, but loaded in "
+                f"`{running.precision}`; the next reload declares it anew"
+            )
+        return running
 
     async def _make_room(self, load: _Load) -> None:
         """Evict models until the encoders of `load` fit.
@@ -383,15 +411,22 @@ class Residency:
             await self._evict_for()
 
     async def keep(self, encoders: Iterable[DeclaredEncoder]) -> None:
-        """Stop all other encoders."""
+        """Stop all other encoders, now or when their loads end."""
+        encoders = list(encoders)
+        self._earlier = [each for each in self._earlier if each in encoders]
         needed = {id(each.running.batcher) for each in encoders if each.running is not None}
         await self._stop([e for place, e in self._started.items() if place not in needed])
 
     async def close(self) -> None:
         """Stop all loads and all encoders."""
+        for load in self._loads.values():
+            load.error = NotReady("the backend is stopping; try another one")
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        for load in list(self._loads.values()):
+            load.hold(1)
+            self._end(load)
         await asyncio.to_thread(self._thread.shutdown)
         await self._stop(list(self._started.values()))
 

@@ -334,6 +334,130 @@ async def test_a_model_that_cannot_be_loaded_falls_back_to_an_earlier_revision(
         await backend.answer("first", Task.EMBED, "good")
 
 
+async def test_a_model_is_not_answered_in_another_precision(models: Path) -> None:
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        encoder = declared(backend, "first")
+        encoder.precision = "fp16"
+
+        refused = await backend.exchange(backend.call("first", Task.EMBED, ["good"])).run()
+        await until(lambda: declared(backend, "first") is not encoder)
+
+        assert refused.status == 503
+        assert b"declared in `fp16`, but loaded in `fp32`" in refused.body
+        await backend.answer("first", Task.EMBED, "good")
+
+
+async def test_a_pinned_model_with_a_wrong_record_starts_without_it(models: Path) -> None:
+    record = (await qualified(models)) / "first" / "1" / ".loaded.json"
+    right = record.read_bytes()
+    wrong = right.replace(b'"fp32"', b'"bf16"')
+    assert wrong != right
+    record.write_bytes(wrong)
+
+    async with running_backend(models, model_memory_bytes=ROOM, pinned="first") as backend:
+        await backend.answer("first", Task.EMBED, "good")
+
+        assert states(backend)["first"] == "loaded"
+        assert backend.engine.state().problems == {}
+    assert b"bf16" not in record.read_bytes()
+
+
+async def test_calls_that_wait_for_a_load_are_refused_at_the_end(models: Path) -> None:
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        loads = WatchedLoads(backend)
+        asked = [
+            asyncio.create_task(backend.exchange(backend.call(name, Task.EMBED, ["good"])).run())
+            for name in ("first", "second")
+        ]
+        await until(lambda: loads.counts["first"] > 0)
+
+        closing = asyncio.create_task(backend.engine.residency.close())
+        refused = await asyncio.gather(*asked)
+        loads.open()
+        await closing
+
+        assert [each.status for each in refused] == [503, 503]
+        assert all(b"the backend is stopping" in each.body for each in refused)
+        assert not any(each.users for each in backend.engine.model_set.encoders)
+
+
+async def test_a_call_opened_before_an_eviction_uses_the_new_batcher(models: Path) -> None:
+    room = size(models)
+    async with running_backend(await qualified(models), model_memory_bytes=room) as backend:
+        await backend.answer("first", Task.EMBED, "good")
+        _, work = backend.engine.admit(backend.call("first", Task.EMBED, ["good"]))
+        before = work.is_loaded
+        await ask_all(backend, ["second", "first"])
+
+        assert before
+        assert not work.is_loaded
+
+
+async def test_a_wrong_record_that_cannot_be_removed_is_not_read_again(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = (await qualified(models)) / "first" / "1" / ".loaded.json"
+    record.write_bytes(record.read_bytes().replace(b'"fp32"', b'"bf16"'))
+
+    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+        raise PermissionError(path, missing_ok)
+
+    async with running_backend(models, model_memory_bytes=ROOM) as backend:
+        encoder = declared(backend, "first")
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", refuse)
+            refused = await backend.exchange(backend.call("first", Task.EMBED, ["good"])).run()
+            await until(lambda: declared(backend, "first") is not encoder)
+
+        assert refused.status == 503
+        await backend.answer("first", Task.EMBED, "good")
+
+
+async def test_a_load_that_ends_after_its_revision_is_discarded(models: Path) -> None:
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        loads, encoder = WatchedLoads(backend), declared(backend, "first")
+        asked = asyncio.create_task(
+            backend.exchange(backend.call("first", Task.EMBED, ["good"])).run()
+        )
+        await until(lambda: loads.counts["first"] > 0)
+        others = [each for each in backend.engine.model_set.encoders if each is not encoder]
+
+        await backend.engine.residency.serve(others)
+        await backend.engine.residency.keep(others)
+        loads.open()
+
+        assert (await asked).status == 409
+        assert encoder.running is None
+        assert backend.engine.residency.size_bytes == 0
+
+
+async def test_only_so_many_calls_wait_for_loads(models: Path) -> None:
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        loads, call = WatchedLoads(backend), backend.call("first", Task.EMBED, ["good"])
+        asked = [asyncio.create_task(backend.exchange(call).run()) for _ in range(65)]
+        await until(lambda: any(each.done() for each in asked))
+
+        loads.open()
+        statuses = Counter(each.status for each in await asyncio.gather(*asked))
+
+        assert statuses == {200: 64, 503: 1}
+
+
+async def test_a_drain_waits_for_calls_that_wait_for_a_load(models: Path) -> None:
+    async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
+        loads = WatchedLoads(backend)
+        asked = asyncio.create_task(backend.answer("first", Task.EMBED, "good"))
+        await until(lambda: loads.counts["first"] > 0)
+
+        backend.engine.draining = True
+        drain = asyncio.create_task(backend.engine.idle())
+        loads.open()
+        await drain
+
+        assert backend.engine.calls_in_flight == 0
+        assert await asked
+
+
 async def test_a_caller_that_leaves_does_not_end_the_load(models: Path) -> None:
     async with running_backend(await qualified(models), model_memory_bytes=ROOM) as backend:
         loads = WatchedLoads(backend)

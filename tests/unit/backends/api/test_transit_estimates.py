@@ -75,7 +75,7 @@ class _Core(ServingCore):
         self.seen: list[Call] = []
 
     @override
-    def admit(self, call: Call) -> NoReturn:
+    def admit(self, call: Call, *, has_waited: bool = False) -> NoReturn:
         self.seen.append(call)
         raise NotReady("it never is")
 
