@@ -312,9 +312,11 @@ async def test_other_algorithms_and_strangers_are_answered_by_asgi(
     opened: list[str] = []
     admit = ServingCore.admit
 
-    def record(self: ServingCore, call: Call) -> tuple[ModelSetEntry, CallWork]:
+    def record(
+        self: ServingCore, call: Call, *, has_waited: bool = False
+    ) -> tuple[ModelSetEntry, CallWork]:
         opened.append(call.model)
-        return admit(self, call)
+        return admit(self, call, has_waited=has_waited)
 
     monkeypatch.setattr(ServingCore, "admit", record)
     review = server.backend.call("reviewer", Task.INFER, ["good film"])
@@ -337,8 +339,10 @@ async def test_nothing_is_kept_of_a_caller_that_left_before_its_call_was_answere
     opened: list[weakref.ref[CallWork]] = []
     admit, begin = ServingCore.admit, CallHandler.begin
 
-    def record(self: ServingCore, call: Call) -> tuple[ModelSetEntry, CallWork]:
-        entry, work = admit(self, call)
+    def record(
+        self: ServingCore, call: Call, *, has_waited: bool = False
+    ) -> tuple[ModelSetEntry, CallWork]:
+        entry, work = admit(self, call, has_waited=has_waited)
         opened.append(weakref.ref(work))
         return entry, work
 
