@@ -429,7 +429,7 @@ class _Loader:
         """Load an encoder; if a load by its record fails, forget the record and try without it."""
         try:
             return self._opener.load_first(model, manifest, pipeline, record)
-        except Exception:
+        except Exception:  # a wrong record can fail in any way
             if record is None:
                 raise
             self._shared.records.forget(model)
