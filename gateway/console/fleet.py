@@ -114,7 +114,8 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def loaded(self) -> int:
         """How many of the backend's models are loaded."""
-        return sum(self.states.get(name, "loaded") == "loaded" for name in self.models)
+        states = self.states
+        return sum(states.get(name, "loaded") == "loaded" for name in self.models)
 
     @property
     def gpu(self) -> GpuState | None:

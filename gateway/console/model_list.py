@@ -49,13 +49,14 @@ def list_models(fleet: FleetView, plans: ServingPlans, traffic: Traffic) -> list
     problems: dict[str, Counter[str]] = {}
     unused: dict[str, list[str]] = {}
     for backend in fleet.backends:
+        reported = backend.states
         for name, revision in backend.models.items():
             base, _, number = name.partition("@")
             if number:
                 numbers.setdefault(base, set()).add(number)
             elif backend.is_usable:
                 served.setdefault(base, Counter())[revision] += 1
-                if (state := backend.states.get(name)) is not None:
+                if (state := reported.get(name)) is not None:
                     states.setdefault(base, Counter())[state] += 1
             else:
                 unused.setdefault(base, []).append(f"{backend.id} is {backend.state}")
