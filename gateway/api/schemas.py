@@ -58,8 +58,14 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def task_parameters(self) -> Parameters:
         """Return what all items share: the fields that are parameters of the task."""
         kind = PARAMETERS[self.task]
-        values = {name: getattr(self, name) for name in kind.__struct_fields__}
-        return kind(**{name: value for name, value in values.items() if value is not None})
+        # A parameter that the body leaves out keeps its default, which may be no place in the key.
+        return kind(
+            **{
+                name: value
+                for name in kind.__struct_fields__
+                if (value := getattr(self, name)) is not None
+            }
+        )
 
     def request(self, model: str = "") -> InferenceRequest:
         """Return the request in the gateway's terms; `model` is that of the path, where one is."""
