@@ -34,7 +34,7 @@ from sluicegate.wire.protocol import EmbedItem, EmbedOutput, EmbedParameters, Re
 # A larger result would not fit into a frame of the protocol.
 _MOST_VALUES = 4 * 1024 * 1024
 # The work of pooling a vector, and the pairs of vectors whose comparison is the work of one token.
-_POOLING_WORK, _PAIRS_PER_TOKEN = 16, 256
+_POOLING_WORK, _PAIRS_PER_TOKEN = 4, 256
 # The outputs by which documents are ranked, the first one that a model has.
 _RANKING: tuple[EmbedOutput, ...] = ("multi_vector", "dense", "sparse")
 

@@ -36,64 +36,69 @@ def pool_tokens(vectors: FloatArray, factor: int) -> FloatArray:
             "shorten it",
         )
     labels = _ward_clusters(np.clip(1.0 - pooled @ pooled.T, 0.0, 2.0), clusters)
-    count = int(labels.max()) + 1
-    sums = np.zeros((count, vectors.shape[1]), dtype=np.float32)
-    np.add.at(sums, labels, pooled)
-    means = sums / np.bincount(labels, minlength=count)[:, None].astype(np.float32)
-    return np.concatenate([kept, means])
+    order = labels.argsort(kind="stable")
+    sizes = np.bincount(labels)
+    sums = np.add.reduceat(pooled[order], sizes.cumsum() - sizes)
+    return np.concatenate([kept, sums / sizes[:, None].astype(np.float32)])
 
 
 def _ward_clusters(distances: FloatArray, clusters: int) -> NDArray[np.int64]:
     """Return the cluster of each item, numbered by first items, so that at most `clusters` remain.
 
-    A chain of nearest neighbours finds all merges in quadratic time (Murtagh, 1983).
+    Each round merges all pairs of clusters that are nearest to each other. With Ward's distance,
+    this finds the same merges as one merge at a time (Murtagh, 1983), in few rounds. A merged
+    cluster stands in the place of its first item.
     """
-    count = len(distances)
     squares = distances.astype(np.float64) ** 2
     np.fill_diagonal(squares, np.inf)
-    sizes = np.ones(count)
-    merges: list[tuple[float, int, int]] = []
-    chain: list[int] = []
-    while len(merges) < count - 1:
-        if not chain:
-            chain.append(int(np.flatnonzero(sizes)[0]))
-        here = chain[-1]
-        near = int(squares[here].argmin())
-        if len(chain) > 1 and squares[here, chain[-2]] <= squares[here, near]:
-            near = chain[-2]
-            del chain[-2:]
-            merges.append((float(squares[here, near]), here, near))
-            _merge(squares, sizes, here, near)
-        else:
-            chain.append(near)
-    merges.sort(key=lambda merge: merge[0])
+    count, needed = len(squares), len(squares) - clusters
+    firsts, sizes = np.arange(count), np.ones(count)
+    parents, heights = np.arange(count), np.full(count, np.inf)
+    while True:
+        nearest = squares.argmin(axis=1)
+        places = np.arange(len(nearest))
+        least = squares[places, nearest]
+        # No later merge is lower than the lowest one now.
+        if np.count_nonzero(heights < least.min()) >= needed:
+            break
+        one = ((nearest[nearest] == places) & (places < nearest)).nonzero()[0]
+        other = nearest[one]
+        gone = firsts[other]
+        parents[gone], heights[gone] = firsts[one], least[one]
+        _merge(squares, sizes, one, other)
+        stays = np.ones(len(places), dtype=bool)
+        stays[other] = False
+        firsts, sizes = firsts[stays], sizes[stays]
+        squares = squares[stays][:, stays]
     # As `fcluster` does, merges of equal distance are either all done or all left out.
-    limit = merges[count - 1 - clusters][0]
-    parents = list(range(count))
-    for square, one, other in merges:
-        if square <= limit:
-            parents[_root(parents, one)] = _root(parents, other)
-    roots = np.array([_root(parents, item) for item in range(count)])
-    _, first, numbers = np.unique(roots, return_index=True, return_inverse=True)
-    return first.argsort().argsort()[numbers]
+    limit = np.sort(heights)[needed - 1]
+    roots = np.where(heights <= limit, parents, np.arange(count))
+    while ((above := roots[roots]) != roots).any():
+        roots = above
+    numbers: NDArray[np.int64] = (roots == np.arange(count)).cumsum() - 1
+    return numbers[roots]
 
 
-def _merge(squares: NDArray[np.float64], sizes: NDArray[np.float64], here: int, near: int) -> None:
-    """Replace two clusters by their union, which keeps the number `near` (Lance and Williams)."""
-    own, others = squares[here, near], sizes > 0
-    total = sizes[here] + sizes[near] + sizes
-    updated = (
-        (sizes[here] + sizes) * squares[here] + (sizes[near] + sizes) * squares[near] - sizes * own
-    ) / total
-    sizes[near] += sizes[here]
-    sizes[here] = 0.0
-    others[[here, near]] = False
-    squares[near, others] = squares[others, near] = updated[others]
-    squares[here, :] = squares[:, here] = np.inf
+def _merge(
+    squares: NDArray[np.float64],
+    sizes: NDArray[np.float64],
+    one: NDArray[np.int64],
+    other: NDArray[np.int64],
+) -> None:
+    """Put the union of each pair of clusters in the place `one` (Lance and Williams)."""
+    own, first, second = squares[one, other][:, None], sizes[one, None], sizes[other, None]
+    before = sizes.copy()
+    sizes[one] += sizes[other]
 
+    def joined(
+        left: NDArray[np.float64], right: NDArray[np.float64], others: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        weighted = (first + others) * left + (second + others) * right - others * own
+        return weighted / (first + second + others)
 
-def _root(parents: list[int], item: int) -> int:
-    while parents[item] != item:
-        parents[item] = parents[parents[item]]
-        item = parents[item]
-    return item
+    rows = joined(squares[one], squares[other], before)
+    # The distance between two unions needs both merges.
+    both = joined(rows[:, one].T, rows[:, other].T, sizes[one])
+    squares[one], squares[:, one] = rows, rows.T
+    squares[one[:, None], one] = np.minimum(both, both.T)
+    squares[one, one] = np.inf

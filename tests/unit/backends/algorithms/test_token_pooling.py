@@ -33,6 +33,35 @@ def test_a_factor_decides_the_number_of_vectors(factor: int) -> None:
     assert len(pooled) == 1 + max(1, 40 // factor)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_nearest_clusters_are_merged(seed: int) -> None:
+    count, factor = 9 + 5 * seed, 2 + seed % 4
+    given = vectors(1 + count, seed=seed)
+
+    pooled = pool_tokens(given, factor)
+
+    merged = one_merge_at_a_time(given[1:], count // factor)
+    expected = [given[1:][cluster].mean(axis=0) for cluster in sorted(merged)]
+    np.testing.assert_allclose(pooled[1:], expected, atol=1e-6)
+
+
+def one_merge_at_a_time(points: FloatArray, clusters: int) -> list[list[int]]:
+    """Return the members of clusters: Ward's method as it is defined, on cosine distances."""
+    items = [[number] for number in range(len(points))]
+    squares = (1.0 - points @ points.T).astype(np.float64) ** 2
+    while len(items) > clusters:
+        np.fill_diagonal(squares, np.inf)
+        one, other = sorted(np.unravel_index(squares.argmin(), squares.shape))
+        sizes = np.array(list(map(len, items)))
+        a, b = sizes[one], sizes[other]
+        squares[one] = squares[:, one] = (
+            (a + sizes) * squares[one] + (b + sizes) * squares[other] - sizes * squares[one, other]
+        ) / (a + b + sizes)
+        items[one] = sorted(items[one] + items.pop(other))
+        squares = np.delete(np.delete(squares, other, axis=0), other, axis=1)
+    return items
+
+
 def test_few_vectors_stay_as_they_are() -> None:
     given = vectors(2)
 
