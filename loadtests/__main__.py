@@ -14,8 +14,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "Benchmarks": (
         *("batches", "billing", "bulk", "console", "dialect-hits", "gpu", "growth", "hit"),
         *("hostile", "latency", "limits", "many-models", "memory", "miss", "mixed", "overload"),
-        *("peers", "pipeline", "precision", "regions", "rows", "shares", "simulate", "threads"),
-        *("traced-hits", "whole-requests"),
+        *("outputs", "peers", "pipeline", "precision", "regions", "rows", "shares", "simulate"),
+        *("threads", "traced-hits", "whole-requests"),
     ),
     "Fuzzers": ("fuzz-amplification", "fuzz-api", "fuzz-dialects", "fuzz-http"),
     "Checks": ("compare", "dashboards", "scaling", "triton"),

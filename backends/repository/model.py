@@ -1,13 +1,14 @@
 """Reads a revision of a model: its manifest, and the digest of its files."""
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 
 from sluicegate.backends.errors import ModelProblem
 from sluicegate.backends.open_inference.address import RemoteModelServer
+from sluicegate.backends.repository.file_digests import digest_files
 from sluicegate.backends.repository.manifest import Manifest, read_manifest
 from sluicegate.backends.repository.names import is_hidden
 from sluicegate.backends.repository.triton import TritonConfig
@@ -83,9 +84,9 @@ def read_model(name: str, folder: Path, triton: TritonConfig | None) -> Model:
         file = getattr(manifest, field, None)
         if file and not find_file(folder, shared_folder, file).is_file():
             raise ModelProblem(f"{folder / file}: the file is missing; `{field}` names it")
-    digest = _digest_files(folder) + _digest_inferred(manifest, inferred)
+    digest = digest_files(folder) + _digest_inferred(manifest, inferred)
     if shared_folder is not None:
-        digest += _digest_files(shared_folder, without=str.isdecimal)
+        digest += digest_files(shared_folder, without=str.isdecimal)
     return Model(
         name=name,
         folder=folder,
@@ -105,22 +106,6 @@ def find_file(folder: Path, shared_folder: Path | None, name: str) -> Path:
     ):
         return shared_folder / name
     return folder / name
-
-
-def _digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: False) -> str:
-    """Return the digest of the names and contents of all files in a folder, except `without`."""
-    digest = hashlib.blake2b()
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if not path.is_file() or is_hidden(name) or without(name.partition("/")[0]):
-            continue
-        try:
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "blake2b").digest()
-        except OSError as error:
-            raise ModelProblem(f"{path}: cannot be read: {error.strerror}") from None
-        digest.update(len(name.encode()).to_bytes(8, "little") + name.encode() + content)
-    return digest.hexdigest()
 
 
 def _digest_inferred(manifest: Manifest, inferred: Collection[str]) -> str:

@@ -13,7 +13,9 @@ from sluicegate.backends.qualification.records import machine_key, read_record, 
 from sluicegate.backends.repository.model import Model
 from sluicegate.backends.settings import BackendSettings
 
-_RECORD = ".loaded.json"
+# Machines of another kind, and backends with other settings, have files of their own.
+_RECORD = ".loaded-{}.json"
+_DIGITS = 12
 # Part of the record's key. Increase it when loads measure in another way.
 _METHOD = "1"
 
@@ -34,27 +36,30 @@ class LoadRecords:
     """
 
     def __init__(self, settings: BackendSettings) -> None:
-        self._settings = settings
+        threads, wide = settings.worker_threads, settings.wide
+        allowed = (threads, wide, settings.gpu_fp16, settings.gpu_tf32)
+        self._machine = machine_key(_METHOD, settings.provider, repr(allowed))
         self._forgotten: set[tuple[Path, str]] = set()
 
     def read(self, model: Model) -> LoadRecord | None:
         """Return the record of a model; `None` if it must be qualified by a load."""
         if (model.folder, model.digest) in self._forgotten:
             return None
-        return read_record(model.folder / _RECORD, self._key(model), LoadRecord)
+        return read_record(self._path(model), self._key(model), LoadRecord)
 
     def write(self, model: Model, record: LoadRecord) -> None:
         """Record a load, if the model's folder can be written."""
-        if write_record(model.folder / _RECORD, self._key(model), record):
+        if write_record(self._path(model), self._key(model), record):
             self._forgotten.discard((model.folder, model.digest))
 
     def forget(self, model: Model) -> None:
         """Remove a model's record, because a load has failed."""
         self._forgotten.add((model.folder, model.digest))
         with contextlib.suppress(OSError):
-            (model.folder / _RECORD).unlink(missing_ok=True)
+            self._path(model).unlink(missing_ok=True)
 
     def _key(self, model: Model) -> str:
-        settings = self._settings
-        chosen = (settings.worker_threads, settings.wide, settings.gpu_fp16, settings.gpu_tf32)
-        return machine_key(_METHOD, model.digest, settings.provider, repr(chosen))
+        return f"{self._machine} {model.digest}"
+
+    def _path(self, model: Model) -> Path:
+        return model.folder / _RECORD.format(self._machine[:_DIGITS])

@@ -28,7 +28,7 @@ from sluicegate.gateway.routing.regions import (
 )
 from sluicegate.gateway.routing.statistics import EndpointStatistics, endpoint_statistics
 from sluicegate.gateway.types import BackendId, Criticality, Endpoint, RegionName, ServedModel
-from sluicegate.wire.protocol import Report, ServingState
+from sluicegate.wire.protocol import ModelInfo, Report, ServingState
 
 # The number of backends among which a request's items are divided is the number of items divided by
 # `ITEMS_PER_BACKEND`, rounded up.
@@ -424,9 +424,7 @@ class Fleet:
         serving = [
             state
             for state in self._states.values()
-            if (served := state.models.get(info.name)) is not None
-            and info.revision in (served.revision, *served.earlier)
-            and served.profile == info.profile
+            if (served := state.models.get(info.name)) is not None and _answers(served, info)
         ]
         return tiers(serving, self._regions)
 
@@ -445,3 +443,16 @@ class Fleet:
         """Return whether one more ejection would stay within `max_ejected`."""
         out = sum(other.ejection.holds(now) for other in self._states.values())
         return out + 1 <= ceil(self.routing.max_ejected * len(self._states))
+
+
+def _answers(served: ModelInfo, asked: ModelInfo) -> bool:
+    """Return whether an endpoint that serves `served` gives the same answers as `asked`."""
+    if asked.revision == served.revision:
+        return served.variant == asked.variant
+    # The code of an earlier revision is known only if the newest one has the same algorithm.
+    same_code = served.algorithm_version == asked.algorithm_version
+    return (
+        asked.revision in served.earlier
+        and served.profile == asked.profile
+        and (same_code or served.algorithm != asked.algorithm)
+    )

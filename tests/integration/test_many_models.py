@@ -43,6 +43,10 @@ def size(models: Path) -> int:
     return (models / "first" / "1" / "model.onnx").stat().st_size + 200
 
 
+def records(models: Path) -> list[Path]:
+    return list(models.glob("first/1/.loaded-*.json"))
+
+
 async def qualified(models: Path) -> Path:
     """Return the repository after a first start has qualified all its models."""
     async with running_backend(models, model_memory_bytes=ROOM):
@@ -111,7 +115,7 @@ async def test_without_a_bound_all_models_are_loaded(models: Path) -> None:
     async with running_backend(models) as backend:
         assert len(backend.batchers) == 3
         assert states(backend) == {}
-        assert not (models / "first" / "1" / ".loaded.json").exists()
+        assert not records(models)
 
 
 async def test_the_least_used_model_makes_room(models: Path) -> None:
@@ -347,8 +351,19 @@ async def test_a_model_is_not_answered_in_another_precision(models: Path) -> Non
         await backend.answer("first", Task.EMBED, "good")
 
 
+async def test_backends_with_other_settings_keep_their_own_records(models: Path) -> None:
+    await qualified(models)
+    async with running_backend(models, model_memory_bytes=ROOM, wide="never"):
+        pass
+
+    async with running_backend(models, model_memory_bytes=ROOM) as backend:
+        assert set(states(backend).values()) == {"declared"}
+    async with running_backend(models, model_memory_bytes=ROOM, wide="never") as backend:
+        assert set(states(backend).values()) == {"declared"}
+
+
 async def test_a_pinned_model_with_a_wrong_record_starts_without_it(models: Path) -> None:
-    record = (await qualified(models)) / "first" / "1" / ".loaded.json"
+    (record,) = records(await qualified(models))
     right = record.read_bytes()
     wrong = right.replace(b'"fp32"', b'"bf16"')
     assert wrong != right
@@ -396,7 +411,7 @@ async def test_a_call_opened_before_an_eviction_uses_the_new_batcher(models: Pat
 async def test_a_wrong_record_that_cannot_be_removed_is_not_read_again(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = (await qualified(models)) / "first" / "1" / ".loaded.json"
+    (record,) = records(await qualified(models))
     record.write_bytes(record.read_bytes().replace(b'"fp32"', b'"bf16"'))
 
     def refuse(path: Path, *, missing_ok: bool = False) -> None:

@@ -177,6 +177,18 @@ def test_a_request_still_tries_a_backend_that_moved_on_from_its_revision() -> No
     assert found == {each.backend for each in fleet.endpoints}
 
 
+def test_a_request_tries_no_backend_with_another_version_of_its_algorithm() -> None:
+    fleet = large_fleet(Clock(), 3)
+    model, upgraded = model_of(fleet), fleet.endpoints[0]
+    info = model.info
+    newer = msgspec.structs.replace(info, algorithm_version=info.algorithm_version + 1)
+    fleet.observe(upgraded, state(models=[newer]))
+
+    found = {each.backend for each in fleet.candidates(model, b"item")}
+
+    assert found == {each.backend for each in fleet.endpoints[1:]}
+
+
 def test_an_ejected_member_is_used_again_at_the_end_of_its_ejection() -> None:
     clock = Clock()
     fleet = large_fleet(clock, 100)
