@@ -116,6 +116,12 @@ def is_current(connection: Connection) -> bool:
     return has_tables and not usage_marks.are_missing(connection)
 
 
+def has_later_schema(connection: Connection) -> bool:
+    """Return whether a later program has migrated the tables. The check only reads."""
+    newest = connection.scalar(select(func.max(schema.schema_migrations.c.version)))
+    return newest is not None and newest > VERSION
+
+
 def add_columns(connection: Connection) -> None:
     """In the caller's transaction, add the columns that the tables of an older program lack.
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, RowMapping, delete, func, select
 
 from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.migrations import has_later_schema
 from sluicegate.gateway.ledger.store import Store
 from sluicegate.gateway.ledger.usage_fields import KIND, SUMMED
 from sluicegate.gateway.ledger.usage_marks import HOUR, LOCK, locked_marks, move_rolled_up
@@ -26,7 +27,11 @@ _events: Final = schema.usage_events
 
 
 class Rollup:
-    """Replaces the events of past hours by sums. Several processes can do so at the same time."""
+    """Replaces the events of past hours by sums. Several processes can do so at the same time.
+
+    In a ledger with a later schema it does nothing, because sums and totals would lack the numbers
+    that only newer programs know.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -38,11 +43,13 @@ class Rollup:
 
         Returns:
             The number of rows that were replaced. It is 0 if the scanned hours had no rows to
-            replace.
+            replace, or if the ledger has a later schema.
         """
         end = before - before % HOUR
         with self._store.writing(in_bulk=True) as connection:
             self._store.lock_subject(connection, LOCK)
+            if has_later_schema(connection):
+                return 0
             start = _hour_with_events(connection, locked_marks(connection).rolled_up)
             rows: list[RowMapping] = []
             for _ in range(_HOURS):
@@ -62,6 +69,9 @@ class Rollup:
 
     def catch_up(self, *, limit: int) -> bool:
         """Bring the totals up to date in steps of `limit` rows; see `usage_totals.catch_up`."""
+        with self._store.reading() as connection:
+            if has_later_schema(connection):
+                return False
         return catch_up(self._store, limit=limit)
 
 

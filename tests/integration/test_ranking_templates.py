@@ -35,6 +35,7 @@ def template(text: str) -> Change:
     return lambda folder: (folder / "chat_template.jinja").write_text(text)
 
 
+ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 QUERY, DOCUMENT = (f"{{{{ messages[{place}].content }}}}" for place in (-2, -1))
 
 
@@ -46,6 +47,9 @@ QUERY, DOCUMENT = (f"{{{{ messages[{place}].content }}}}" for place in (-2, -1))
         (RANKER, template(f"{QUERY}{QUERY} {DOCUMENT}"), "once each"),
         (RANKER, template("{{ raise_exception('only chats') }}"), "only chats"),
         (RANKER, template("{{ messages"), "the chat template fails"),
+        (RANKER, template(ENDLESS), "does not end"),
+        (RANKER, template("{{ 'a' * 10 ** 10 }}"), "bytes of memory"),
+        (RANKER, template("{{ 'a' * 10 ** 7 }}"), "more than 1000000 characters"),
         (RANKER, template("{{ ''.__class__.__mro__ }}" + QUERY + DOCUMENT), "unsafe"),
         (RANKER, template(f"<{QUERY}x{DOCUMENT}>"), "join the tokens"),
         (RANKER, edit("1_LogitScore/config.json", true_token_id="yes"), "true_token_id"),

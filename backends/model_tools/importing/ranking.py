@@ -8,9 +8,11 @@ template, which gets messages with the roles `system` (an instruction), `query` 
 Rows are made of tokens, so the fixed parts of the template become special tokens of the tokenizer.
 """
 
-import importlib
+import importlib.util
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.importing import chat_template
 from sluicegate.backends.model_tools.importing.class_tokenizer import ClassTokenizer
 from sluicegate.backends.repository.manifest import RankingTemplate
 from sluicegate.backends.repository.sentence_modules import read_logit_score, read_object
@@ -26,6 +29,9 @@ from sluicegate.backends.repository.sentence_settings import read_limits, read_p
 from sluicegate.backends.repository.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 
 _CAUSAL = "ForCausalLM"
+# The processor time in seconds and the memory in bytes that a chat template may need, and its
+# timeout in seconds.
+_LIMITS, _LONGEST = (2, 512 * 1024 * 1024), 30.0
 TEMPLATE_FILE = "chat_template.jinja"
 _WORDS = ("yes", "no")
 # The template in the model card of Qwen3-Reranker-0.6B (huggingface.co/Qwen/Qwen3-Reranker-0.6B),
@@ -170,13 +176,11 @@ def _template_source(folder: Path) -> str | None:
 
 
 def _renderer(folder: Path, source: str, *, add_generation_prompt: bool) -> Render:
-    """Return a function that renders a chat template as `transformers` does, in a sandbox."""
-    try:
-        sandbox = importlib.import_module("jinja2.sandbox")
-    except ImportError:
+    """Return a function that renders a chat template, in a process with limits."""
+    if importlib.util.find_spec("jinja2") is None:
         raise StartProblem(
             f"`{folder}` has a chat template, which needs the package `jinja2`; install it"
-        ) from None
+        )
     given = read_object(folder / TOKENIZER_CONFIG)
     tokens = {
         name: value["content"] if isinstance(value, dict) else value
@@ -184,26 +188,32 @@ def _renderer(folder: Path, source: str, *, add_generation_prompt: bool) -> Rend
         if name.endswith("_token") and isinstance(value, str | dict)
     }
 
-    def fail(message: str) -> None:
-        raise ValueError(message)
-
     def render(instruction: str | None, query: str, document: str) -> str:
         messages = [{"role": "system", "content": instruction}] if instruction is not None else []
         messages += [{"role": "query", "content": query}, {"role": "document", "content": document}]
+        values = {
+            **tokens,
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        command = [sys.executable, "-I", chat_template.__file__, *map(str, _LIMITS)]
+        asked = json.dumps({"source": source, "values": values}).encode()
         try:
-            environment = sandbox.ImmutableSandboxedEnvironment(
-                trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            done = subprocess.run(  # noqa: S603 - our own program
+                command, input=asked, capture_output=True, timeout=_LONGEST, check=False
             )
-            environment.globals["raise_exception"] = fail
-            text: str = environment.from_string(source).render(
-                messages=messages,
-                tools=None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **tokens,
+        except subprocess.TimeoutExpired:
+            done = None
+        if done is None or done.returncode not in (0, 1):
+            raise StartProblem(
+                f"`{folder}`: the chat template fails: it does not end within {_LIMITS[0]} s of "
+                "processor time; shorten it"
             )
-        except Exception as error:  # noqa: BLE001 - a template may raise anything
-            raise StartProblem(f"`{folder}`: the chat template fails: {error}") from None
+        text = done.stdout.decode(errors="replace")
+        if done.returncode:
+            raise StartProblem(f"`{folder}`: the chat template fails: {text}")
         return text
 
     return render

@@ -71,6 +71,23 @@ def test_a_later_schema_that_allows_it_is_used(database: str) -> None:
         assert hits(again) == 1
 
 
+def test_past_events_are_left_to_programs_that_know_a_later_schema(database: str) -> None:
+    with Ledger.create(database, clock=Clock()) as ledger:
+        record(ledger, "w0-1", 1, [make_event(1)])
+        add_migration(database, VERSION + 1, compatible_from=VERSION)
+
+        later = START + 2 * HOUR
+        assert not ledger.rollup.catch_up(limit=10)
+        assert not ledger.rollup.add_up(before=later, limit=10)
+        with connected(database) as connection:
+            connection.execute(
+                sqlalchemy.delete(schema.schema_migrations).where(
+                    schema.schema_migrations.c.version > VERSION
+                )
+            )
+        assert ledger.rollup.add_up(before=later, limit=10) == 1
+
+
 def test_a_later_schema_that_does_not_allow_it_is_refused(database: str) -> None:
     with Ledger.create(database, clock=Clock()) as ledger:
         record(ledger, "w0-1", 1, [make_event(1)])
