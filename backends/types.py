@@ -1,7 +1,7 @@
 """Defines values that packages of a backend exchange."""
 
 from enum import StrEnum
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -237,10 +237,42 @@ class EncoderStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the statistics of an encoder's queue and rows."""
 
     name: Annotated[str, LABEL]
-    queue: QueueStatistics
-    rows: RowStatistics
+    queue: QueueStatistics = QueueStatistics()
+    rows: RowStatistics = RowStatistics()
     tokenization: Annotated[tuple[tuple[int, ...], float], _PHASES("tokenize")] = ((), 0.0)
     """Durations of calls of the tokenizer: the counts by bucket, and the sum in seconds."""
+
+
+# Fields that describe the present, and are no counts.
+_PRESENT: Final = frozenset(
+    {
+        *("name", "queued_rows", "queued_tokens", "runs_in_flight", "rows_per_second"),
+        *("tokens_per_second", "queued_seconds", "entries", "size_bytes", "evicted_rows"),
+    }
+)
+
+
+def add_loads(past: EncoderStatistics, present: EncoderStatistics) -> EncoderStatistics:
+    """Return the counts of an encoder over its past loads and the present one."""
+    total: EncoderStatistics = _added(past, present)
+    return total
+
+
+def _added(past: Any, present: Any) -> Any:
+    """Add numbers, also those in structs, dictionaries and tuples of the same form."""
+    if isinstance(present, msgspec.Struct):
+        counts = {name for name in present.__struct_fields__ if name not in _PRESENT}
+        sums = {name: _added(getattr(past, name), getattr(present, name)) for name in counts}
+        return msgspec.structs.replace(present, **sums)
+    if isinstance(present, dict):
+        both = past | present
+        return {
+            key: _added(past[key], present[key]) if key in past and key in present else both[key]
+            for key in both
+        }
+    if isinstance(present, tuple):
+        return tuple(map(_added, past, present)) if past and present else past or present
+    return past + present
 
 
 class ShadowStatistics(msgspec.Struct, frozen=True, kw_only=True):

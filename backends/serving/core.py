@@ -25,7 +25,7 @@ from sluicegate.backends.serving.residency import (
 )
 from sluicegate.backends.serving.revision_counts import RevisionCounts
 from sluicegate.backends.serving.work_estimates import WorkEstimates
-from sluicegate.backends.types import EncoderStatistics, Snapshot, padding_waste_ratio
+from sluicegate.backends.types import Snapshot, padding_waste_ratio
 from sluicegate.wire.plans import NO_MODEL, Assignment
 from sluicegate.wire.protocol import (
     Call,
@@ -411,21 +411,14 @@ class ServingCore:
 
         If several encoders have the same name, only the newest one is included.
         """
-        encoders = {encoder.name: encoder for encoder in reversed(self.model_set.all_encoders())}
+        found = (encoder.statistics() for encoder in reversed(self.model_set.declared()))
+        encoders = {each.name: each for each in found if each is not None}
         return Snapshot(
             ready=self.state().ready,
             calls_in_flight=self.calls.count,
             device_busy_share=self._device.busy_share(),
             items=dict(self._items),
-            encoders=[
-                EncoderStatistics(
-                    name=encoder.name,
-                    queue=encoder.batcher.statistics(),
-                    rows=encoder.rows.statistics(),
-                    tokenization=encoder.tokenization(),
-                )
-                for encoder in reversed(encoders.values())
-            ],
+            encoders=list(reversed(encoders.values())),
             shadows=(shadows := self._mirror.statistics()),
             revisions=self.revision_counts.statistics(shadows),
             lost_hosts=self._hosts.statistics(),

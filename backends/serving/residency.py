@@ -29,7 +29,7 @@ from sluicegate.backends.errors import (
 from sluicegate.backends.open_inference.address import RemoteModelServer
 from sluicegate.backends.pipelines.encoder import Encoder
 from sluicegate.backends.serving.eviction import EvictionPolicy
-from sluicegate.backends.types import ResidencyStatistics
+from sluicegate.backends.types import EncoderStatistics, ResidencyStatistics, add_loads
 from sluicegate.wire.durations import SECONDS, DurationCounts
 from sluicegate.wire.protocol import ModelState
 
@@ -78,6 +78,15 @@ class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
         """The reason why a thread of the encoder has ended; `None` while all threads run."""
         return self.batcher.failure or self.pipeline.failure
 
+    def statistics(self) -> EncoderStatistics:
+        """Return the counts since the load."""
+        return EncoderStatistics(
+            name=self.name,
+            queue=self.batcher.statistics(),
+            rows=self.rows.statistics(),
+            tokenization=self.tokenization(),
+        )
+
     def discard(self) -> None:
         """Free an encoder whose threads were never started."""
         self.batcher.discard()
@@ -114,6 +123,8 @@ class DeclaredEncoder:
         self.running: RunningEncoder | None = None
         self.is_loading = False
         self.users = 0
+        self.past: EncoderStatistics | None = None
+        """The counts of all loads before the last eviction; `None` if it was never evicted."""
         self.problem: str | None = None
         """Why the last load failed; `None` if it did not fail."""
 
@@ -121,6 +132,13 @@ class DeclaredEncoder:
     def failure(self) -> str | None:
         """Why the encoder cannot be used again; `None` if it can."""
         return self.problem if self.running is None else self.running.failure
+
+    def statistics(self) -> EncoderStatistics | None:
+        """Return the counts of all loads; `None` if the encoder was never loaded."""
+        if self.running is None:
+            return self.past
+        present = self.running.statistics()
+        return present if self.past is None else add_loads(self.past, present)
 
 
 class NotLoaded(CallRefused):
@@ -139,6 +157,8 @@ class _Load:
 
     def __init__(self, encoders: Sequence[DeclaredEncoder]) -> None:
         self.encoders = encoders
+        self.room_until: float | None = None
+        """The time until which the load waits for room; `None` before its first turn."""
         self.ended = asyncio.Event()
         self.error: BackendError | None = None
         self.waiting = 0
@@ -149,8 +169,17 @@ class _Load:
         """The expected time of the load."""
         return sum(each.load_time for each in self.encoders if each.running is None)
 
-    def hold(self, change: int) -> None:
-        """Count the load as a user of its encoders, or no longer."""
+    def begin(self) -> None:
+        """Count the load as a user of its encoders, from its first turn on."""
+        if self.room_until is None:
+            self.room_until = time.monotonic() + _ROOM_TIMEOUT
+            self._hold(1)
+
+    def end(self) -> None:
+        """Count the load as a user of its encoders no longer."""
+        self._hold(-1)
+
+    def _hold(self, change: int) -> None:
         for each in self.encoders:
             each.users += change
 
@@ -158,9 +187,9 @@ class _Load:
 class Residency:
     """Owns the loaded encoders: starts their threads, and keeps their sizes within `max_bytes`.
 
-    One load runs at a time, in a thread. A load waits while all memory is in use. `retry` is called
-    when a load has failed. `in_background` returns the names of encoders that mirrored items use.
-    It belongs to the event loop.
+    One load runs at a time, in a thread. A load waits while all memory is in use. Meanwhile, later
+    loads run if they have room. `retry` is called when a load has failed. `in_background` returns
+    the names of encoders that mirrored items use. It belongs to the event loop.
     """
 
     def __init__(
@@ -177,7 +206,7 @@ class Residency:
         """The encoders of earlier revisions, which are evicted first."""
         self._started: dict[int, RunningEncoder] = {}
         self._sizes: dict[int, int] = {}
-        self._queue: asyncio.Queue[_Load] = asyncio.Queue(_MOST_WAITING)
+        self._queue: asyncio.Queue[_Load] = asyncio.Queue()  # `_loads` bounds it
         self._loads: dict[frozenset[DeclaredEncoder], _Load] = {}
         # Threads that a load starts would inherit its priority.
         lower = None if has_threads else _lower_priority
@@ -251,12 +280,10 @@ class Residency:
     def _request(self, encoders: Sequence[DeclaredEncoder]) -> _Load:
         key = frozenset(encoders)
         if (load := self._loads.get(key)) is None:
-            load = _Load(encoders)
-            try:
-                self._queue.put_nowait(load)
-            except asyncio.QueueFull:
-                raise _late(sum(each.seconds for each in self._loads.values())) from None
-            self._loads[key] = load
+            if len(self._loads) > _MOST_WAITING:
+                raise _late(sum(each.seconds for each in self._loads.values()))
+            load = self._loads[key] = _Load(encoders)
+            self._queue.put_nowait(load)
         return load
 
     def _expected(self, load: _Load) -> float:
@@ -271,19 +298,28 @@ class Residency:
     async def _run(self) -> None:
         while True:
             load = await self._queue.get()
-            load.hold(1)
-            try:
-                await self._make_room(load)
-                for each in load.encoders:
-                    if each.running is None:
-                        await self._load(each)
-            except BackendError as error:
-                load.error = error
-            except Exception:  # noqa: BLE001 - a bug must not end the loads of other models
-                _log.exception("a load failed unexpectedly")
-                load.error = NotReady("the model cannot be loaded; see the backend's log")
-            finally:
+            load.begin()
+            if await self._try(load):
                 self._end(load)
+                continue
+            self._queue.put_nowait(load)
+            if all(each.room_until is not None for each in self._loads.values()):
+                await asyncio.sleep(_ROOM_INTERVAL)
+
+    async def _try(self, load: _Load) -> bool:
+        """Return whether a load has ended; `False` if it waits for room."""
+        try:
+            if not await self._make_room(load):
+                return False
+            for each in load.encoders:
+                if each.running is None:
+                    await self._load(each)
+        except BackendError as error:
+            load.error = error
+        except Exception:  # noqa: BLE001 - a bug must not end the loads of other models
+            _log.exception("a load failed unexpectedly")
+            load.error = NotReady("the model cannot be loaded; see the backend's log")
+        return True
 
     def _end(self, load: _Load) -> None:
         del self._loads[frozenset(load.encoders)]
@@ -292,7 +328,7 @@ class Residency:
 
     def _end_use(self, load: _Load) -> None:
         if load.ended.is_set() and not load.waiting:
-            load.hold(-1)
+            load.end()
 
     async def _load(self, encoder: DeclaredEncoder) -> None:
         began = time.monotonic()
@@ -330,20 +366,20 @@ class Residency:
             )
         return running
 
-    async def _make_room(self, load: _Load) -> None:
-        """Evict models until the encoders of `load` fit.
+    async def _make_room(self, load: _Load) -> bool:
+        """Evict models so that the encoders of `load` fit; return whether they fit.
 
         Raises:
-            Overloaded: the models in memory are in use.
+            Overloaded: the models in memory have been in use for too long.
         """
-        until = time.monotonic() + _ROOM_TIMEOUT
-        while not await self._evict_for(load.encoders):
-            if time.monotonic() >= until:
-                self._outcomes["refused"] += 1
-                raise Overloaded(
-                    "all models in memory are in use; try again later", retry_after=_ROOM_TIMEOUT
-                )
-            await asyncio.sleep(_ROOM_INTERVAL)
+        if await self._evict_for(load.encoders):
+            return True
+        if time.monotonic() >= (load.room_until or 0.0):
+            self._outcomes["refused"] += 1
+            raise Overloaded(
+                "all models in memory are in use; try again later", retry_after=_ROOM_TIMEOUT
+            )
+        return False
 
     async def _evict_for(self, encoders: Iterable[DeclaredEncoder] = ()) -> bool:
         """Evict models so that `encoders` fit; return whether they fit."""
@@ -374,8 +410,10 @@ class Residency:
         ]
 
     async def _evict(self, encoder: DeclaredEncoder) -> None:
+        statistics = encoder.statistics()
         running, encoder.running = encoder.running, None
-        if running is not None:
+        if running is not None and statistics is not None:
+            encoder.past = add_loads(statistics, EncoderStatistics(name=encoder.name))
             self._policy.evict(encoder.name)
             self._evictions[encoder.name] += 1
             running.pipeline.close()
@@ -425,7 +463,7 @@ class Residency:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         for load in list(self._loads.values()):
-            load.hold(1)
+            load.begin()
             self._end(load)
         await asyncio.to_thread(self._thread.shutdown)
         await self._stop(list(self._started.values()))

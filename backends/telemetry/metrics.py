@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -113,6 +114,9 @@ _ECC_ERRORS: Final = counter(
 )
 
 
+_entries: Final = attrgetter("entries")
+
+
 class BackendMetrics(Collector):
     """Collects metrics from a snapshot of the backend's statistics, taken at each scrape."""
 
@@ -148,9 +152,10 @@ class BackendMetrics(Collector):
             _add_revision(families, each)
         for encoder in snapshot.encoders:
             families.add(_WASTE, (encoder.name,), padding_waste_ratio(encoder.queue))
-        for encoder in snapshot.encoders[:1]:  # all encoders share the row cache
-            families.add(_CACHE_BYTES, (), encoder.rows.size_bytes)
-            families.add(_CACHE_ROWS, (), encoder.rows.entries)
+        # All loaded encoders share the row cache.
+        if rows := max((each.rows for each in snapshot.encoders), key=_entries, default=None):
+            families.add(_CACHE_BYTES, (), rows.size_bytes)
+            families.add(_CACHE_ROWS, (), rows.entries)
         self._add_process(families)
         for gpu in self._gpus.read():
             _add_gpu(families, gpu)

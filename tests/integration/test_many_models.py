@@ -140,6 +140,45 @@ async def test_an_evicted_model_is_loaded_again_and_answers_as_before(models: Pa
         assert again == first
 
 
+async def test_the_counts_of_an_evicted_model_go_on(models: Path) -> None:
+    room = size(models)
+    async with running_backend(await qualified(models), model_memory_bytes=room) as backend:
+        for text in ("good", "bad"):
+            await backend.answer("first", Task.EMBED, text)
+            await backend.answer("second", Task.EMBED, text)
+
+        metrics = (await backend.get("/metrics")).body.decode()
+
+        assert states(backend)["first"] == "declared"
+        assert 'sluicegate_backend_rows_total{encoder="first"} 2.0' in metrics
+        assert 'sluicegate_backend_releases_total{encoder="first",reason="idle"} 2.0' in metrics
+        phase = 'encoder="first",phase="run"'
+        assert f"sluicegate_backend_phase_duration_seconds_count{{{phase}}} 2.0" in metrics
+        assert 'sluicegate_backend_queued_rows{encoder="first"} 0.0' in metrics
+
+
+async def test_a_load_without_room_does_not_stop_later_loads(models: Path) -> None:
+    write_encoder(models, "younger", real=True)
+    for name in ("third", "younger"):
+        write_head(models, f"z-{name}", ["a", "b"], encoder=name)
+    both = {"algorithm": "ensemble", "uses": ["z-third", "z-younger"], "tasks": ["classify"]}
+    write_model(models, "zz", {"kind": "algorithm"} | both)
+    gate, room = Gate(), 2 * size(models)
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    async with running_backend(models, executor, model_memory_bytes=room) as backend:
+        loaded = [name for name in NAMES if states(backend)[name] == "loaded"]
+        busy = asyncio.create_task(backend.answer(loaded[0], Task.EMBED, "good"))
+        await until(lambda: gate.arrived > 0)
+
+        large = asyncio.create_task(backend.answer("zz", Task.CLASSIFY, "good"))
+        small = asyncio.create_task(backend.answer("third", Task.EMBED, "good"))
+        await until(lambda: states(backend)["third"] == "loaded")
+
+        assert states(backend)["younger"] == "declared"
+        gate.open()
+        await asyncio.gather(busy, large, small)
+
+
 async def test_an_evicted_model_frees_its_graph_at_once(models: Path) -> None:
     room = size(models)
     async with running_backend(await qualified(models), model_memory_bytes=room) as backend:
