@@ -4,8 +4,11 @@ Each output of a text is an item. Items of one text ask for the same row, so one
 answers them all.
 """
 
+import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,7 +31,7 @@ from sluicegate.backends.pipelines.scores import exact, normalize
 from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.repository.manifest import EncoderManifest, MultiVectorOutput, SparseOutput
 from sluicegate.backends.repository.output_layout import RowOutputs, output_layout
-from sluicegate.backends.types import Encoding, FloatArray, IntArray, RowInput
+from sluicegate.backends.types import Encoding, FloatArray, IntArray, OutputKind, RowInput
 from sluicegate.wire.protocol import EmbedItem, EmbedOutput, EmbedParameters, RerankParameters
 
 # A larger result would not fit into a frame of the protocol.
@@ -45,6 +48,7 @@ class OutputReader:
     def __init__(self, *, model: str, manifest: EncoderManifest) -> None:
         self.model = model
         self.layout = output_layout(manifest)
+        self._has_pooled = manifest.outputs.pooled is not None
         self.sparse = manifest.sparse or SparseOutput()
         self.vectors = manifest.multi_vector or MultiVectorOutput(dimensions=1)
         self._skipped = np.array(self.sparse.skipped, dtype=np.int32)
@@ -57,6 +61,21 @@ class OutputReader:
         """Return the outputs of a text without marks."""
         encoding, row = await ask.row(self.model, text, kind=self.layout.kind, prompt=prompt)
         return encoding, self.layout.divide(row)
+
+    async def dense(
+        self, text: RowInput, ask: AlgorithmContext, *, prompt: str | None
+    ) -> FloatArray:
+        """Return the dense vector of a text, without the other outputs if nobody needs them."""
+        layout = self.layout
+        alone = layout.kind is OutputKind.JOINED and self._has_pooled
+        _, row = await ask.row(
+            self.model,
+            text,
+            kind=OutputKind.POOLED if alone else layout.kind,
+            instead=layout.kind if alone else None,
+            prompt=prompt,
+        )
+        return row.reshape(-1)[: layout.dense]
 
     async def token_vectors(
         self, text: RowInput, ask: AlgorithmContext, *, is_query: bool, prompt: str | None
@@ -103,6 +122,7 @@ class EmbedOutputs(Algorithm):
     def __init__(self, reader: OutputReader, *, named_prompts: Mapping[str, str]) -> None:
         self._reader = reader
         self._prompts = named_prompts
+        self._wanted: Counter[tuple[str, RowInput]] = Counter()
 
     @override
     async def run(
@@ -113,14 +133,33 @@ class EmbedOutputs(Algorithm):
         check_output(asked.output, layout.outputs)
         text = text_of(asked.input)
         prompt = named_prompt(self._reader.model, self._prompts, parameters)
-        if asked.output == "multi_vector":
-            return await self._vectors(text, asked, parameters, ask, prompt=prompt)
-        encoding, outputs = await self._reader.outputs(text, ask, prompt=prompt)
-        if asked.output == "sparse":
-            return await self._sparse(encoding, outputs, asked, ask)
+        if asked.output != "dense":
+            with self._needed(ask.scope, text):
+                if asked.output == "multi_vector":
+                    return await self._vectors(text, asked, parameters, ask, prompt=prompt)
+                encoding, outputs = await self._reader.outputs(text, ask, prompt=prompt)
+                return await self._sparse(encoding, outputs, asked, ask)
         dimensions = check_dimensions(parameters, layout.dense)
-        vector = outputs.dense[None, :dimensions]
+        # Other items of the call begin now, and may ask for other outputs of the text.
+        await asyncio.sleep(0)
+        if (ask.scope, text) in self._wanted:
+            _, outputs = await self._reader.outputs(text, ask, prompt=prompt)
+            vector = outputs.dense
+        else:
+            vector = await self._reader.dense(text, ask, prompt=prompt)
+        vector = vector[None, :dimensions]
         return {"embedding": (normalize(vector) if parameters.normalize else vector)[0]}
+
+    @contextmanager
+    def _needed(self, scope: str, text: RowInput) -> Iterator[None]:
+        """Mark outputs beside the dense vector as needed, in the `with` block."""
+        self._wanted[scope, text] += 1
+        try:
+            yield
+        finally:
+            self._wanted[scope, text] -= 1
+            if not self._wanted[scope, text]:
+                del self._wanted[scope, text]
 
     async def _sparse(
         self, encoding: Encoding, outputs: RowOutputs, asked: EmbedItem, ask: AlgorithmContext

@@ -220,6 +220,12 @@ class RowCoalescer:
             len(encodings), sum([len(each.ids) for each in encodings])
         )
 
+    def has(self, encoding: Encoding, *, kind: OutputKind, caller: RowCaller) -> bool:
+        """Return whether an output is cached, or in flight early enough for a caller."""
+        key: RowKey = (caller.scope, self._digest, kind, encoding.key)
+        row = self._in_flight.get(key)
+        return self.cache.holds(key) or (row is not None and _may_wait(row, caller))
+
     async def wait_for_room(
         self, encodings: Sequence[Encoding], *, kind: OutputKind, caller: RowCaller
     ) -> None:

@@ -177,15 +177,17 @@ class AlgorithmContext:
         text: RowInput,
         *,
         kind: OutputKind,
+        instead: OutputKind | None = None,
         marks: TextMarks | None = None,
         prompt: str | None = None,
     ) -> tuple[Encoding, FloatArray]:
         """Return the tokens of a text, and the raw output of an encoder for them.
 
-        `prompt` replaces the model's own prompt.
+        If the output `instead` is known or being computed, it is returned instead. `prompt`
+        replaces the model's own prompt.
         """
         return await self._encoder(encoder).row(
-            text, self._caller, kind=kind, marks=marks, prompt=prompt
+            text, self._caller, kind=kind, instead=instead, marks=marks, prompt=prompt
         )
 
     async def pairs(

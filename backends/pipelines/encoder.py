@@ -197,12 +197,14 @@ class Encoder:
         caller: RowCaller,
         *,
         kind: OutputKind,
+        instead: OutputKind | None = None,
         marks: TextMarks | None = None,
         prompt: str | None = None,
     ) -> tuple[Encoding, FloatArray]:
         """Return the tokens of a text, and the graph's output for them.
 
-        `prompt`, by default the model's own, is put before the text.
+        If the output `instead` is known or being computed, it is returned instead. `prompt`, by
+        default the model's own, is put before the text.
 
         Raises:
             ItemRefused: the text is empty or too long.
@@ -214,6 +216,8 @@ class Encoder:
                 self.check(prepared, encodings, caller)
             else:
                 encodings = [await self._marked(prepared, caller, marks)]
+        if instead is not None and self.rows.has(encodings[0], kind=instead, caller=caller):
+            kind = instead
         (row,) = await self.rows.ask(encodings, kind=kind, caller=caller)
         return encodings[0], row
 

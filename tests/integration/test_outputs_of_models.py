@@ -83,6 +83,21 @@ async def test_one_run_answers_every_output_of_a_text(backend: Backend) -> None:
     assert names == [{"embedding"}, {"sparse"}, {"multi_vector"}]
 
 
+async def test_a_dense_vector_alone_is_cached_without_the_other_outputs(backend: Backend) -> None:
+    cache = backend.engine.model_set.encoders[0].pipeline.rows.cache
+    before = cache.size_bytes
+    (alone,) = await done(backend, SEVERAL, Task.EMBED, [OTHER])
+    small = cache.size_bytes - before
+
+    (sparse,) = await done(backend, SEVERAL, Task.EMBED, [item("sparse", OTHER)])
+    large = cache.size_bytes - before - small
+    (again,) = await done(backend, SEVERAL, Task.EMBED, [OTHER])
+
+    assert (alone.rows, sparse.rows, again.rows) == (1, 1, 0)
+    assert small < large
+    assert again.result == alone.result
+
+
 async def test_the_outputs_of_a_model_are_named(backend: Backend) -> None:
     assert backend.info(SEVERAL).outputs == ["dense", "sparse", "multi_vector"]
     assert backend.info(COLBERT).outputs == ["multi_vector"]
