@@ -48,7 +48,6 @@ class OutputReader:
     def __init__(self, *, model: str, manifest: EncoderManifest) -> None:
         self.model = model
         self.layout = output_layout(manifest)
-        self._has_pooled = manifest.outputs.pooled is not None
         self.sparse = manifest.sparse or SparseOutput()
         self.vectors = manifest.multi_vector or MultiVectorOutput(dimensions=1)
         self._skipped = np.array(self.sparse.skipped, dtype=np.int32)
@@ -67,7 +66,7 @@ class OutputReader:
     ) -> FloatArray:
         """Return the dense vector of a text, without the other outputs if nobody needs them."""
         layout = self.layout
-        alone = layout.kind is OutputKind.JOINED and self._has_pooled
+        alone = layout.kind is OutputKind.JOINED
         _, row = await ask.row(
             self.model,
             text,

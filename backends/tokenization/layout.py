@@ -6,7 +6,7 @@ that the rows equal the rows that the tokenizer itself makes.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -107,7 +107,7 @@ def learn_layout(tokenizer: tokenizers.Tokenizer, *, token_types: bool = True) -
     Raises:
         ValueError: the tokenizer changes the order of texts, or puts special tokens inside them.
     """
-    for probe in (*_PROBES, *itertools.islice(tokenizer.get_vocab(), _MOST_PROBES)):
+    for probe in _probes(tokenizer):
         slots = [_slots(tokenizer.encode(probe)), _slots(tokenizer.encode(probe, probe))]
         texts = [[slot.text for slot in found if slot.text is not None] for found in slots]
         if texts == [[0], [0, 1]]:
@@ -118,6 +118,12 @@ def learn_layout(tokenizer: tokenizers.Tokenizer, *, token_types: bool = True) -
                 ]
             return Layout(*slots)
     raise ValueError("its rows are not one text or a pair of texts between special tokens")
+
+
+def _probes(tokenizer: tokenizers.Tokenizer) -> Iterator[str]:
+    yield from _PROBES
+    # To list the vocabulary takes as long as everything else, and is hardly ever necessary.
+    yield from itertools.islice(tokenizer.get_vocab(), _MOST_PROBES)
 
 
 def learn_prompt(tokenizer: tokenizers.Tokenizer, prompt: str) -> tuple[int, ...] | None:

@@ -320,7 +320,6 @@ class Tokenizer:
         return [next(read) if one is None else one for one in found]
 
     def _encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
-        own = self._copy(self._truncate_to)
         return [
             _encoding(
                 encoding,
@@ -329,7 +328,10 @@ class Tokenizer:
                 token_types=self._token_types,
             )
             for portion in self._portions(texts)
-            for encoding, text in zip(own.encode_batch_fast(portion), portion, strict=True)
+            # `_truncated_from` may use the copy without truncation before the next portion.
+            for encoding, text in zip(
+                self._copy(self._truncate_to).encode_batch_fast(portion), portion, strict=True
+            )
         ]
 
     def _portions(self, texts: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -384,7 +386,10 @@ class Tokenizer:
 
 
 class _Copies:
-    """Holds the copies of a tokenizer: each thread has its own."""
+    """Holds the copies of a tokenizer: each thread has its own.
+
+    To make a copy takes tens of milliseconds, in which no other thread gets the interpreter lock.
+    """
 
     def __init__(self, source: str, *, split_special_tokens: bool) -> None:
         self._source = source
@@ -393,17 +398,19 @@ class _Copies:
         self._offered: dict[str, tokenizers.Tokenizer] = {}
 
     def get(self, truncate_to: int | None) -> tokenizers.Tokenizer:
-        """Return this thread's copy of the tokenizer, which truncates to `truncate_to` tokens."""
-        name = f"cut_to_{truncate_to}"
-        own: tokenizers.Tokenizer | None = getattr(self._own, name, None)
+        """Return this thread's copy of the tokenizer, which truncates to `truncate_to` tokens.
+
+        It truncates so until the thread's next call.
+        """
+        own: tokenizers.Tokenizer | None = getattr(self._own, "copy", None)
         if own is None:
-            own = tokenizers.Tokenizer.from_str(self._source)
+            own = self._own.copy = tokenizers.Tokenizer.from_str(self._source)
             own.no_padding()
-            own.no_truncation()
             own.encode_special_tokens = self._split_special_tokens
-            if truncate_to is not None:
-                own.enable_truncation(truncate_to)
-            setattr(self._own, name, own)
+        if truncate_to is None:
+            own.no_truncation()
+        else:
+            own.enable_truncation(truncate_to)
         return own
 
     def read_words(self, words: list[str]) -> list[list[int]]:
