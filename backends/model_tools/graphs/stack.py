@@ -39,8 +39,9 @@ from sluicegate.backends.model_tools.graphs.relative import (
 from sluicegate.backends.model_tools.graphs.rotary import Rotary
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 
-# This is added to the scores of tokens that are too far away. Rounding then removes their weight.
-# The weight is not a denormal number, which would be slow on a CPU.
+# This is added to the scores of tokens that are too far away. Rounding then removes their weight,
+# unless the score of such a token is 57 or more above those of all near tokens. The weight is not a
+# denormal number, which would be slow on a CPU.
 _FAR = -80.0
 # The scores of decoders can be far apart, so their summand must be exact.
 _UNSEEN = -10000.0
