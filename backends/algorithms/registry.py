@@ -134,6 +134,7 @@ def _serve(
         labels=labels,
         dimensions=dimensions,
         max_tokens=max_tokens,
+        max_words=getattr(described, "max_words", 0),
         description=described.description,
         demonstration=described.demonstration,
         serving=model.serving,
