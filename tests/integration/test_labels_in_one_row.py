@@ -46,7 +46,7 @@ async def backend(models: Path) -> AsyncIterator[Backend]:
 
 
 async def find(backend: Backend, text: str, **given: Any) -> list[dict[str, Any]]:
-    parameters = EntitiesParameters(labels=LABELS, **given)
+    parameters = EntitiesParameters(**{"labels": LABELS, **given})
     answer = await backend.answer(NAME, Task.ENTITIES, text, parameters=parameters)
     found: list[dict[str, Any]] = answer["entities"]
     return found
@@ -63,7 +63,7 @@ def overlap(entities: list[dict[str, Any]]) -> bool:
 
 
 async def test_a_long_text_has_entities_from_its_begin_to_its_end(backend: Backend) -> None:
-    found = await find(backend, LONG, threshold=0.97)
+    found = await find(backend, LONG, labels=LABELS[:1], threshold=0.2)
 
     assert found[0]["start"] < 200
     assert found[-1]["end"] > len(LONG) - 200

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.e2e
 # YAML is sent as it is; the generator knows JSON and bytes.
 _OPTIONS = """\
 post_hooks: []
+http_timeout: 60
 package_name_override: {name}
 content_type_overrides:
   application/yaml: application/octet-stream
