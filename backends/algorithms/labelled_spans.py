@@ -1,5 +1,6 @@
-"""Finds entities of the types that the caller names, as GLiNER does."""
+"""Finds entities and classifies by labels that the caller names, as GLiNER and GLiNER2 do."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,14 +9,15 @@ from msgspec import UNSET
 from typing_extensions import override
 
 from sluicegate.backends.algorithms.base import Algorithm
-from sluicegate.backends.algorithms.questions import check_labels
+from sluicegate.backends.algorithms.labels import Label, rank
+from sluicegate.backends.algorithms.questions import ZeroShotTask, check_labels
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.ask import AlgorithmContext
-from sluicegate.backends.pipelines.scores import sigmoid, written
+from sluicegate.backends.pipelines.scores import sigmoid, softmax, written
 from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.pipelines.windows import Span
 from sluicegate.backends.pipelines.word_rows import WordFormat, WordOutputs
-from sluicegate.wire.protocol import MAX_ENTITIES, EntitiesParameters
+from sluicegate.wire.protocol import MAX_ENTITIES, EntitiesParameters, ZeroShotParameters
 
 _THRESHOLD = 0.5
 
@@ -61,21 +63,29 @@ class LabelledSpans(Algorithm):
         candidates: list[WordSpan],
         parameters: EntitiesParameters,
     ) -> dict[str, Any]:
-        chosen = choose_spans(
-            candidates,
-            flat=parameters.flat is not False,
-            multi_label=parameters.multi_label is True,
-        )
+        flat, several = parameters.flat is not False, parameters.multi_label is True
+        if self._form.schema and parameters.multi_label is not False:
+            chosen = choose_by_label(candidates, len(labels), flat=flat)
+        else:
+            chosen = choose_spans(candidates, flat=flat, multi_label=several)
+        found: dict[tuple[int, int, int], float] = {}
+        for span in chosen:
+            start = words[span.first][0]
+            # The last word of GLiNER2 may be a full stop that the text does not have.
+            end = min(words[span.last][1], len(item))
+            if start < end:
+                place = (span.label, start, end)
+                found[place] = max(span.score, found.get(place, 0.0))
         return {
             "entities": [
                 {
-                    "label": labels[span.label],
-                    "score": written(span.score),
-                    "text": item[words[span.first][0] : words[span.last][1]],
-                    "start": words[span.first][0],
-                    "end": words[span.last][1],
+                    "label": labels[label],
+                    "score": written(score),
+                    "text": item[start:end],
+                    "start": start,
+                    "end": end,
                 }
-                for span in chosen
+                for (label, start, end), score in found.items()
             ]
         }
 
@@ -85,13 +95,7 @@ class LabelledSpans(Algorithm):
             raise ItemRefused(
                 "no_labels", f"`{self._model}` finds entities of any type; send `labels`"
             )
-        check_labels(labels)
-        if len(labels) > self._max_labels:
-            raise ItemRefused(
-                "too_many_labels",
-                f"`labels` has {len(labels)} entries, but `{self._model}` takes at most "
-                f"{self._max_labels}; send fewer",
-            )
+        _check_labels(labels, self._model, self._max_labels)
         return labels
 
     def _above(
@@ -162,3 +166,38 @@ def _is_excluded(span: WordSpan, lengths: dict[int, int], longest: int, *, flat:
         if found:
             return True
     return False
+
+
+def choose_by_label(candidates: Sequence[WordSpan], labels: int, *, flat: bool) -> list[WordSpan]:
+    """Return spans as `choose_spans` does, as if each label were the only one."""
+    apart: list[list[WordSpan]] = [[] for _ in range(labels)]
+    for span in candidates:
+        apart[span.label].append(span)
+    chosen = [choose_spans(spans, flat=flat, multi_label=False) for spans in apart]
+    return sorted(itertools.chain(*chosen), key=lambda span: (span.first, span.last, span.label))
+
+
+class LabelledTexts(ZeroShotTask):
+    """Scores the labels for a whole text, which must fit into a row; reads no hypotheses."""
+
+    def __init__(self, *, model: str, form: WordFormat, max_labels: int) -> None:
+        self._model = model
+        self._form = form
+        self._max_labels = max_labels
+
+    @override
+    async def rank(
+        self, text: str, parameters: ZeroShotParameters, ask: AlgorithmContext
+    ) -> list[Label]:
+        _check_labels(parameters.labels, self._model, self._max_labels)
+        logits = await ask.label_scores(self._model, text, parameters.labels, self._form)
+        return rank(parameters.labels, (sigmoid if parameters.multi_label else softmax)(logits))
+
+
+def _check_labels(labels: list[str], model: str, most: int) -> None:
+    check_labels(labels)
+    if len(labels) > most:
+        raise ItemRefused(
+            "too_many_labels",
+            f"`labels` has {len(labels)} entries, but `{model}` takes at most {most}; send fewer",
+        )

@@ -12,7 +12,7 @@ from sluicegate.backends.algorithms.custom import Custom
 from sluicegate.backends.algorithms.embedding import Embed, Rerank
 from sluicegate.backends.algorithms.entities import Entities
 from sluicegate.backends.algorithms.hosts import AlgorithmHosts
-from sluicegate.backends.algorithms.labelled_spans import LabelledSpans
+from sluicegate.backends.algorithms.labelled_spans import LabelledSpans, LabelledTexts
 from sluicegate.backends.algorithms.labels import Labeller
 from sluicegate.backends.algorithms.long_document import LongEmbed
 from sluicegate.backends.algorithms.outputs import EmbedOutputs, OutputReader, RankByOutputs
@@ -134,6 +134,7 @@ def _serve(
         labels=labels,
         dimensions=dimensions,
         max_tokens=max_tokens,
+        max_words=getattr(described, "max_words", 0),
         description=described.description,
         demonstration=described.demonstration,
         serving=model.serving,
@@ -216,8 +217,12 @@ def _cross_encoder(name: str, manifest: ClassifierManifest | HeadManifest) -> Cr
 
 def _serve_spans(model: Model, manifest: SpanManifest) -> ModelAlgorithms:
     form = msgspec.convert(manifest, WordFormat, from_attributes=True)
-    finder = LabelledSpans(model=model.name, form=form, max_labels=manifest.max_labels)
-    return _serve(model, {Task.ENTITIES: finder}, [], algorithm="labelled-spans")
+    most, name = manifest.max_labels, model.name
+    algorithms: Algorithms = {Task.ENTITIES: LabelledSpans(model=name, form=form, max_labels=most)}
+    if (classes := manifest.classes) is not None:
+        form = msgspec.structs.replace(form, label_token=classes.label_token, schema=classes.schema)
+        algorithms[Task.ZERO_SHOT] = LabelledTexts(model=name, form=form, max_labels=most)
+    return _serve(model, algorithms, [], algorithm="labelled-spans")
 
 
 def _serve_head(

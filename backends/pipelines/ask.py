@@ -262,6 +262,12 @@ class AlgorithmContext:
         """Yield `model`'s raw outputs for the words of `text`; see `Encoder.word_outputs`."""
         return self._encoder(model).word_outputs(text, labels, form, self._caller)
 
+    async def label_scores(
+        self, model: str, text: str, labels: Sequence[str], form: WordFormat
+    ) -> FloatArray:
+        """Return `model`'s raw output of each label for `text`; see `Encoder.label_scores`."""
+        return await self._encoder(model).label_scores(text, labels, form, self._caller)
+
     def _encoder(self, name: str) -> Encoder:
         pipeline = self._pipelines[name]
         if not isinstance(pipeline, Encoder):

@@ -23,14 +23,15 @@ from sluicegate.backends.pipelines.windows import (
 )
 from sluicegate.backends.pipelines.word_rows import (
     WINDOWS_AT_ONCE,
+    ReadWords,
     WordFormat,
     WordOutputs,
     owned_words,
     prompt_row,
-    split_words,
     word_row,
     word_spans,
 )
+from sluicegate.backends.pipelines.words import split_schema_words, split_words
 from sluicegate.backends.tokenization.layout import cut_first, cut_longest
 from sluicegate.backends.tokenization.tokenizer import Tokenizer
 from sluicegate.backends.types import (
@@ -462,50 +463,78 @@ class Encoder:
             ItemRefused: the text is empty or has too many windows, the labels leave no room for
                 words, or the caller forbids a truncation that is needed.
         """
-        self._check_whole(text)
-        characters = sum(map(len, labels))
-        if characters > self._max_characters:
-            raise self._labels_too_long(f"{characters} characters")
-        most = MAX_WINDOWS * form.max_words
-        places = await run_token_work(len(text), split_words, text, most + 1)
-        if len(places) > most:
-            self._check_windows(MAX_WINDOWS + 1, f"more than {most} words")
-        words = [text[start:end] for start, end in places]
-        unique = list(dict.fromkeys([form.label_token, form.text_token, *labels, *words]))
-        with caller.span.child("tokenization", {"texts": len(unique)}):
-            tokens = dict(zip(unique, await self.tokenizer.ids(unique), strict=True))
-        prompt = prompt_row(labels, tokens, form)
-        room = self._max_tokens - self.tokenizer.layout.added - len(prompt[0])
-        if room <= form.max_width:
-            raise self._labels_too_long(f"{len(prompt[0])} tokens")
-        read = [place for place, word in zip(places, words, strict=True) if len(tokens[word])]
-        ids = [tokens[word] for word in words if len(tokens[word])]
-        lengths = list(map(len, ids))
+        words = await self._read_words(text, labels, form, caller)
+        lengths, room = list(map(len, words.tokens)), words.room
         spans = await run_token_work(
-            len(ids),
+            len(lengths),
             partial(word_spans, room=room, form=form, most=MAX_WINDOWS),
             [min(room, length) for length in lengths],
         )
-        self._check_windows(len(spans), f"{len(ids)} words")
+        self._check_windows(len(spans), f"{len(lengths)} words")
         owned, longest = owned_words(spans), max(lengths, default=0)
         for first in range(0, len(spans), WINDOWS_AT_ONCE):
             windows = spans[first : first + WINDOWS_AT_ONCE]
-            rows = [
-                word_row(
-                    prompt, [each[:room] for each in ids[start:end]], self.tokenizer.layout, form
-                )
-                for start, end in windows
-            ]
+            rows = [word_row(words, span, self.tokenizer.layout, form) for span in windows]
             if longest > room:
                 whole = self._max_tokens - room + longest
                 self._note_cut(rows[0], whole, caller, is_cut=False)
             # No name keeps the outputs while the next ones are computed.
             yield WordOutputs(
-                words=read,
+                words=words.places,
                 windows=windows,
                 owned=owned[first : first + WINDOWS_AT_ONCE],
                 outputs=await self.rows.ask(rows, kind=OutputKind.TOKENS, caller=caller),
             )
+
+    async def label_scores(
+        self, text: str, labels: Sequence[str], form: WordFormat, caller: RowCaller
+    ) -> FloatArray:
+        """Return the output of each label for a whole text, which must fit into a row.
+
+        Raises:
+            ItemRefused: the text is empty, or the labels and the text are too long.
+        """
+        words = await self._read_words(text, labels, form, caller)
+        length = sum(map(len, words.tokens))
+        if not length:
+            raise ItemRefused("empty_input", _EMPTY)
+        if length > words.room:
+            raise ItemRefused(
+                "input_too_long",
+                f"the text has {length} tokens; after the labels, `{self._name}` reads at most "
+                f"{words.room} tokens; shorten it",
+            )
+        row = word_row(words, (0, len(words.tokens)), self.tokenizer.layout, form)
+        (scores,) = await self.rows.ask([row], kind=OutputKind.POOLED, caller=caller)
+        found: FloatArray = scores[: len(labels)]
+        return found
+
+    async def _read_words(
+        self, text: str, labels: Sequence[str], form: WordFormat, caller: RowCaller
+    ) -> ReadWords:
+        self._check_whole(text)
+        characters = sum(map(len, labels))
+        if characters > self._max_characters:
+            raise self._labels_too_long(f"{characters} characters")
+        most = MAX_WINDOWS * form.max_words
+        split = split_schema_words if form.schema else split_words
+        places, words = await run_token_work(len(text), split, text, most + 1)
+        if len(places) > most:
+            self._check_windows(MAX_WINDOWS + 1, f"more than {most} words")
+        unique = list(dict.fromkeys([*form.extra_texts, *labels, *words]))
+        with caller.span.child("tokenization", {"texts": len(unique)}):
+            tokens = dict(zip(unique, await self.tokenizer.ids(unique), strict=True))
+        prompt = prompt_row(labels, tokens, form)
+        added = 0 if form.schema else self.tokenizer.layout.added
+        room = self._max_tokens - added - len(prompt[0])
+        if room <= form.max_width:
+            raise self._labels_too_long(f"{len(prompt[0])} tokens")
+        return ReadWords(
+            places=[place for place, word in zip(places, words, strict=True) if len(tokens[word])],
+            tokens=[tokens[word] for word in words if len(tokens[word])],
+            prompt=prompt,
+            room=room,
+        )
 
     def _labels_too_long(self, length: str) -> ItemRefused:
         return ItemRefused(

@@ -5,7 +5,6 @@ words. `backends.model_tools.graphs.spans` says what the token types of a row me
 """
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -16,12 +15,11 @@ from sluicegate.backends.pipelines.windows import Span
 from sluicegate.backends.tokenization.layout import Layout
 from sluicegate.backends.types import Encoding, FloatArray, IntArray
 
-# The words of GLiNER: letters and digits, which hyphens and underscores may join, or any other
-# character that is no space.
-_WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
 WINDOWS_AT_ONCE = 8
 """The most windows of an item whose outputs are in memory."""
-_WORD_TYPE, _OTHER_TYPE, _LABEL_TYPE = 0, 1, 2
+_WORD_TYPE, _OTHER_TYPE, _LABEL_TYPE, _PROMPT_TYPE = 0, 1, 2, 3
+# GLiNER2 puts its labels and their name in brackets, and marks the name with a token.
+_PROMPT_TOKEN, _OPEN, _CLOSE = "[P]", "(", ")"
 
 
 class WordFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +28,8 @@ class WordFormat(msgspec.Struct, frozen=True, kw_only=True):
     `label_token` is put before each label, and `text_token` before the words. `label_place` says
     which token stands for a label: the `label_token`, or the token after it. `word_place` says
     which token stands for a word. A span has at most `max_width` words, and a row has at most
-    `max_words` words.
+    `max_words` words. Rows of GLiNER2 have the name of a `schema` before the labels, no special
+    tokens of the tokenizer, and words in lower case.
     """
 
     label_token: str
@@ -39,6 +38,25 @@ class WordFormat(msgspec.Struct, frozen=True, kw_only=True):
     word_place: Literal["first", "last"]
     max_width: int
     max_words: int
+    schema: str = ""
+
+    @property
+    def extra_texts(self) -> tuple[str, ...]:
+        """The texts of a prompt other than the labels."""
+        own = (_PROMPT_TOKEN, self.schema, _OPEN, _CLOSE) if self.schema else ()
+        return (self.label_token, self.text_token, *own)
+
+
+class ReadWords(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Holds the words of a text that have tokens: their places in the text, and their tokens.
+
+    `prompt` has the tokens before the words, and their types; `room` is the most tokens of words.
+    """
+
+    places: list[Span]
+    tokens: list[IntArray]
+    prompt: tuple[IntArray, IntArray]
+    room: int
 
 
 class WordOutputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -53,24 +71,25 @@ class WordOutputs(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     outputs: list[FloatArray]
 
 
-def split_words(text: str, most: int | None = None) -> list[Span]:
-    """Return the start and the end of each word, in characters; of at most `most` words."""
-    return [match.span() for match in itertools.islice(_WORD.finditer(text), most)]
-
-
 def prompt_row(
     labels: Sequence[str], tokens: Mapping[str, IntArray], form: WordFormat
 ) -> tuple[IntArray, IntArray]:
     """Return the tokens before the words, and the type of each; `tokens` has those of each text."""
-    marker, end = tokens[form.label_token], tokens[form.text_token]
-    parts, places, length = [], [], 0
+    before, after = [], [tokens[form.text_token]]
+    if form.schema:
+        before = [tokens[text] for text in (_OPEN, _PROMPT_TOKEN, form.schema, _OPEN)]
+        after = [tokens[_CLOSE], tokens[_CLOSE], *after]
+    marker = tokens[form.label_token]
+    parts, places, length = [], [], sum(map(len, before))
     for label in labels:
         places.append(length + (form.label_place == "after"))
         parts += [marker, tokens[label]]
         length += len(marker) + len(tokens[label])
-    ids = np.concatenate([*parts, end])
+    ids = np.concatenate([*before, *parts, *after])
     types = np.full(len(ids), _OTHER_TYPE, dtype=np.int32)
     types[places] = _LABEL_TYPE
+    if form.schema:
+        types[len(before[0])] = _PROMPT_TYPE
     return ids, types
 
 
@@ -103,19 +122,21 @@ def owned_words(spans: Sequence[Span]) -> list[Span]:
     return list(zip([0, *cuts], [*cuts, *(end for _, end in spans[-1:])], strict=False))
 
 
-def word_row(
-    prompt: tuple[IntArray, IntArray],
-    words: Sequence[IntArray],
-    layout: Layout,
-    form: WordFormat,
-) -> Encoding:
-    """Return the row of a prompt and words."""
-    ids, types = prompt
-    sizes = np.array([len(word) for word in words])
+def word_row(words: ReadWords, span: Span, layout: Layout, form: WordFormat) -> Encoding:
+    """Return the row of the words from the first to before the last place of `span`.
+
+    A word that is longer than a row is truncated.
+    """
+    ids, types = words.prompt
+    read = [word[: words.room] for word in words.tokens[span[0] : span[1]]]
+    sizes = np.array([len(word) for word in read])
     ends = np.cumsum(sizes)
     kinds = np.full(ends[-1], _OTHER_TYPE, dtype=np.int32)
     kinds[ends - sizes if form.word_place == "first" else ends - 1] = _WORD_TYPE
-    row = layout.single(np.concatenate([ids, *words])).ids
-    marks = np.full(len(row), _OTHER_TYPE, dtype=np.int32)
-    marks[layout.before : layout.before + len(types) + len(kinds)] = np.concatenate([types, kinds])
+    row, marks = np.concatenate([ids, *read]), np.concatenate([types, kinds])
+    if not form.schema:
+        start, end = layout.before, layout.before + len(marks)
+        row = layout.single(row).ids
+        own, marks = marks, np.full(len(row), _OTHER_TYPE, dtype=np.int32)
+        marks[start:end] = own
     return Encoding(ids=row, type_ids=marks, key=row.tobytes() + b"|" + marks.tobytes())

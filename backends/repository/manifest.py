@@ -167,6 +167,17 @@ class ClassifierManifest(_GraphManifest, frozen=True, kw_only=True, tag="classif
         return self.tasks in ([Task.ENTITIES], [Task.ANSWER])
 
 
+class LabelClasses(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Describes the output with a score of each label for a whole text.
+
+    The rows for it have another `label_token` and `schema`. It is as wide as the output of spans.
+    """
+
+    output: str
+    label_token: str
+    schema: str
+
+
 class SpanManifest(_GraphManifest, frozen=True, kw_only=True, tag="spans"):
     """Describes a graph that scores spans of words for the labels of a request, as GLiNER does.
 
@@ -182,11 +193,13 @@ class SpanManifest(_GraphManifest, frozen=True, kw_only=True, tag="spans"):
     text_token: str
     label_place: Literal["token", "after"] = "token"
     word_place: Literal["first", "last"] = "first"
+    schema: str = ""
+    classes: LabelClasses | None = None
 
     @property
     def tasks(self) -> list[Task]:
-        """The only task."""
-        return [Task.ENTITIES]
+        """The tasks."""
+        return [Task.ENTITIES] if self.classes is None else [Task.ENTITIES, Task.ZERO_SHOT]
 
 
 class HeadManifest(_Manifest, frozen=True, kw_only=True, tag="head"):

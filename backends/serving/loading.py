@@ -490,6 +490,8 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
         outputs, dimensions = {kind: manifest.output}, len(manifest.labels)
     elif isinstance(manifest, SpanManifest):
         outputs = {OutputKind.TOKENS: manifest.output}
+        if manifest.classes is not None:
+            outputs[OutputKind.POOLED] = manifest.classes.output
         dimensions = manifest.max_width * manifest.max_labels
     else:
         named = {

@@ -1,11 +1,24 @@
-"""Estimates the work of items from their size in bytes, corrected by the work of earlier items."""
+"""Estimates the work of items from their size and parameters, corrected by earlier items."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec import UNSET
 
-from sluicegate.wire.protocol import TASKS, UNREADABLE, Call, ModelInfo, Task, ZeroShotParameters
+from sluicegate.wire.protocol import (
+    TASKS,
+    UNREADABLE,
+    AnswerItem,
+    AnswerParameters,
+    Call,
+    EntitiesParameters,
+    ModelInfo,
+    Task,
+    ZeroShotParameters,
+    most_entity_windows,
+    most_windows,
+)
 
 # Bytes per token. Most texts have fewer bytes per token. So estimates are low, and no item that
 # would be in time is refused.
@@ -25,7 +38,7 @@ class WorkEstimates:
 
     There is a ratio for each combination of model, task and parameters. New parameters begin with
     the ratio of their model and task. A ratio covers what the prediction does not know, such as
-    cached rows, windows of long texts, and writing systems with more tokens per byte.
+    cached rows, and writing systems with more tokens per byte.
     """
 
     def __init__(self) -> None:
@@ -60,30 +73,76 @@ class WorkEstimates:
 def predict_work(call: Call, info: ModelInfo, row_work: Callable[[int], float]) -> list[float]:
     """Return the predicted seconds of work of each item of a call.
 
-    `row_work` returns the seconds of a row from its number of tokens. A zero-shot item has one row
-    per label.
+    `row_work` returns the seconds of a row from its number of tokens. A call's labels, overlap and
+    length of rows count, so that no call teaches a wrong ratio to calls that lack its parameters.
     """
-    longest, labels = info.max_tokens, _count_labels(call)
-    is_bounded = not TASKS[call.task].has_windows and info.algorithm != _WINDOWS
-    predicted = []
-    for item in call.items:
-        tokens = len(item.body) // _TOKEN_BYTES + 1
-        rows = 1.0 if is_bounded else max(1.0, tokens / longest)
-        predicted.append(labels * rows * row_work(min(tokens, longest)))
-    return predicted
-
-
-def _count_labels(call: Call) -> int:
-    """Return the number of labels of a zero-shot call, and 1 for other tasks."""
-    if call.task is not Task.ZERO_SHOT:
-        return 1
     try:
-        return max(1, len(_zero_shot.decode(call.parameters).labels))
+        predict = _PREDICTIONS.get(call.task, _predict_texts)
+        rows = predict(call, info)
     except UNREADABLE:
-        return 1  # the call will be refused
+        rows = _predict_texts(call, info)  # the call will be refused
+    return [number * row_work(max(1, min(tokens, info.max_tokens))) for number, tokens in rows]
 
 
+_Rows = list[tuple[float, int]]
+"""For each item, its rows and the tokens of each row."""
+
+
+def _predict_texts(call: Call, info: ModelInfo) -> _Rows:
+    is_bounded = not TASKS[call.task].has_windows and info.algorithm != _WINDOWS
+    return [
+        (1.0 if is_bounded else max(1.0, tokens / info.max_tokens), tokens)
+        for tokens in (len(item.body) // _TOKEN_BYTES + 1 for item in call.items)
+    ]
+
+
+def _predict_labels(call: Call, info: ModelInfo) -> _Rows:
+    """Each label has a row, unless the model reads all labels at once."""
+    labels = _zero_shot.decode(call.parameters).labels
+    texts = _predict_texts(call, info)
+    if info.max_words:
+        taken = _label_tokens(labels)
+        return [(rows, tokens + taken) for rows, tokens in texts]
+    return [(max(1, len(labels)) * rows, tokens) for rows, tokens in texts]
+
+
+def _predict_entities(call: Call, info: ModelInfo) -> _Rows:
+    parameters = _entities.decode(call.parameters)
+    taken = 0 if parameters.labels is UNSET else _label_tokens(parameters.labels)
+    return [
+        (
+            float(most_entity_windows(text, parameters, info.row_limits, token_bytes=_TOKEN_BYTES)),
+            len(text.encode()) // _TOKEN_BYTES + 1 + taken,
+        )
+        for text in (_text.decode(item.body) for item in call.items)
+    ]
+
+
+def _predict_answers(call: Call, info: ModelInfo) -> _Rows:
+    parameters = _answers.decode(call.parameters)
+    longest, _ = parameters.row(info.max_tokens)
+    found: _Rows = []
+    for item in call.items:
+        asked = _asked.decode(item.body)
+        windows = most_windows(asked, parameters, info.row_limits, token_bytes=_TOKEN_BYTES)
+        found.append((float(windows), min(longest, len(item.body) // _TOKEN_BYTES + 1)))
+    return found
+
+
+def _label_tokens(labels: Sequence[str]) -> int:
+    return sum([len(label.encode()) // _TOKEN_BYTES + 2 for label in labels])
+
+
+_PREDICTIONS: dict[Task, Callable[[Call, ModelInfo], _Rows]] = {
+    Task.ZERO_SHOT: _predict_labels,
+    Task.ENTITIES: _predict_entities,
+    Task.ANSWER: _predict_answers,
+}
 _zero_shot = msgspec.msgpack.Decoder(ZeroShotParameters)
+_entities = msgspec.msgpack.Decoder(EntitiesParameters)
+_answers = msgspec.msgpack.Decoder(AnswerParameters)
+_text = msgspec.msgpack.Decoder(str)
+_asked = msgspec.msgpack.Decoder(AnswerItem)
 
 
 def kinds_of(call: Call) -> list[Kind]:

@@ -26,6 +26,7 @@ from sluicegate.wire.protocol import (
     EntitiesParameters,
     ModelInfo,
     RerankParameters,
+    RowLimits,
     Task,
     TokenizeParameters,
     ZeroShotParameters,
@@ -209,7 +210,7 @@ def _entities(asked: _Asked) -> _Product:
 
 def _answer(asked: _Asked) -> _Product:
     parameters = _decode(asked.request.parameters, type=AnswerParameters)
-    longest = asked.info.max_tokens if asked.info is not None else 1
+    longest = asked.info.row_limits if asked.info is not None else RowLimits(1)
     expanded = answer = 0
     for item in map(_answer_item, asked.request.items):
         windows = most_windows(item, parameters, longest)

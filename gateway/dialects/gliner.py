@@ -20,6 +20,9 @@ from sluicegate.wire.protocol import LABELS, Task
 
 # The default of GLiNER models. Left out, so that native requests have the same cache keys.
 _THRESHOLD = 0.5
+# NeMo Guardrails also sends empty texts, which have no entities. A model refuses them, so it reads
+# this text instead, whose entities are not used.
+_INSTEAD = "."
 # The answer has the text with labels in it, and each entity with longer names of fields.
 _GROWTH = 3.0
 
@@ -74,12 +77,12 @@ class _ExtractRequest(msgspec.Struct, frozen=True):
     body: GlinerExtractBody
 
     def items(self) -> list[Any]:
-        return [self.body.text]
+        return [self.body.text if self.body.text.strip() else _INSTEAD]
 
     def request(self, model: str = "") -> InferenceRequest:
         return EntitiesBody(
             model=self.model,
-            input=self.body.text,
+            input=self.items(),
             labels=self.body.labels,
             threshold=None if self.body.threshold == _THRESHOLD else self.body.threshold,
             flat=None if self.body.flat_ner else False,
@@ -107,7 +110,8 @@ class ExtractRoute(InferenceRoute):
     def encode(
         self, body: _ExtractRequest, answer: Answer, usage: Usage, request_id: RequestId
     ) -> Rendered:
-        found = _outermost(entities_in(answer.outcomes[0].result))
+        is_empty = not body.body.text.strip()
+        found = [] if is_empty else _outermost(entities_in(answer.outcomes[0].result))
         spans = [
             GlinerSpan(
                 value=one.text,

@@ -83,7 +83,8 @@ class HuggingFaceRoute(InferenceRoute):
     def _pipeline(self, source: BodySource, fields: dict[str, Any], tasks: list[Task]) -> str:
         """Return the name of the requested task."""
         if "candidate_labels" in fields:
-            return "zero-shot-classification"
+            finds = Task.ENTITIES in tasks and Task.ZERO_SHOT not in tasks
+            return "token-classification" if finds else "zero-shot-classification"
         inputs = fields.get("inputs")
         if isinstance(inputs, list) and inputs:
             inputs = inputs[0]

@@ -166,11 +166,23 @@ class TokenClassificationInputs(_Texts, frozen=True, kw_only=True):
     """Holds texts to search for named entities."""
 
     aggregation_strategy: Literal["none", "simple", "first", "average", "max"] = "simple"
+    candidate_labels: list[str] | None = None
+    """The types of entities to find; for models that find any type, such as GLiNER."""
+    threshold: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    """With `candidate_labels`: the score that an entity must exceed; 0.5 where it is left out."""
+    multi_label: bool | None = None
+    """With `candidate_labels`: whether the same words may be entities of several types."""
 
     @override
     def native(self, model: str) -> Body:
-        texts = list(self.items())
-        return EntitiesBody(model=model, input=texts, aggregation=self.aggregation_strategy)
+        return EntitiesBody(
+            model=model,
+            input=list(self.items()),
+            aggregation=self.aggregation_strategy,
+            labels=self.candidate_labels,
+            threshold=self.threshold,
+            multi_label=self.multi_label,
+        )
 
     @override
     def write(self, answer: Answer) -> bytes:

@@ -103,7 +103,7 @@ class LimitedRunner:
     ) -> Reservation:
         info = work.model.info
         bodies = [item.body for item in items]
-        most = estimate(work.task, work.parameters, bodies, longest_row=info.max_tokens)
+        most = estimate(work.task, work.parameters, bodies, limits=info.row_limits)
         try:
             async with asyncio.timeout_at(work.deadline):
                 return await reserve(

@@ -14,7 +14,7 @@ from sluicegate.gateway.errors import MAX_RETRY_AFTER, PayloadTooLarge, RateLimi
 from sluicegate.gateway.rate_limit.base import Charge, Decision, RateLimiter, UnitReservation
 from sluicegate.gateway.rate_limit.charges import Estimate, WorkLimits, work_charges_for
 from sluicegate.gateway.types import CONCURRENT, ItemFailure, Principal
-from sluicegate.wire.protocol import ITEMS, PARAMETERS, TASKS, TOKEN_TASKS, Task
+from sluicegate.wire.protocol import ITEMS, PARAMETERS, TASKS, TOKEN_TASKS, RowLimits, Task
 
 _SPECIAL_TOKENS = 2
 _MAX_TOKENS = 1 << 20  # the longest row, if the model declares no maximum
@@ -63,29 +63,29 @@ async def reserve(
 
 
 def estimate(
-    task: Task, parameters: bytes, items: Sequence[bytes], *, longest_row: int
+    task: Task, parameters: bytes, items: Sequence[bytes], *, limits: RowLimits
 ) -> Estimate:
     """Return upper bounds of the items, rows and tokens that a call with `items` can use.
 
-    The bounds assume that a row contains one item and the request's parameters. The model reads at
-    most `longest_row` tokens of a row; 0 means that this number is unknown.
+    The bounds assume that a row contains one item and the request's parameters. `limits` are
+    those of a row of the model; 0 tokens mean that they are unknown.
     """
     parameter_bytes = len(parameters) if TASKS[task].repeats_parameters else 0
-    longest_row = longest_row or _MAX_TOKENS
-    rows = _rows(task, parameters, items, longest_row)
+    limits = limits if limits.tokens else RowLimits(_MAX_TOKENS)
+    rows = _rows(task, parameters, items, limits)
     tokens = sum(
-        number * min(len(item) + parameter_bytes + _SPECIAL_TOKENS, longest_row)
+        number * min(len(item) + parameter_bytes + _SPECIAL_TOKENS, limits.tokens)
         for item, number in zip(items, rows, strict=True)
     )
     return Estimate(items=len(items), rows=sum(rows), tokens=tokens)
 
 
-def _rows(task: Task, parameters: bytes, items: Sequence[bytes], longest_row: int) -> list[int]:
+def _rows(task: Task, parameters: bytes, items: Sequence[bytes], limits: RowLimits) -> list[int]:
     count = TASKS[task].rows
     if count is None:
         return [0 if task in TOKEN_TASKS else 1] * len(items)
     given, decode = _parameters[task].decode(parameters), _items[task].decode
-    return [count(decode(item), given, longest_row) for item in items]
+    return [count(decode(item), given, limits) for item in items]
 
 
 def _refusal(decision: Decision) -> ItemFailure:

@@ -31,6 +31,7 @@ MODELS = {
     "words": [Task.CLASSIFY],
     "topic": [Task.ZERO_SHOT],
     "people": [Task.ENTITIES],
+    "asked": [Task.ANSWER],
 }
 """The models that the dialects ask for."""
 SHARED = "-shared"
@@ -40,7 +41,10 @@ DOCUMENT_MODELS: dict[str, dict[str, Any]] = {
     "words": {"moderation": MODERATION},
     **{name + SHARED: {"scope": "shared"} for name in MODELS},
 }
-_DOCUMENTED = ("stub", "sentiment", "topics", "minilm", "entities-demo", "reviewer", "gliner")
+_DOCUMENTED = (
+    *("stub", "sentiment", "topics", "minilm", "entities-demo", "reviewer"),
+    *("gliner", "answers", "splade"),
+)
 """Models of every task, including the models in the examples of the customers' OpenAPI document."""
 _PAUSES = (*(0.0,) * 12, 0.001, 0.005, 0.03)
 _DIMENSIONS, _MOST_DIMENSIONS = 8, 1024
@@ -55,7 +59,9 @@ def models() -> list[ModelInfo]:
         for name, tasks in MODELS.items()
         for end in ("", SHARED)
     ]
-    return own + [stub_model(name) for name in _DOCUMENTED]
+    documented = [stub_model(name) for name in _DOCUMENTED]
+    documented[-1] = msgspec.structs.replace(documented[-1], outputs=["sparse"])
+    return own + documented
 
 
 def tokens(text: str) -> int:
@@ -96,6 +102,12 @@ def entity(scope: str, text: str) -> dict[str, Any]:
         "start": 0,
         "end": len(start),
     }
+
+
+def span(scope: str, question: str, text: str) -> dict[str, Any]:
+    """Return the answer at the beginning of a text."""
+    start = text[:3]
+    return {"answer": start, "score": score(scope, question, text), "start": 0, "end": len(start)}
 
 
 def _digest(size: int, *parts: object) -> bytes:
@@ -175,7 +187,7 @@ _RESULTS: dict[Task, Callable[[str, Any], Any]] = {
     Task.CLASSIFY: _classified,
     Task.ENTITIES: lambda scope, body: {"entities": [entity(scope, body)]},
     Task.ANSWER: lambda scope, body: {
-        "answers": [{"answer": body["context"], "score": 1.0, "start": 0, "end": 1}],
+        "answers": [span(scope, body["question"], body["context"])],
         "no_answer_score": score(scope, body["question"], body["context"]),
     },
     Task.CHOOSE: _chosen,

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from loadtests.fuzz_dialects.backend import MODELS, SHARED
 from loadtests.fuzz_dialects.routes import (
+    EXTRACT,
     ROUTES,
     TENSOR_ROUTES,
     Asked,
@@ -222,6 +223,8 @@ def question(
     texts = [_text(chance, f"{unique}.{place}") for place in range(chance.randint(1, most))]
     if "similarity" in route.name:
         texts.append(_text(chance, unique))
+    if route.path == EXTRACT:
+        texts = texts[:1]  # such a request has a single text
     has_dimensions = route.task.value == "embed" and "similarity" not in route.name
     return route, Asked(
         scope="shared" if shared else caller.scope,

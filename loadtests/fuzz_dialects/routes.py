@@ -43,6 +43,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
                 return [_pairs(backend.chosen(self.scope, t, self.names)) for t in self.texts]
             case Task.ENTITIES:
                 return _entities([backend.entity(self.scope, text)] for text in self.texts)
+            case Task.ANSWER:
+                return [_span(backend.span(self.scope, self.query, text)) for text in self.texts]
             case _:
                 return [_pairs(backend.labels(self.scope, text)) for text in self.texts]
 
@@ -114,6 +116,16 @@ def _entities(found: Iterable[list[Fields]]) -> list[tuple[Any, ...]]:
 def _entity(one: Fields) -> tuple[Any, ...]:
     label = one["label"] if "label" in one else one["entity_group"]
     return label, one["score"], one.get("text", one.get("word")), one["start"], one["end"]
+
+
+def _span(one: Fields) -> tuple[Any, ...]:
+    return one["answer"], one["score"], one["start"], one["end"]
+
+
+def _extracted(found: Any, _: Asked) -> list[tuple[Any, ...]]:
+    same(found["total_entities"], len(found["entities"]))
+    names = ("suggested_label", "score", "value", "start_position", "end_position")
+    return [tuple(one[name] for name in names) for one in found["entities"]]
 
 
 def _best_first(scores: Iterable[float]) -> list[tuple[int, float]]:
@@ -227,6 +239,14 @@ def _candidates(asked: Asked) -> Fields:
     return {"inputs": asked.texts, "parameters": more}
 
 
+def _types(asked: Asked) -> Fields:
+    return {"inputs": asked.texts, "parameters": {"candidate_labels": asked.names}}
+
+
+def _questions(asked: Asked) -> list[Fields]:
+    return [{"question": asked.query, "context": text} for text in asked.texts]
+
+
 def _tensors(asked: Asked, **shared: list[str]) -> Fields:
     inputs = {"TEXT": (asked.texts, 1)} | {n: (rows, len(rows)) for n, rows in shared.items()}
     parameters = {} if asked.dimensions is None else {"dimensions": asked.dimensions}
@@ -265,7 +285,8 @@ _TENSORS = "/v2/models/{model}/infer"
 _FORMS = ("float", "base64")
 _MANY_FORMS = (*_FORMS, "int8", "ubinary")
 _E, _C, _R = Task.EMBED, Task.CLASSIFY, Task.RERANK
-_Z, _N = Task.ZERO_SHOT, Task.ENTITIES
+_Z, _N, _A = Task.ZERO_SHOT, Task.ENTITIES, Task.ANSWER
+EXTRACT = "/gliner/{model}/v1/extract"
 ROUTES: tuple[DialectRoute, ...] = (
     DialectRoute("native embed", _E, "/v1/embed", _native,
                  lambda found, asked: [one["embedding"] for one in _results(found, asked)],
@@ -301,6 +322,17 @@ ROUTES: tuple[DialectRoute, ...] = (
     DialectRoute("native entities", _N, "/v1/entities", _native,
                  lambda found, asked: _entities(o["entities"] for o in _results(found, asked))),
     DialectRoute("hf entities", _N, "/models/{model}", _texts, lambda found, _: _entities(found)),
+    DialectRoute("hf labelled entities", _N, "/models/{model}", _types,
+                 lambda found, _: _entities(found)),
+    DialectRoute("gliner labelled entities", _N, EXTRACT,
+                 lambda asked: {"text": asked.texts[0], "labels": asked.names, "flat_ner": True},
+                 _extracted),
+    DialectRoute("native answer", _A, "/v1/answer",
+                 lambda asked: {"model": asked.model, "input": _questions(asked)},
+                 lambda found, asked: [_span(o["answers"][0]) for o in _results(found, asked)]),
+    DialectRoute("hf answer", _A, "/models/{model}",
+                 lambda asked: {"inputs": _questions(asked)},
+                 lambda found, _: [_span(one) for one in found]),
     DialectRoute("tensors embed", _E, _TENSORS, _tensors,
                  lambda found, asked: _output(found, asked, "EMBEDDING")),
     DialectRoute("tensors classify", _C, _TENSORS, _tensors, _best_labels),
@@ -309,6 +341,15 @@ ROUTES: tuple[DialectRoute, ...] = (
                  lambda found, asked: _best_first(_output(found, asked, "SCORE"))),
     DialectRoute("tensors zero-shot", _Z, _TENSORS,
                  lambda asked: _tensors(asked, LABELS=asked.names), _scored),
+    DialectRoute("tensors answer", _A, _TENSORS,
+                 lambda asked: _tensors(asked, QUESTION=[asked.query]),
+                 lambda found, asked: [
+                     _span(msgspec.json.decode(row)[0]) for row in _output(found, asked, "ANSWERS")
+                 ]),
+    DialectRoute("tensors labelled entities", _N, _TENSORS,
+                 lambda asked: _tensors(asked, LABELS=asked.names),
+                 lambda found, asked: _entities(
+                     map(msgspec.json.decode, _output(found, asked, "ENTITIES")))),
     DialectRoute("tensors entities", _N, _TENSORS, _tensors,
                  lambda found, asked: _entities(
                      map(msgspec.json.decode, _output(found, asked, "ENTITIES")))),

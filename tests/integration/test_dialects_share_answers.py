@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from loadtests.fuzz_dialects.backend import DOCUMENT_MODELS, MODELS, answer, models
-from loadtests.fuzz_dialects.routes import ROUTES, Asked, DialectRoute
+from loadtests.fuzz_dialects.routes import EXTRACT, ROUTES, Asked, DialectRoute
 from sluicegate.wire.protocol import Task
 from testing.raw_http import Connection, post
 from testing.stub_backend import StubBackend
@@ -54,11 +54,14 @@ async def test_what_one_dialect_stored_is_a_hit_in_each_other(
     routes = [route for route in ROUTES if route.task is task]
     async with worker.connect() as connection:
         for first, second in itertools.permutations(routes, 2):
+            if ("labelled" in first.name) is not ("labelled" in second.name):
+                continue  # these find entities of other types
             pair = f"{first.name}, {second.name}"
+            texts = [f"one of {pair}", f"another of {pair}"]
             asked = Asked(
                 scope="tenant:acme",
                 model=_TASKS[task],
-                texts=[f"one of {pair}", f"another of {pair}"],
+                texts=texts[:1] if EXTRACT in (first.path, second.path) else texts,
                 query="which",
                 names=["trade", "art"],
             )

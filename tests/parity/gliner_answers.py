@@ -1,4 +1,4 @@
-"""Holds the entities that `gliner` found with a checkpoint that it wrote."""
+"""Holds what `gliner` and `gliner2` found with the checkpoints that they wrote."""
 
 from pathlib import Path
 
@@ -24,6 +24,9 @@ class GlinerAnswers(msgspec.Struct, frozen=True, kw_only=True):
     asked: list[Asked]
     alone: list[list[Found]]
     batched: list[list[Found]]
+    scores: list[list[float]] = []
+    batched_scores: list[list[float]] = []
+    """The scores of the labels for the whole text, in their order."""
 
 
 def answers_file(folder: Path) -> Path:

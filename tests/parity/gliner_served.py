@@ -1,4 +1,4 @@
-"""Imports checkpoints that `gliner` wrote, and compares the entities that are served with its own.
+"""Imports checkpoints of `gliner` and `gliner2`, and compares what is served with their answers.
 
 `python -m tests.parity.gliner_served FOLDER` prints a line for each checkpoint.
 """
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET
 
-from sluicegate.wire.protocol import Done, EntitiesParameters, Task
+from sluicegate.wire.protocol import Done, EntitiesParameters, Task, ZeroShotParameters
 from tests.parity.gliner_answers import Asked, Found, read_answers
 from tests.parity.library_served import import_folder
 from tests.support.backend_calls import Backend, running_backend
@@ -24,23 +25,28 @@ async def compare_folder(folder: Path, models: Path) -> tuple[int, list[str]]:
     """Import and serve a checkpoint.
 
     Ask each question alone, and then all questions at once. Return the number of entities, and a
-    line for each question with another answer than gliner's.
+    line for each question with another answer than the library's.
     """
     refused = await asyncio.to_thread(import_folder, folder, models)
     assert refused is None, refused
     expected = read_answers(folder)
-    async with running_backend(models, threads=1, max_queue_rows=8192) as backend:
-        alone = [await _ask(backend, folder.name, asked) for asked in expected.asked]
-    # Another backend, because the first one has cached all rows.
-    async with running_backend(models, threads=1, max_queue_rows=8192) as backend:
-        batched = await asyncio.gather(
-            *(_ask(backend, folder.name, asked) for asked in expected.asked)
-        )
-    apart = [
-        *_apart("alone", expected.asked, alone, expected.alone),
-        *_apart("batched", expected.asked, batched, expected.batched),
-    ]
-    return sum(map(len, alone)), apart
+    lines, entities = [], 0
+    for way, right, scores in (
+        ("alone", expected.alone, expected.scores),
+        ("batched", expected.batched, expected.batched_scores),
+    ):
+        # Each way has its own backend, because a backend caches all rows.
+        async with running_backend(models, threads=1, max_queue_rows=8192) as backend:
+            asks = [_ask(backend, folder.name, asked) for asked in expected.asked]
+            labels = [_labels(backend, folder.name, each) for each in expected.asked[: len(scores)]]
+            if way == "batched":
+                found, named = await asyncio.gather(asyncio.gather(*asks), asyncio.gather(*labels))
+            else:
+                found, named = [await ask for ask in asks], [await ask for ask in labels]
+        entities += sum(map(len, found))
+        lines += _apart(way, expected.asked, found, right)
+        lines += _scored_apart(way, expected.asked, named, scores)
+    return entities // 2, lines
 
 
 async def _ask(backend: Backend, model: str, asked: Asked) -> list[Found]:
@@ -48,12 +54,23 @@ async def _ask(backend: Backend, model: str, asked: Asked) -> list[Found]:
         labels=asked.labels,
         threshold=asked.threshold,
         flat=asked.flat,
-        multi_label=asked.multi_label,
+        # In `gliner2`, entities of different types do not exclude each other.
+        multi_label=asked.multi_label or UNSET,
     )
     (outcome,) = await backend.ask(model, Task.ENTITIES, [asked.text], parameters=parameters)
     assert isinstance(outcome, Done), outcome
     answer = msgspec.json.decode(outcome.result)
+    assert all(e["text"] == asked.text[e["start"] : e["end"]] for e in answer["entities"])
     return [(e["label"], e["start"], e["end"], e["score"]) for e in answer["entities"]]
+
+
+async def _labels(backend: Backend, model: str, asked: Asked) -> list[float]:
+    """Return the score of each label for a whole text."""
+    parameters = ZeroShotParameters(labels=asked.labels, multi_label=asked.multi_label)
+    (outcome,) = await backend.ask(model, Task.ZERO_SHOT, [asked.text], parameters=parameters)
+    assert isinstance(outcome, Done), outcome
+    found = {e["label"]: e["score"] for e in msgspec.json.decode(outcome.result)["labels"]}
+    return [found[label] for label in asked.labels]
 
 
 def _apart(
@@ -74,6 +91,20 @@ def _apart(
         ):
             lines.append(f"{way}: {question.text[:40]!r}: scores")
     return lines
+
+
+def _scored_apart(
+    way: str,
+    asked: Sequence[Asked],
+    served: Sequence[list[float]],
+    expected: Sequence[list[float]],
+) -> list[str]:
+    """Return a line for each text whose labels have other scores."""
+    return [
+        f"{way}: {question.text[:40]!r}: the labels have {found} instead of {right}"
+        for question, found, right in zip(asked, served, expected, strict=False)
+        if max(abs(one - other) for one, other in zip(found, right, strict=True)) > _TOLERANCE
+    ]
 
 
 def main() -> None:

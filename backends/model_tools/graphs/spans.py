@@ -5,21 +5,24 @@ words of a text in one row, an LSTM reads the words, and the score of a span for
 product of their vectors. The weights have the names of the package `gliner` (Apache-2.0).
 
 The input `token_type_ids` says what each token is: 0 for the token that stands for a word, 2 for
-the token that stands for a label, and 1 for all others. The output `spans` has one line for each
-token, but line `i` belongs to the `i`-th word. It has the scores of the spans that begin with that
-word: for each length from 1 to `max_width`, the scores of `max_labels` labels.
+the token that stands for a label, 3 for the token that stands for all labels, and 1 for all others.
+The output `spans` has one line for each token, but line `i` belongs to the `i`-th word. It has the
+scores of the spans that begin with that word: for each length from 1 to `max_width`, the scores of
+`max_labels` labels.
 
 The vector of a span is a linear layer over a hidden layer, which reads the vectors of the first and
 the last word. So the parts of the hidden layer are computed once for each word instead of once for
 each span, and the last layer is applied to the labels instead of the spans.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 from onnx import ModelProto, TensorProto, helper
+from typing_extensions import override
 
 from sluicegate.backends.model_tools.graphs.bert import TOKENS
 from sluicegate.backends.model_tools.graphs.checkpoint import build_encoder
@@ -28,7 +31,7 @@ from sluicegate.backends.model_tools.graphs.heads import extend_model
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 
 SPANS = "spans"
-WORD, OTHER, LABEL = 0, 1, 2
+WORD, OTHER, LABEL, PROMPT = 0, 1, 2, 3
 _KINDS = "token_type_ids"
 _ENCODER = "token_rep_layer.bert_layer.model."
 _SPAN = "span_rep_layer.span_rep_layer"
@@ -43,7 +46,7 @@ class SpanShape(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int
     max_width: int
     max_labels: int
-    num_rnn_layers: int
+    num_rnn_layers: int = 0
 
 
 def build_spans(config: Mapping[str, Any], weights: Weights, shape: SpanShape) -> ModelProto:
@@ -52,38 +55,59 @@ def build_spans(config: Mapping[str, Any], weights: Weights, shape: SpanShape) -
     Raises:
         WeightsError: no graph can be built for the encoder, or a weight is missing.
     """
+    return extend_encoder(config, weights, _ENCODER, _GlinerWriter(GraphBuilder(weights), shape))
+
+
+def extend_encoder(
+    config: Mapping[str, Any], weights: Weights, prefix: str, writer: "SpanWriter"
+) -> ModelProto:
+    """Return the graph of an encoder and what `writer` adds; its weights begin with `prefix`.
+
+    Raises:
+        WeightsError: no graph can be built for the encoder, or a weight is missing.
+    """
     own = {
-        name.removeprefix(_ENCODER): tensor
+        name.removeprefix(prefix): tensor
         for name, tensor in weights.items()
-        if name.startswith(_ENCODER)
+        if name.startswith(prefix)
     }
     encoder = build_encoder(config, own)
     if any(value.name == _KINDS for value in encoder.graph.input):
         raise WeightsError("its encoder has token types, which is not supported")
-    graph = GraphBuilder(weights)
     try:
-        _SpanWriter(graph, shape).write()
+        writer.write()
     except KeyError as error:
         raise WeightsError(f"the weight {error} is missing") from None
-    width = shape.max_width * shape.max_labels
-    model = extend_model(encoder, graph, SPANS, ["batch", "sequence", width])
+    model = extend_model(encoder, writer.graph, SPANS, ["batch", "sequence", writer.width])
     rows = ["batch", "sequence"]
     model.graph.input.append(helper.make_tensor_value_info(_KINDS, TensorProto.INT32, rows))
     return model
 
 
-class _SpanWriter:
-    def __init__(self, graph: GraphBuilder, shape: SpanShape) -> None:
-        self._graph = graph
-        self._shape = shape
+class SpanWriter(ABC):
+    """Writes the layers after an encoder that score spans of words for labels."""
 
+    def __init__(self, graph: GraphBuilder, shape: SpanShape) -> None:
+        self.graph = graph
+        self.shape = shape
+
+    @property
+    def width(self) -> int:
+        """The scores of a word."""
+        return self.shape.max_width * self.shape.max_labels
+
+    @abstractmethod
     def write(self) -> None:
-        graph = self._graph
+        """Append all layers, of which the last one has the output `SPANS`."""
+
+    def begin(self) -> None:
+        """Append what the other methods need."""
+        graph = self.graph
         for name, number in (("zero", 0), ("one", 1), ("two", 2), ("last", -1)):
-            self._integers(name, [number])
-        self._integers("scalar.zero", 0)
-        self._integers("scalar.one", 1)
-        self._integers("most", [self._shape.max_labels])
+            self.integers(name, [number])
+        self.integers("scalar.zero", 0)
+        self.integers("scalar.one", 1)
+        self.integers("most", [self.shape.max_labels])
         graph.plain("Cast", ["attention_mask"], "spans.real", to=TensorProto.BOOL)
         graph.plain("Shape", [_KINDS], "spans.size")
         graph.plain("Gather", ["spans.size", "spans.one"], "spans.length")
@@ -93,14 +117,12 @@ class _SpanWriter:
             "Range", ["spans.scalar.length", "spans.scalar.zero", "spans.down"], "spans.order"
         )
         graph.plain("Cast", ["spans.order"], "spans.countdown", to=TensorProto.FLOAT)
-        words = self._read(self._select("words", WORD))
-        labels = self._select("labels", LABEL)
-        self._score(words, self._mlp("prompt_rep_layer", labels))
 
-    def _integers(self, name: str, values: list[int] | int) -> str:
-        return self._graph.constant(f"spans.{name}", np.array(values, dtype=np.int64))
+    def integers(self, name: str, values: list[int] | int) -> str:
+        """Append a constant."""
+        return self.graph.constant(f"spans.{name}", np.array(values, dtype=np.int64))
 
-    def _select(self, name: str, kind: int) -> str:
+    def select(self, name: str, kind: int) -> str:
         """Append the vectors of all tokens of a kind: `[batch, most of a row, hidden]`.
 
         A row without such a token gets its first token instead, so that the scores of every row
@@ -108,7 +130,7 @@ class _SpanWriter:
         `spans.{name}.most`, the largest of these numbers, and `spans.{name}.mask`, which is 0 for
         places after the last vector of a row.
         """
-        graph, prefix = self._graph, f"spans.{name}"
+        graph, prefix = self.graph, f"spans.{name}"
         wanted = graph.constant(f"{prefix}.kind", np.array(kind, dtype=np.int32))
         nothing = graph.constant(f"{prefix}.nothing", np.array(0, dtype=np.float32))
         graph.plain("Equal", [_KINDS, wanted], f"{prefix}.of_kind")
@@ -134,29 +156,101 @@ class _SpanWriter:
         graph.plain("Unsqueeze", [f"{prefix}.count", "spans.last"], f"{prefix}.counts")
         graph.plain("Less", [f"{prefix}.slots", f"{prefix}.counts"], f"{prefix}.used")
         graph.plain("Cast", [f"{prefix}.used"], f"{prefix}.mask", to=TensorProto.FLOAT)
-        if "token_rep_layer.projection.weight" not in graph.weights:
-            return state
-        return self._linear("token_rep_layer.projection", state, f"{prefix}.projected")
+        return state
 
-    def _linear(self, name: str, state: str, output: str) -> str:
-        graph = self._graph
+    def linear(self, name: str, state: str, output: str) -> str:
+        """Append a linear layer."""
+        graph = self.graph
         kernel = graph.weight(f"{name}.weight", transposed=True)
         product = graph.plain("MatMul", [state, kernel], f"{output}.product")
         return graph.plain("Add", [product, graph.weight(f"{name}.bias")], output)
 
-    def _mlp(self, name: str, state: str) -> str:
-        """Append a linear layer, a ReLU and another linear layer."""
-        inner = self._linear(f"{name}.0", state, f"{name}.inner")
-        active = self._graph.plain("Relu", [inner], f"{name}.active")
-        return self._linear(f"{name}.3", active, f"{name}.outer")
+    def mlp(self, name: str, state: str, outer: int = 3) -> str:
+        """Append a linear layer, a ReLU and another linear layer, which is module `outer`."""
+        inner = self.linear(f"{name}.0", state, f"{name}.inner")
+        active = self.graph.plain("Relu", [inner], f"{name}.active")
+        return self.linear(f"{name}.{outer}", active, f"{name}.outer")
+
+    def score(self, prefix: str, words: str, labels: str, output: str = SPANS) -> None:
+        """Append the scores of all spans by the weights that begin with `prefix`."""
+        graph, size = self.graph, self.shape.hidden_size
+        name = f"{prefix}.out_project"
+        inner = graph.weights[f"{name}.0.weight"]
+        sides = {}
+        for side, part in (("start", inner[:, :size]), ("end", inner[:, size:])):
+            vectors = self.mlp(f"{prefix}.project_{side}", words)
+            active = graph.plain("Relu", [vectors], f"spans.{side}.active")
+            kernel = graph.floats(f"{name}.{side}", part.T)
+            sides[side] = graph.plain("MatMul", [active, kernel], f"spans.{side}")
+        graph.plain("Add", [sides["end"], graph.weight(f"{name}.0.bias")], "spans.end.biased")
+        # The ends of spans that reach beyond the text are zero, whatever the other rows are.
+        graph.plain("Unsqueeze", ["spans.words.mask", "spans.last"], "spans.words.column")
+        graph.plain("Mul", ["spans.end.biased", "spans.words.column"], "spans.end.real")
+        width = self.shape.max_width
+        pads = self.integers("end.pads", [0, 0, 0, 0, width - 1, 0])
+        graph.plain("Pad", ["spans.end.real", pads], "spans.ends")
+        outer = graph.weight(f"{name}.3.weight")
+        graph.plain("MatMul", [labels, outer], "spans.labels.rows")
+        graph.plain("Transpose", ["spans.labels.rows"], "spans.labels.columns", perm=[0, 2, 1])
+        bias = graph.floats(f"{name}.3.column", graph.weights[f"{name}.3.bias"][:, None])
+        graph.plain("MatMul", [labels, bias], "spans.labels.bias")
+        graph.plain("Transpose", ["spans.labels.bias"], "spans.labels.offset", perm=[0, 2, 1])
+        scores = [self._score_width(number) for number in range(width)]
+        graph.plain("Concat", scores, "spans.scores", axis=2)
+        self._finish(output)
+
+    def _score_width(self, number: int) -> str:
+        """Append the scores of all spans of `number + 1` words: `[batch, words, 1, labels]`."""
+        graph, prefix = self.graph, f"spans.{number}"
+        start = self.integers(f"{number}.start", [number])
+        graph.plain("Add", ["spans.words.most", start], f"{prefix}.stop")
+        graph.plain("Slice", ["spans.ends", start, f"{prefix}.stop", "spans.one"], f"{prefix}.ends")
+        graph.plain("Add", ["spans.start", f"{prefix}.ends"], f"{prefix}.hidden")
+        graph.plain("Relu", [f"{prefix}.hidden"], f"{prefix}.active")
+        graph.plain("MatMul", [f"{prefix}.active", "spans.labels.columns"], f"{prefix}.products")
+        graph.plain("Add", [f"{prefix}.products", "spans.labels.offset"], f"{prefix}.scores")
+        return graph.plain("Unsqueeze", [f"{prefix}.scores", "spans.two"], f"{prefix}.line")
+
+    def _finish(self, output: str) -> None:
+        """Set scores of places without a word or a label to 0, and pad to the output's size."""
+        graph, shape = self.graph, self.shape
+        axes = self.integers("mask.axes", [2, 3])
+        graph.plain("Unsqueeze", ["spans.words.mask", axes], "spans.mask.words")
+        axes = self.integers("mask.label.axes", [1, 2])
+        graph.plain("Unsqueeze", ["spans.labels.mask", axes], "spans.mask.labels")
+        graph.plain("Mul", ["spans.scores", "spans.mask.words"], "spans.of_words")
+        graph.plain("Mul", ["spans.of_words", "spans.mask.labels"], "spans.of_labels")
+        graph.plain("Sub", ["spans.length", "spans.words.most"], "spans.missing.words")
+        graph.plain("Sub", ["spans.most", "spans.labels.most"], "spans.missing.labels")
+        before = self.integers("pads.before", [0] * 5)
+        pads = [before, "spans.missing.words", "spans.zero", "spans.missing.labels"]
+        graph.plain("Concat", pads, "spans.pads", axis=0)
+        graph.plain("Pad", ["spans.of_labels", "spans.pads"], "spans.padded")
+        size = self.integers("shape", [0, 0, shape.max_width * shape.max_labels])
+        graph.plain("Reshape", ["spans.padded", size], output)
+
+
+class _GlinerWriter(SpanWriter):
+    @override
+    def write(self) -> None:
+        self.begin()
+        words = self._read(self._projected("words", WORD))
+        labels = self._projected("labels", LABEL)
+        self.score(_SPAN, words, self.mlp("prompt_rep_layer", labels))
+
+    def _projected(self, name: str, kind: int) -> str:
+        state = self.select(name, kind)
+        if "token_rep_layer.projection.weight" not in self.graph.weights:
+            return state
+        return self.linear("token_rep_layer.projection", state, f"spans.{name}.projected")
 
     def _read(self, words: str) -> str:
         """Append the bidirectional LSTM over the words of each row."""
-        graph, layers = self._graph, self._shape.num_rnn_layers
+        graph, layers = self.graph, self.shape.num_rnn_layers
         if not layers:
             return words
         graph.plain("Cast", ["spans.words.count"], "rnn.lengths", to=TensorProto.INT32)
-        self._integers("joined", [0, 0, -1])
+        self.integers("joined", [0, 0, -1])
         state = graph.plain("Transpose", [words], "rnn.input", perm=[1, 0, 2])
         for layer in range(layers):
             sides = [f"l{layer}", f"l{layer}_reverse"]
@@ -171,7 +265,7 @@ class _SpanWriter:
                 ]
             )
             inputs.append(graph.floats(f"rnn.bias.{layer}", bias))
-            hidden = self._shape.hidden_size // 2
+            hidden = self.shape.hidden_size // 2
             graph.plain(
                 "LSTM",
                 [state, *inputs, "rnn.lengths"],
@@ -186,63 +280,5 @@ class _SpanWriter:
         return graph.plain("Transpose", [state], "rnn.output", perm=[1, 0, 2])
 
     def _gates(self, kind: str, side: str) -> Any:
-        parts = np.split(self._graph.weights[f"rnn.lstm.{kind}_{side}"], len(_GATES))
+        parts = np.split(self.graph.weights[f"rnn.lstm.{kind}_{side}"], len(_GATES))
         return np.concatenate([parts[gate] for gate in _GATES])
-
-    def _score(self, words: str, labels: str) -> None:
-        """Append the scores of all spans."""
-        graph, size = self._graph, self._shape.hidden_size
-        name = f"{_SPAN}.out_project"
-        inner = graph.weights[f"{name}.0.weight"]
-        sides = {}
-        for side, part in (("start", inner[:, :size]), ("end", inner[:, size:])):
-            vectors = self._mlp(f"{_SPAN}.project_{side}", words)
-            active = graph.plain("Relu", [vectors], f"spans.{side}.active")
-            kernel = graph.floats(f"{name}.{side}", part.T)
-            sides[side] = graph.plain("MatMul", [active, kernel], f"spans.{side}")
-        graph.plain("Add", [sides["end"], graph.weight(f"{name}.0.bias")], "spans.end.biased")
-        # The ends of spans that reach beyond the text are zero, whatever the other rows are.
-        graph.plain("Unsqueeze", ["spans.words.mask", "spans.last"], "spans.words.column")
-        graph.plain("Mul", ["spans.end.biased", "spans.words.column"], "spans.end.real")
-        width = self._shape.max_width
-        pads = self._integers("end.pads", [0, 0, 0, 0, width - 1, 0])
-        graph.plain("Pad", ["spans.end.real", pads], "spans.ends")
-        outer = graph.weight(f"{name}.3.weight")
-        graph.plain("MatMul", [labels, outer], "spans.labels.rows")
-        graph.plain("Transpose", ["spans.labels.rows"], "spans.labels.columns", perm=[0, 2, 1])
-        bias = graph.floats(f"{name}.3.column", graph.weights[f"{name}.3.bias"][:, None])
-        graph.plain("MatMul", [labels, bias], "spans.labels.bias")
-        graph.plain("Transpose", ["spans.labels.bias"], "spans.labels.offset", perm=[0, 2, 1])
-        scores = [self._score_width(number) for number in range(width)]
-        graph.plain("Concat", scores, "spans.scores", axis=2)
-        self._finish()
-
-    def _score_width(self, number: int) -> str:
-        """Append the scores of all spans of `number + 1` words: `[batch, words, 1, labels]`."""
-        graph, prefix = self._graph, f"spans.{number}"
-        start = self._integers(f"{number}.start", [number])
-        graph.plain("Add", ["spans.words.most", start], f"{prefix}.stop")
-        graph.plain("Slice", ["spans.ends", start, f"{prefix}.stop", "spans.one"], f"{prefix}.ends")
-        graph.plain("Add", ["spans.start", f"{prefix}.ends"], f"{prefix}.hidden")
-        graph.plain("Relu", [f"{prefix}.hidden"], f"{prefix}.active")
-        graph.plain("MatMul", [f"{prefix}.active", "spans.labels.columns"], f"{prefix}.products")
-        graph.plain("Add", [f"{prefix}.products", "spans.labels.offset"], f"{prefix}.scores")
-        return graph.plain("Unsqueeze", [f"{prefix}.scores", "spans.two"], f"{prefix}.line")
-
-    def _finish(self) -> None:
-        """Set scores of places without a word or a label to 0, and pad to the output's size."""
-        graph, shape = self._graph, self._shape
-        axes = self._integers("mask.axes", [2, 3])
-        graph.plain("Unsqueeze", ["spans.words.mask", axes], "spans.mask.words")
-        axes = self._integers("mask.label.axes", [1, 2])
-        graph.plain("Unsqueeze", ["spans.labels.mask", axes], "spans.mask.labels")
-        graph.plain("Mul", ["spans.scores", "spans.mask.words"], "spans.of_words")
-        graph.plain("Mul", ["spans.of_words", "spans.mask.labels"], "spans.of_labels")
-        graph.plain("Sub", ["spans.length", "spans.words.most"], "spans.missing.words")
-        graph.plain("Sub", ["spans.most", "spans.labels.most"], "spans.missing.labels")
-        before = self._integers("pads.before", [0] * 5)
-        pads = [before, "spans.missing.words", "spans.zero", "spans.missing.labels"]
-        graph.plain("Concat", pads, "spans.pads", axis=0)
-        graph.plain("Pad", ["spans.of_labels", "spans.pads"], "spans.padded")
-        size = self._integers("shape", [0, 0, shape.max_width * shape.max_labels])
-        graph.plain("Reshape", ["spans.padded", size], SPANS)

@@ -28,6 +28,7 @@ from sluicegate.backends.model_tools.importing.finishing import (
     finish_model,
 )
 from sluicegate.backends.model_tools.importing.gliner import write_gliner
+from sluicegate.backends.model_tools.importing.gliner2 import Gliner2Config, write_gliner2
 from sluicegate.backends.model_tools.importing.outputs import reads_unattended
 from sluicegate.backends.model_tools.importing.rebuild import rebuild
 from sluicegate.backends.model_tools.importing.source import CheckpointFolder, open_source
@@ -78,14 +79,10 @@ def convert_source(source: CheckpointFolder, target: Path) -> str:
     target.mkdir(parents=True, exist_ok=True)
     if source.gliner is not None:
         (target / TOKENIZER).write_text(source.tokenizer.text, encoding="utf-8")
-        return write_gliner(
-            source.gliner,
-            source.config,
-            source.weights(),
-            source.tokenizer.load(),
-            target,
-            source.fields,
-        )
+        made_of = (source.config, source.weights(), source.tokenizer.load())
+        if isinstance(source.gliner, Gliner2Config):
+            return write_gliner2(source.gliner, *made_of, target, source.fields)
+        return write_gliner(source.gliner, *made_of, target, source.fields)
     origin, weights = _write_graph(source, target)
     fields = dict(source.fields)
     tokenizer = source.tokenizer

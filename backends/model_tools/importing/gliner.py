@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 import yaml
+from onnx import ModelProto
 from tokenizers import Tokenizer
 
 from sluicegate.backends.errors import StartProblem
@@ -21,7 +22,7 @@ _SAVE = (
     "`save_pretrained(FOLDER, safe_serialization=True)`"
 )
 # Labels of a request. The graph has a score for each of them, so more labels need more memory.
-_MOST_LABELS = 64
+MOST_LABELS = 64
 # Rows have room for texts with two tokens for each word.
 _TOKENS_PER_WORD, _LEAST_TOKENS = 2, 512
 # Parts of a GLiNER model that no graph is built for.
@@ -127,43 +128,62 @@ def write_gliner(
             f"`{FILE}` of a GLiNER model: `class_token_index` is {config.class_token_index}, but "
             f"the tokenizer has another id for `{config.ent_token}`; {_SAVE}"
         )
-    unused = next((name for name in weights if not name.startswith(_PARTS)), None)
-    if unused is not None:
-        raise StartProblem(f"no layer of a GLiNER model has the weight `{unused}`")
-    size = sum(tensor.nbytes for tensor in weights.values())
-    if size > MOST_BYTES:
-        raise StartProblem(
-            f"the weights of the GLiNER model have {size} bytes; at most {MOST_BYTES} are supported"
-        )
-    tokens = _max_tokens(config, encoder)
+    check_weights(weights, _PARTS, "GLiNER")
+    tokens = max_tokens(encoder, config.max_len)
     shape = SpanShape(
         hidden_size=config.hidden_size,
         max_width=config.max_width,
-        max_labels=_MOST_LABELS,
+        max_labels=MOST_LABELS,
         num_rnn_layers=config.num_rnn_layers,
     )
     try:
-        model = build_spans(_with_positions(encoder, tokens), weights, shape)
+        model = build_spans(with_positions(encoder, tokens), weights, shape)
     except WeightsError as error:
         raise StartProblem(f"no graph can be built for the GLiNER model: {error}") from None
-    (target / "model.onnx").write_bytes(model.SerializeToString())
     manifest = {
-        "kind": "spans",
-        "graph": "model.onnx",
-        "tokenizer": "tokenizer.json",
-        "output": SPANS,
         "max_tokens": tokens,
         "max_words": config.max_len,
         "max_width": config.max_width,
-        "max_labels": _MOST_LABELS,
         "label_token": config.ent_token,
         "text_token": config.sep_token,
         "label_place": "token" if config.embed_ent_token else "after",
         "word_place": config.subtoken_pooling,
+    }
+    write_span_model(model, manifest, target, fields)
+    return f"GLiNER weights with a `{encoder.get('model_type')}` encoder"
+
+
+def check_weights(weights: Weights, parts: tuple[str, ...], kind: str) -> None:
+    """Refuse weights that are too large, or that begin with none of `parts`.
+
+    Raises:
+        StartProblem: the weights are refused.
+    """
+    unused = next((name for name in weights if not name.startswith(parts)), None)
+    if unused is not None:
+        raise StartProblem(f"no layer of a {kind} model has the weight `{unused}`")
+    size = sum(tensor.nbytes for tensor in weights.values())
+    if size > MOST_BYTES:
+        raise StartProblem(
+            f"the weights of the {kind} model have {size} bytes; at most {MOST_BYTES} are supported"
+        )
+
+
+def write_span_model(
+    model: ModelProto, manifest: Mapping[str, Any], target: Path, fields: Mapping[str, Any]
+) -> None:
+    """Write `model.onnx`, and `model.yaml` with the fields of `manifest` and then of `fields`."""
+    (target / "model.onnx").write_bytes(model.SerializeToString())
+    document = {
+        "kind": "spans",
+        "graph": "model.onnx",
+        "tokenizer": "tokenizer.json",
+        "output": SPANS,
+        "max_labels": MOST_LABELS,
+        **manifest,
         **{name: value for name, value in fields.items() if name not in ("graph", "tokenizer")},
     }
-    (target / "model.yaml").write_text(yaml.safe_dump(manifest, sort_keys=False), encoding="utf-8")
-    return f"GLiNER weights with a `{encoder.get('model_type')}` encoder"
+    (target / "model.yaml").write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
 
 
 def _is_relative(encoder: Mapping[str, Any]) -> bool:
@@ -171,13 +191,14 @@ def _is_relative(encoder: Mapping[str, Any]) -> bool:
     return encoder.get("model_type") == "deberta-v2" and not encoder.get("position_biased_input")
 
 
-def _max_tokens(config: GlinerConfig, encoder: Mapping[str, Any]) -> int:
-    wanted = max(_LEAST_TOKENS, _TOKENS_PER_WORD * config.max_len)
+def max_tokens(encoder: Mapping[str, Any], words: int) -> int:
+    """Return the most tokens of a row with `words` words, if the encoder reads as many."""
+    wanted = max(_LEAST_TOKENS, _TOKENS_PER_WORD * words)
     known = encoder.get("max_position_embeddings")
     return min(wanted, known) if isinstance(known, int) and not _is_relative(encoder) else wanted
 
 
-def _with_positions(encoder: Mapping[str, Any], tokens: int) -> Mapping[str, Any]:
+def with_positions(encoder: Mapping[str, Any], tokens: int) -> Mapping[str, Any]:
     """Return the configuration of an encoder for rows of `tokens` tokens."""
     if not _is_relative(encoder):
         return encoder

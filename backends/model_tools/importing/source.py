@@ -32,6 +32,12 @@ from sluicegate.backends.model_tools.importing.gliner import (
     read_gliner,
     without_weights,
 )
+from sluicegate.backends.model_tools.importing.gliner2 import (
+    ENCODER_FILE,
+    MODEL_TYPE as GLINER2,
+    Gliner2Config,
+    read_gliner2,
+)
 from sluicegate.backends.model_tools.importing.ranking import (
     TEMPLATE_FILE,
     Ranking,
@@ -149,7 +155,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     fields: dict[str, Any] = {}
     tokenizer: ClassTokenizer
     task_adapter: str | None = None
-    gliner: GlinerConfig | None = None
+    gliner: GlinerConfig | Gliner2Config | None = None
     table: StaticTable | None = None
     head: LinearHead | None = None
     adapter: Adapter | None = None
@@ -406,10 +412,8 @@ def _open_checkpoint(
 ) -> CheckpointFolder:
     task_adapter = fields.pop("adapter", None)
     tokenizer = (tokenizer_folder or folder) / str(fields.get("tokenizer", "tokenizer.json"))
-    gliner = None
-    if (folder / GLINER).is_file():
-        gliner = read_gliner(folder / GLINER, read_json(folder / GLINER))
-    elif not (folder / "config.json").is_file():
+    gliner = _read_gliner(folder)
+    if gliner is None and not (folder / "config.json").is_file():
         raise _not_a_model(folder)
     if not tokenizer.is_file():
         slow = next((f" (it has `{name}`)" for name in _SLOW if (folder / name).is_file()), "")
@@ -449,6 +453,17 @@ def _open_checkpoint(
             f"`{names[0]}`; remove the file, or name the encoder's class in `architectures`"
         )
     return source
+
+
+def _read_gliner(folder: Path) -> GlinerConfig | Gliner2Config | None:
+    """Return the configuration of a model that reads labels; `None` for other folders."""
+    if (folder / GLINER).is_file():
+        return read_gliner(folder / GLINER, read_json(folder / GLINER))
+    path = folder / "config.json"
+    document = read_json(path) if path.is_file() else {}
+    if document.get("model_type") != GLINER2:
+        return None
+    return read_gliner2(path, document, read_json(folder / ENCODER_FILE))
 
 
 def _open_static(folder: Path, fields: dict[str, Any]) -> CheckpointFolder | None:

@@ -15,7 +15,6 @@ from sluicegate.gateway.api.schemas import Body
 from sluicegate.gateway.config.document import RequestConfig
 from sluicegate.gateway.dialects.oip.task_tensors import (
     TASK_TENSORS,
-    TEXT,
     Rows,
     TaskTensors,
     tasks_of,
@@ -30,12 +29,6 @@ from sluicegate.wire.protocol import Task
 _IGNORED = frozenset({"binary_data_output", "content_type", "headers", "priority", "timeout"})
 _TASK = "task"
 # If a request has one of these inputs, the input identifies the task of the request.
-_TASK_BY_INPUT = {
-    spec.name: task
-    for task, tensors in TASK_TENSORS.items()
-    for spec in tensors.inputs
-    if spec.name != TEXT
-}
 _TEXT_TASKS = (Task.CLASSIFY, Task.ENTITIES, Task.EMBED)
 
 
@@ -155,8 +148,9 @@ def _task(request: TensorRequest, tasks: Collection[Task]) -> Task:
             raise InvalidRequest(f"The parameter `task` must be one of {', '.join(TASK_TENSORS)}.")
         return Task(named)
     for tensor in request.inputs:
-        if tensor.name in _TASK_BY_INPUT:
-            return _TASK_BY_INPUT[tensor.name]
+        known = [task for task, tensors in TASK_TENSORS.items() if tensors.has_own(tensor.name)]
+        if known:
+            return next((task for task in known if task in tasks), known[0])
     found = [task for task in _TEXT_TASKS if task in tasks]
     if len(found) > 1:
         names = " or ".join(found)

@@ -42,7 +42,6 @@ from sluicegate.wire.protocol import AnswerParameters, ModelInfo, Task
 ANY = -1
 """Stands for a dimension of any size."""
 TEXT = "TEXT"
-"""The input of most tasks, which does not tell the task."""
 _encode = msgspec.json.encode
 _decode = msgspec.json.decode
 _BYTE_ORDER_MARK = "\ufeff"
@@ -132,6 +131,10 @@ class TaskTensors:
     def outputs(self, info: ModelInfo) -> tuple[TensorSpec, ...]:
         """Return the outputs of a model."""
         raise NotImplementedError
+
+    def has_own(self, name: str) -> bool:
+        """Return whether the task has an input that tells the task, unlike `TEXT`."""
+        return name != TEXT and any(spec.name == name for spec in self.inputs)
 
     def check_size(self, inputs: Mapping[str, Rows], bounds: RequestConfig) -> None:
         """Check the size of inputs that become larger in the native body than in the request.
@@ -305,15 +308,24 @@ class RerankTensors(TaskTensors):
 
 
 class EntitiesTensors(TaskTensors):
-    """Finds named entities. An output row is a JSON list of the entities in a text."""
+    """Finds named entities. An output row is a JSON list of the entities in a text.
+
+    `LABELS` are the types to find; for models that find entities of any type.
+    """
 
     task = Task.ENTITIES
     body = EntitiesBody
-    parameters = ("truncate", "aggregation")
+    inputs = (TensorSpec(name="TEXT"), TensorSpec(name="LABELS", row=ANY, is_optional=True))
+    parameters = ("truncate", "aggregation", "threshold", "flat", "multi_label")
 
     @override
     def outputs(self, info: ModelInfo) -> tuple[TensorSpec, ...]:
         return (TensorSpec(name="ENTITIES"),)
+
+    @override
+    def fields(self, inputs: Mapping[str, Rows]) -> dict[str, Any]:
+        labels = {"labels": inputs["LABELS"].shared()} if "LABELS" in inputs else {}
+        return super().fields(inputs) | labels
 
     @override
     def tensor(

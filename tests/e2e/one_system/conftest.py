@@ -1,5 +1,6 @@
 """Provides the running system, which the tests of this folder leave unchanged."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from testing.system import TWO_REGIONS, System
+from tests.support.example_models import write_example_models
 
 _CONFIG = Path(__file__).parents[3] / "config"
 
@@ -21,9 +23,11 @@ def system(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     document.write_text(
         document.read_text().replace("routing:\n", "routing:\n  spill_after: 30.0\n")
     )
+    models = Path(shutil.copytree(demo_models, folder / "models", copy_function=os.link))
+    write_example_models(models, folder / "checkpoints")
     with System(
         folder / "data",
-        models=demo_models,
+        models=models,
         config=config,
         arguments=TWO_REGIONS,
     ) as running:

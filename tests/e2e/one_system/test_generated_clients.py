@@ -35,6 +35,7 @@ pytestmark = pytest.mark.e2e
 # YAML is sent as it is; the generator knows JSON and bytes.
 _OPTIONS = """\
 post_hooks: []
+http_timeout: 60
 package_name_override: {name}
 content_type_overrides:
   application/yaml: application/octet-stream
@@ -43,17 +44,8 @@ _PATIENT = httpx.Timeout(60.0)
 _OF_EVERY_SERVER = {"content-length", "content-type", "date", "x-content-type-options"}
 TYPESCRIPT = Path(__file__).parents[2] / "clients" / "typescript"
 PROGRAMS = re.findall(r"^```python\n(.*?)^```", page("docs/clients.md"), re.MULTILINE | re.DOTALL)
-# Names of what no example can know, and of models that the demo does not have.
-UNKNOWN = (
-    "answers",
-    "splade",
-    "after",
-    "batch_id",
-    "file_id",
-    "input_file_id",
-    "request_id",
-    "gliner",
-)
+# Names of what no example can know.
+UNKNOWN = ("after", "batch_id", "file_id", "input_file_id", "request_id")
 Modules = Callable[[str], Any]
 
 
@@ -135,6 +127,11 @@ def test_a_generated_client_reads_the_results_of_every_task(
     assert [type(found) for found in ranked.results] == [models.RankedDocument] * 2
     (found,) = ask("entities", model="entities-demo", input_="Angela Merkel visited.").results
     assert all(isinstance(entity.start, int) for entity in found.entities)
+    pair = models.AnswerItem(question="who?", context="a good film")
+    (spans,) = ask("answer", model="answers", input_=pair).results
+    assert spans.answers[0].answer in pair.context
+    (labelled,) = ask("entities", model="gliner", input_="Ada", labels=["name"]).results
+    assert all(entity.label == "name" for entity in labelled.entities)
     (vector,) = ask("embed", model="minilm", input_="a sentence", dimensions=8).results
     assert len(vector.embedding) == 8
 

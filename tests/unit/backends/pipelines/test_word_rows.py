@@ -1,11 +1,11 @@
-"""Words are split as GLiNER splits them, and windows of words cover every span of a text."""
+"""Windows of words cover every span of a text."""
 
 import itertools
 import random
 
 import pytest
 
-from sluicegate.backends.pipelines.word_rows import WordFormat, owned_words, split_words, word_spans
+from sluicegate.backends.pipelines.word_rows import WordFormat, owned_words, word_spans
 
 
 def form(*, width: int = 3, words: int = 20) -> WordFormat:
@@ -17,14 +17,6 @@ def form(*, width: int = 3, words: int = 20) -> WordFormat:
         max_width=width,
         max_words=words,
     )
-
-
-def test_words_are_letters_that_hyphens_join_or_single_characters() -> None:
-    text = "a well-known_name, -x 😀é!"
-
-    words = [text[start:end] for start, end in split_words(text)]
-
-    assert words == ["a", "well-known_name", ",", "-", "x", "😀", "é", "!"]
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -9,7 +9,7 @@ import pytest
 
 from sluicegate.gateway.types import ItemFailure
 from sluicegate.wire.protocol import EntitiesParameters, Task
-from tests.support.api import Api
+from tests.support.api import KEY, Api
 from tests.support.dialects import answer_alike, sent
 from tests.support.inference_scene import INFO
 
@@ -18,7 +18,6 @@ TEXT = "Ada Lovelace lives in Paris."
 NAME = {"label": "name", "score": 0.9, "text": "Ada Lovelace", "start": 0, "end": 12}
 FIRST = {"label": "first_name", "score": 0.8, "text": "Ada", "start": 0, "end": 3}
 CITY = {"label": "city", "score": 0.7, "text": "Paris", "start": 22, "end": 27}
-# As NeMo Guardrails sends it.
 BODY = {
     "text": TEXT,
     "labels": ["name", "first_name", "city"],
@@ -27,6 +26,17 @@ BODY = {
     "overlap": 128,
     "flat_ner": False,
 }
+# As the actions of nemoguardrails 0.24.1 send it.
+_CAPTURED = sent(
+    "POST /gliner/pii/v1/extract",
+    (
+        *("Host: 127.0.0.1:42861", "Accept: */*", "Accept-Encoding: gzip, deflate"),
+        *("Connection: keep-alive", "User-Agent: python-httpx/0.28.1"),
+        *("Content-Type: application/json", f"Authorization: Bearer {KEY}"),
+    ),
+    b'{"text":"Ada Lovelace lives in Paris.","threshold":0.5,"chunk_length":384,"overlap":128,'
+    b'"flat_ner":false,"labels":["name","first_name","city"]}',
+)
 
 
 def serve(api: Api) -> Api:
@@ -137,11 +147,27 @@ async def test_a_refused_item_fails_the_request(api: Api, client: httpx.AsyncCli
     assert response.json()["item_code"] == "too_many_labels"
 
 
+@pytest.mark.parametrize("text", ["", " \n"])
+async def test_an_empty_text_has_no_entities(client: httpx.AsyncClient, text: str) -> None:
+    response = await client.post("/gliner/pii/v1/extract", json=BODY | {"text": text})
+
+    assert response.status_code == 200
+    assert response.json() == {"entities": [], "total_entities": 0, "tagged_text": text}
+
+
 @pytest.mark.parametrize("tier", ["memory", "remote"])
 async def test_both_entry_points_answer_alike(tier: str) -> None:
     headers = ["Host: a", "Content-Type: application/json"]
     request = sent("POST /v1/extract", headers, msgspec.json.encode(BODY))
 
-    answers, _ = await answer_alike([request], tier, serve)
+    answers, _ = await answer_alike([request, _CAPTURED], tier, serve)
 
-    assert len(answers) == 1
+    assert len(answers) == 2
+    # What the actions read of an answer.
+    found = msgspec.json.decode(answers[1].partition(b"\r\n\r\n")[2])
+    assert answers[1].startswith(b"HTTP/1.1 200 ")
+    assert found["total_entities"] == 2
+    assert [(one["start_position"], one["end_position"]) for one in found["entities"]] == [
+        (0, 12),
+        (22, 27),
+    ]

@@ -121,6 +121,12 @@ async def test_a_model_answers_by_its_task(
             {"labels": ["x", "y"], "hypothesis_template": "This example is {}."},
         ),
         ("entities", {}, "entities", {}),
+        (
+            "entities",
+            {**_CANDIDATES, "threshold": 0.2, "multi_label": True},
+            "entities",
+            {"labels": ["x", "y"], "threshold": 0.2, "multi_label": True},
+        ),
         ("minilm", {"dimensions": 2}, "embed", {"dimensions": 2}),
         (
             "answers",

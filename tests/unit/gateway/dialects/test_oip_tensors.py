@@ -13,6 +13,7 @@ from sluicegate.gateway.api.schemas import (
     ChooseBody,
     ClassifyBody,
     EmbedBody,
+    EntitiesBody,
     RerankBody,
     ZeroShotBody,
 )
@@ -177,6 +178,17 @@ def test_inputs_say_the_task_and_make_the_native_body() -> None:
     assert algorithm.items() == [{"a": 1}]
     named = call(served(Task.EMBED, Task.ENTITIES), texts("a"), parameters={"task": "entities"})
     assert named.tensors.task == Task.ENTITIES
+
+
+def test_labels_are_for_the_task_that_the_model_has() -> None:
+    labels = texts("x", "y", name="LABELS", shape=(1, 2))
+
+    found = call(served(Task.ENTITIES), texts("a"), labels, parameters={"threshold": 0.2}).body
+    assert found == EntitiesBody(model="m", input=["a"], labels=["x", "y"], threshold=0.2)
+    several = served(Task.ENTITIES, Task.ZERO_SHOT)
+    assert isinstance(call(several, texts("a"), labels).body, ZeroShotBody)
+    wanted = call(several, texts("a"), labels, parameters={"task": "entities"}).body
+    assert wanted == EntitiesBody(model="m", input=["a"], labels=["x", "y"])
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from sluicegate.wire.protocol import (
     AnswerItem,
     AnswerParameters,
     EntitiesParameters,
+    RowLimits,
     Task,
 )
 
@@ -148,7 +149,7 @@ def charges_with(principal: Principal) -> tuple[Charge, ...]:
 
 def test_tokens_that_are_only_shown_hold_no_rows_and_no_tokens() -> None:
     for task, expected in ((Task.TOKENIZE, (0, 0)), (Task.EMBED, (2, 10))):
-        found = estimate(task, b"", [b"abc", b"abc"], longest_row=256)
+        found = estimate(task, b"", [b"abc", b"abc"], limits=RowLimits(256))
 
         assert (found.items, found.rows, found.tokens) == (2, *expected)
 
@@ -160,7 +161,7 @@ def test_a_question_holds_a_row_for_each_window_that_its_context_may_have() -> N
         msgspec.msgpack.encode(AnswerItem(question="q" * 20, context=text)) for text in contexts
     ]
 
-    found = [estimate(Task.ANSWER, given, [item], longest_row=256).rows for item in items]
+    found = [estimate(Task.ANSWER, given, [item], limits=RowLimits(256)).rows for item in items]
 
     assert found == [1, 19, MAX_WINDOWS]
 
@@ -168,14 +169,29 @@ def test_a_question_holds_a_row_for_each_window_that_its_context_may_have() -> N
 def test_the_windows_of_a_text_with_entities_are_reserved() -> None:
     plain = msgspec.msgpack.encode(EntitiesParameters())
     labelled = msgspec.msgpack.encode(EntitiesParameters(labels=["l" * 99, "m" * 98]))
-    texts = ("t" * 40, "t" * 400, "t" * 40_000)
+    texts = ("t" * 20, "t" * 400, "t" * 40_000)
 
     found = [
         [
-            estimate(Task.ENTITIES, given, [msgspec.msgpack.encode(text)], longest_row=256).rows
+            estimate(
+                Task.ENTITIES, given, [msgspec.msgpack.encode(text)], limits=RowLimits(256)
+            ).rows
             for text in texts
         ]
         for given in (plain, labelled)
     ]
 
-    assert found == [[1, 2, MAX_WINDOWS], [1, 15, MAX_WINDOWS]]
+    assert found == [[1, 2, MAX_WINDOWS], [1, 20, MAX_WINDOWS]]
+
+
+def test_words_of_one_letter_fill_a_window_before_its_tokens_do() -> None:
+    given = msgspec.msgpack.encode(EntitiesParameters(labels=["l"]))
+    marks, letters = (msgspec.msgpack.encode(text) for text in ("!" * 120, "t" * 120))
+
+    found = [
+        estimate(Task.ENTITIES, given, [text], limits=RowLimits(512, words)).rows
+        for text in (marks, letters)
+        for words in (0, 60)
+    ]
+
+    assert found == [1, 3, 1, 1]

@@ -1,0 +1,147 @@
+"""A GLiNER2 model finds entities and labels texts by the labels of a request."""
+
+import itertools
+import json
+import shutil
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluicegate.wire.protocol import (
+    EntitiesParameters,
+    Failed,
+    Parameters,
+    Task,
+    ZeroShotParameters,
+)
+from tests.parity.library_fixtures import unpack
+from tests.parity.library_served import import_folder
+from tests.support.backend_calls import Backend, running_backend
+
+pytestmark = pytest.mark.anyio
+NAME = "gliner2-03"
+LABELS = ["city", "person", "a date"]
+WORDS = ["Paris", "naïve", "cafe\u0301", "👩‍👩‍👧", "שלום", "x-y_z", "ada@mail.org", "a\u200bb"]
+LONG = " ".join(itertools.islice(itertools.cycle(WORDS), 900))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack(NAME, tmp_path_factory.mktemp("gliner2"))
+
+
+@pytest.fixture(scope="module")
+def models(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    models = tmp_path_factory.mktemp("repository") / "models"
+    assert import_folder(checkpoint, models) is None
+    return models
+
+
+@pytest.fixture
+async def backend(models: Path) -> AsyncIterator[Backend]:
+    async with running_backend(models, threads=1) as running:
+        yield running
+
+
+async def find(backend: Backend, text: str, **given: Any) -> list[dict[str, Any]]:
+    parameters = EntitiesParameters(**{"labels": LABELS, **given})
+    answer = await backend.answer(NAME, Task.ENTITIES, text, parameters=parameters)
+    found: list[dict[str, Any]] = answer["entities"]
+    return found
+
+
+async def refusal(backend: Backend, task: Task, text: str, parameters: Parameters) -> str:
+    (outcome,) = await backend.ask(NAME, task, [text], parameters=parameters)
+    assert isinstance(outcome, Failed)
+    return outcome.code
+
+
+def overlap(entities: list[dict[str, Any]]) -> bool:
+    return any(one["end"] > other["start"] for one, other in itertools.pairwise(entities))
+
+
+async def test_a_long_text_has_entities_from_its_begin_to_its_end(backend: Backend) -> None:
+    found = await find(backend, LONG, labels=LABELS[:1], threshold=0.2)
+
+    assert found[0]["start"] < 200
+    assert found[-1]["end"] > len(LONG) - 200
+    assert all(entity["text"] == LONG[entity["start"] : entity["end"]] for entity in found)
+
+
+async def test_types_exclude_each_other_on_request(backend: Backend) -> None:
+    several = await find(backend, LONG[:300], threshold=0.2)
+    one = await find(backend, LONG[:300], threshold=0.2, multi_label=False)
+
+    assert overlap(several)
+    assert not overlap(one)
+    for label in LABELS:
+        assert not overlap([entity for entity in several if entity["label"] == label])
+
+
+async def test_labels_of_a_text_share_a_row(backend: Backend) -> None:
+    shares = await backend.answer(
+        NAME, Task.ZERO_SHOT, "Ada lives in Paris", parameters=ZeroShotParameters(labels=LABELS)
+    )
+    apart = await backend.answer(
+        NAME,
+        Task.ZERO_SHOT,
+        "Ada lives in Paris",
+        parameters=ZeroShotParameters(labels=LABELS, multi_label=True),
+    )
+
+    assert sum(label["score"] for label in shares["labels"]) == pytest.approx(1.0)
+    order = [label["label"] for label in shares["labels"]]
+    assert order == [label["label"] for label in apart["labels"]]
+    assert backend.info(NAME).tasks == [Task.ENTITIES, Task.ZERO_SHOT]
+    assert backend.info(NAME).max_words == 384
+
+
+async def test_labels_and_texts_that_do_not_fit_are_refused(backend: Backend) -> None:
+    many = [f"label {number}" for number in range(65)]
+    twice = ZeroShotParameters(labels=["a", "a"])
+
+    assert await refusal(backend, Task.ZERO_SHOT, "a", twice) == "duplicate_labels"
+    too_many = ZeroShotParameters(labels=many)
+    assert await refusal(backend, Task.ZERO_SHOT, "a", too_many) == "too_many_labels"
+    given = ZeroShotParameters(labels=LABELS)
+    assert await refusal(backend, Task.ZERO_SHOT, LONG, given) == "input_too_long"
+    assert await refusal(backend, Task.ZERO_SHOT, " \n", given) == "empty_input"
+    assert await refusal(backend, Task.ENTITIES, "a", EntitiesParameters()) == "no_labels"
+
+
+def configured(**fields: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+    return edit
+
+
+def without_encoder(folder: Path) -> None:
+    (folder / "encoder_config" / "config.json").unlink()
+
+
+REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
+    "boundaries": (configured(architecture="boundary"), "`architecture` is `boundary`"),
+    "means of tokens": (configured(token_pooling="mean"), "`token_pooling` is `mean`"),
+    "another layer": (configured(counting_layer="none"), "`counting_layer` is `none`"),
+    "another marker": (configured(span_head={"span_mode": "x"}), "`span_mode` is `x`"),
+    "spans of any width": (configured(span_head={"max_width": 10**9}), "`int` <= 128"),
+    "other weights": (configured(counting_layer="count_lstm"), "count_embed.projector.0.weight"),
+    "no encoder": (without_encoder, "encoder_config/config.json"),
+}
+
+
+@pytest.mark.parametrize(("edit", "says"), REFUSED.values(), ids=REFUSED)
+def test_a_checkpoint_that_cannot_be_served_is_refused_by_name(
+    checkpoint: Path, tmp_path: Path, edit: Callable[[Path], None], says: str
+) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "gliner2")
+    edit(folder)
+
+    reason = import_folder(folder, tmp_path / "models")
+
+    assert reason is not None
+    assert says in reason

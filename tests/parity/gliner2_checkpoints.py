@@ -1,0 +1,147 @@
+"""Has `gliner2` write random checkpoints, and records what it finds with them.
+
+`python -m tests.parity.gliner2_checkpoints FOLDER`, where `gliner2` is installed.
+"""
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import transformers
+from gliner2 import GLiNER2
+from gliner2.configuration import ExtractorConfig
+
+from tests.parity.gliner_answers import Asked, Found, GlinerAnswers, answers_file
+from tests.parity.gliner_draws import (
+    CHECKPOINTS,
+    Drawn,
+    draw_encoder,
+    draw_questions,
+    draw_weights,
+    odd_texts,
+    write_tokenizer,
+)
+
+# The name that an imported model has for the labels of a text.
+_TASK = "category"
+_COUNTING = ("count_lstm_v2", "count_lstm", "count_lstm_v2", "count_lstm_moe")
+
+
+def write(drawn: Drawn, number: int, folder: Path) -> None:
+    """Write a checkpoint as `gliner2` does."""
+    with tempfile.TemporaryDirectory() as place:
+        backbone = Path(place)
+        write_tokenizer(drawn, backbone)
+        own = draw_encoder(drawn)
+        encoder = transformers.AutoConfig.for_model(own.pop("model_type"), **own)
+        encoder.save_pretrained(backbone)
+        config = ExtractorConfig(
+            model_name=str(backbone),
+            max_width=drawn.one(1, 3, 8, 8, 12),
+            counting_layer=_COUNTING[number % len(_COUNTING)],
+        )
+        model = GLiNER2(config, encoder_config=encoder)
+        draw_weights(drawn, model)
+        with torch.no_grad():
+            # A count of 0 hides all spans of a row, so few checkpoints may predict it.
+            model.count_pred[-1].bias[0] = drawn.one(-30.0, -30.0, -30.0, 0.0)
+        model.config.model_name = "random"
+        model.save_pretrained(str(folder))
+
+
+def answer(folder: Path, asked: list[Asked]) -> GlinerAnswers:
+    """Return what is found for each question, asked alone and in batches."""
+    model = GLiNER2.from_pretrained(str(folder))
+    found: dict[int, tuple[list[list[Found]], list[list[float]]]] = {}
+    for size in (1, 8):
+        parts = [asked[start : start + size] for start in range(0, len(asked), size)]
+        found[size] = (
+            [entities for part in parts for entities in _entities(model, part)],
+            [scores for part in parts for scores in _scores(model, part)],
+        )
+    return GlinerAnswers(
+        asked=asked,
+        alone=found[1][0],
+        batched=found[8][0],
+        scores=found[1][1],
+        batched_scores=found[8][1],
+    )
+
+
+def _entities(model: Any, asked: list[Asked]) -> list[list[Found]]:
+    """Return the entities of questions that one batch answers."""
+    schemas = [
+        model.create_schema().entities(each.labels, threshold=each.threshold) for each in asked
+    ]
+    flat, nested = (
+        model.batch_extract(
+            [each.text for each in asked],
+            schemas,
+            include_confidence=True,
+            include_spans=True,
+            overlap_policy=policy,
+        )
+        for policy in (None, "nested")
+    )
+    return [
+        _merged((one if each.flat else other)["entities"] or {}, each.text)
+        for each, one, other in zip(asked, flat, nested, strict=True)
+    ]
+
+
+def _merged(entities: dict[str, list[dict[str, Any]]], text: str) -> list[Found]:
+    """Return the entities of all labels in the order of the text.
+
+    Leave out the full stop that `gliner2` puts after a text.
+    """
+    spans = [(label, span) for label, spans in entities.items() for span in spans]
+    found: dict[tuple[str, int, int], float] = {}
+    for label, span in sorted(spans, key=lambda each: (each[1]["start"], each[1]["end"])):
+        place = (label, span["start"], min(span["end"], len(text)))
+        if place[1] < place[2]:
+            found[place] = max(span["confidence"], found.get(place, 0.0))
+    return [(*place, score) for place, score in found.items()]
+
+
+def _scores(model: Any, asked: list[Asked]) -> list[list[float]]:
+    """Return the score of each label for the texts of questions that one batch answers."""
+    schemas = [
+        model.create_schema().classification(
+            _TASK,
+            each.labels,
+            multi_label=True,
+            cls_threshold=0.0,
+            class_act="sigmoid" if each.multi_label else "softmax",
+        )
+        for each in asked
+    ]
+    found = model.batch_extract([each.text for each in asked], schemas, include_confidence=True)
+    return [[label["confidence"] for label in each[_TASK]] for each in found]
+
+
+def main() -> None:
+    """Write the checkpoints, and the answers beside them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--seed", type=int, default=2)
+    parser.add_argument("--number", type=int, default=CHECKPOINTS)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    for number in range(given.number):
+        drawn = Drawn("gliner2", number, given.seed)
+        folder = given.folder / drawn.name
+        write(drawn, number, folder)
+        found = answer(folder, draw_questions(drawn, odd_texts()))
+        answers_file(folder).write_bytes(msgspec.json.encode(found))
+        total = sum(map(len, found.alone))
+        sys.stdout.write(f"{drawn.name}: {total} entities\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
