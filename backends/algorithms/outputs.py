@@ -28,7 +28,7 @@ from sluicegate.backends.pipelines.scores import exact, normalize
 from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.repository.manifest import EncoderManifest, MultiVectorOutput, SparseOutput
 from sluicegate.backends.repository.output_layout import RowOutputs, output_layout
-from sluicegate.backends.types import Encoding, FloatArray, IntArray, RowInput
+from sluicegate.backends.types import Encoding, FloatArray, IntArray, Prompt, RowInput
 from sluicegate.wire.protocol import EmbedItem, EmbedOutput, EmbedParameters, RerankParameters
 
 # A larger result would not fit into a frame of the protocol.
@@ -52,14 +52,14 @@ class OutputReader:
         self._marks = [_marks(self.vectors, is_query=is_query) for is_query in (False, True)]
 
     async def outputs(
-        self, text: RowInput, ask: AlgorithmContext, *, prompt: str | None
+        self, text: RowInput, ask: AlgorithmContext, *, prompt: Prompt | None
     ) -> tuple[Encoding, RowOutputs]:
         """Return the outputs of a text without marks."""
         encoding, row = await ask.row(self.model, text, kind=self.layout.kind, prompt=prompt)
         return encoding, self.layout.divide(row)
 
     async def token_vectors(
-        self, text: RowInput, ask: AlgorithmContext, *, is_query: bool, prompt: str | None
+        self, text: RowInput, ask: AlgorithmContext, *, is_query: bool, prompt: Prompt | None
     ) -> tuple[IntArray, FloatArray]:
         """Return the ids and the vectors of the tokens that count for late interaction."""
         marks = self._marks[is_query]
@@ -100,7 +100,7 @@ def _marks(vectors: MultiVectorOutput, *, is_query: bool) -> TextMarks | None:
 class EmbedOutputs(Algorithm):
     """Returns the output of a text that an item asks for."""
 
-    def __init__(self, reader: OutputReader, *, named_prompts: Mapping[str, str]) -> None:
+    def __init__(self, reader: OutputReader, *, named_prompts: Mapping[str, Prompt]) -> None:
         self._reader = reader
         self._prompts = named_prompts
 
@@ -139,7 +139,7 @@ class EmbedOutputs(Algorithm):
         parameters: EmbedParameters,
         ask: AlgorithmContext,
         *,
-        prompt: str | None,
+        prompt: Prompt | None,
     ) -> Any:
         if asked.tokens and asked.pool_factor > 1:
             raise ItemRefused(
@@ -181,7 +181,7 @@ class RankByOutputs(Algorithm):
     not computed again. `own_prompts` are the same as in `Rerank`.
     """
 
-    def __init__(self, reader: OutputReader, *, own_prompts: tuple[str, str] | None) -> None:
+    def __init__(self, reader: OutputReader, *, own_prompts: tuple[Prompt, Prompt] | None) -> None:
         self._reader = reader
         self._prompts = own_prompts or (None, None)
         known = reader.layout.outputs

@@ -215,16 +215,16 @@ class BulkRunner:
         encoder, rows = pipeline.encoder, pipeline.encoder.rows
         opened = self._open(items, algorithm, outcomes)
         groups = [item.prepared.texts for item in opened]
-        checked: list[tuple[_OpenQuery, list[Encoding]]] = []
+        checked: list[tuple[_OpenQuery, Sequence[Encoding]]] = []
         for item, found in zip(opened, encoder.tokenizer.encode_short(groups), strict=True):
             try:
                 if isinstance(found, BackendError):
                     raise found
-                encoder.check(item.prepared, found, item.caller)
+                rows_of_item = encoder.check(item.prepared, found, item.caller)
             except BackendError as error:
                 outcomes[item.index] = _failure(error)
             else:
-                checked.append((item, found))
+                checked.append((item, rows_of_item))
         assert isinstance(rows, PlannedRows)  # noqa: S101 - `_plan_rows` put it there
         all_encodings = [encoding for _, found in checked for encoding in found]
         values = iter(rows.batches.run(all_encodings, OutputKind.POOLED))

@@ -26,10 +26,9 @@ def test_code_of_another_class_is_refused(tmp_path: Path) -> None:
     assert "`auto_map` names custom code" in reason
 
 
-@pytest.mark.parametrize("chosen", ["", "adapter: retrieval.passage"])
-def test_weights_with_adapters_need_the_choice_of_one(tmp_path: Path, chosen: str) -> None:
+def test_an_adapter_that_the_weights_lack_is_refused(tmp_path: Path) -> None:
     folder = unpack(ADAPTED, tmp_path)
-    (folder / "model.yaml").write_text(chosen)
+    (folder / "model.yaml").write_text("adapter: retrieval.passage")
 
     reason = import_folder(folder, tmp_path / "models")
 
@@ -45,8 +44,10 @@ def test_weights_with_adapters_are_imported_without_any(tmp_path: Path) -> None:
     assert import_folder(folder, tmp_path / "models") is None
 
 
-def test_an_adapter_is_merged_though_there_is_a_graph(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chosen", ["", "adapter: separation"])
+def test_an_adapter_is_added_though_there_is_a_graph(tmp_path: Path, chosen: str) -> None:
     folder = unpack(ADAPTED, tmp_path)
+    (folder / "model.yaml").write_text(chosen)
     (folder / "onnx").mkdir()
     (folder / "onnx" / "model.onnx").write_bytes(b"a graph that takes the number of a task")
 

@@ -12,9 +12,16 @@ import numpy as np
 import yaml
 
 from sluicegate.backends.errors import StartProblem
-from sluicegate.backends.model_tools.graphs.adapters import merge_adapter
+from sluicegate.backends.model_tools.graphs.adapters import (
+    CHOICES,
+    STACKED,
+    merge_factors,
+    read_task_adapters,
+    stack_factors,
+)
 from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES, weight_prefix
 from sluicegate.backends.model_tools.graphs.heads import WORDS
+from sluicegate.backends.model_tools.graphs.siglip import FILLER, KINDS as SIGLIP
 from sluicegate.backends.model_tools.graphs.static import StaticTable
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
 from sluicegate.backends.model_tools.importing.adapter import (
@@ -44,7 +51,9 @@ from sluicegate.backends.repository.sentence_modules import (
     FILE as MODULES,
     SentenceModules,
     read_modules,
+    read_object,
 )
+from sluicegate.backends.repository.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 from sluicegate.backends.types import Pooling
 
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
@@ -95,6 +104,7 @@ _OWN_PARTS = {
     "jina_embeddings_v3": {"emb_ln"},
     "t5": {"shared"},
     "clip_text_model": {"final_layer_norm", "text_projection"},
+    **{kind: {"final_layer_norm"} for kind in SIGLIP},
 }
 _EMBEDDINGS = (
     "word_embeddings.weight",
@@ -138,7 +148,8 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     `tokenizer` is the tokenizer that the folder's tokenizer class builds. If `gliner` is set,
     `config` is that of its encoder. `table` has the vectors of a static model. `head` is a head of
     SetFit. `adapter` is merged into the weights of `folder`, which is then the base model.
-    `task_adapter` names an adapter inside of the weights to merge into them.
+    `task_adapter` names an adapter inside of the weights to merge into them. Without it, requests
+    choose one of them. `adapters` are adapters of this base model among which requests choose.
     """
 
     folder: Path
@@ -153,6 +164,13 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     table: StaticTable | None = None
     head: LinearHead | None = None
     adapter: Adapter | None = None
+    adapters: Mapping[str, Adapter] = MappingProxyType({})
+
+    def adapter_names(self, weights: Weights) -> list[str]:
+        """Return the names of the adapters among which requests choose; `weights` are stacked."""
+        if CHOICES not in weights:
+            return []
+        return list(self.adapters) or [str(name) for name in self.config["lora_adaptations"]]
 
     def find(self, name: str) -> Path:
         """Return the path of a file, which may be in the adapter's folder or not exist."""
@@ -174,12 +192,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
                 f"`{self.folder / 'config.json'}`: `{field}` {what}; export the model to ONNX and "
                 "import that"
             )
-        try:
-            weights = merge_adapter(self._read_weights(), self.config, self.task_adapter)
-        except WeightsError as error:
-            raise StartProblem(f"`{self.folder}`: {error}") from None
-        if self.adapter is not None:
-            weights = self.adapter.merge(weights, weight_prefix(self.config))
+        weights = self._adapt(self._read_weights())
         if self.gliner is None:
             self._check_names(weights)
         self._check_embeddings(weights)
@@ -190,6 +203,20 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
                     "model again, or use an earlier checkpoint"
                 )
         return weights
+
+    def _adapt(self, weights: Weights) -> Weights:
+        """Return the weights with one adapter merged into them, or with several beside them."""
+        prefix = weight_prefix(self.config)
+        if self.adapter is not None:
+            return self.adapter.merge(weights, prefix)
+        try:
+            own, found = read_task_adapters(weights, self.config, self.task_adapter)
+        except WeightsError as error:
+            raise StartProblem(f"`{self.folder}`: {error}") from None
+        if self.task_adapter is not None:
+            return merge_factors(own, found[0]) if found else own
+        found += [each.factors(own, prefix) for each in self.adapters.values()]
+        return stack_factors(own, found) if found else own
 
     def module_weights(self, folder: str) -> Weights:
         """Return the weights of a sentence transformer's module.
@@ -299,6 +326,8 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
                     f"`{self.folder / 'config.json'}` says {layers} layers, but the weights have "
                     f"`{name}`; correct the number of layers"
                 )
+            if name.endswith(STACKED):
+                continue
             if _ADAPTED.search(name):
                 raise StartProblem(
                     f"`{self.folder}`: `{name}` belongs to an adapter, which is not supported; "
@@ -333,11 +362,13 @@ def open_source(
     given: Mapping[str, Any] | None = None,
     *,
     base: Path | None = None,
+    adapters: Mapping[str, Path] = MappingProxyType({}),
     ignored: Collection[str] = (),
 ) -> CheckpointFolder:
     """Return the content of a folder; fields in `given` override fields of its `model.yaml`.
 
-    `base` is the folder of an adapter's base model. Heads of SetFit in `ignored` are left out.
+    `base` is the folder of an adapter's base model. `adapters` are folders of adapters of this
+    model, by the names with which requests choose one. Heads of SetFit in `ignored` are left out.
 
     Raises:
         StartProblem: the folder has no model; the message says what is missing.
@@ -351,6 +382,8 @@ def open_source(
     if base is not None:
         raise StartProblem(f"`--base` is only for adapters, but `{folder}` has no `{ADAPTER}`")
     source = _open_static(folder, fields) or _open_checkpoint(folder, fields)
+    if adapters:
+        return _open_choices(source, adapters)
     if source.gliner is not None:
         return source
     return msgspec.structs.replace(source, head=read_setfit_head(folder, ignored))
@@ -382,6 +415,41 @@ def _open_adapted(adapter: Adapter, fields: dict[str, Any], base: Path | None) -
         modules=None if is_headed else _modules(listed, config),
         adapter=adapter,
     )
+
+
+def _open_choices(source: CheckpointFolder, folders: Mapping[str, Path]) -> CheckpointFolder:
+    """Return a base model with the adapters among which requests choose."""
+    found = {}
+    for name, folder in folders.items():
+        adapter = read_adapter(folder)
+        if adapter is None:
+            raise StartProblem(f"`--adapter {name}={folder}`: the folder has no `{ADAPTER}`")
+        if reason := _not_shared(source, adapter):
+            raise StartProblem(
+                f"`--adapter {name}={folder}`: {reason}; import it as a model of its own with "
+                f"`--base {source.folder}`"
+            )
+        found[name] = adapter
+    return msgspec.structs.replace(source, graph=None, adapters=found)
+
+
+def _not_shared(source: CheckpointFolder, adapter: Adapter) -> str | None:
+    """Return why an adapter cannot share a graph with its base model; `None` if it can."""
+    folder, config = adapter.folder, source.config
+    headed = [str(adapter.complete(config)["architectures"][0]), *config.get("architectures", [])]
+    if source.table is not None or source.gliner is not None or source.ranking is not None:
+        return "only a model that embeds texts can choose among adapters"
+    if any(name.endswith(_HEADED) for name in headed[:2]):
+        return "a model with a head cannot choose among adapters"
+    if adapter.replaced:
+        return f"the adapter replaces the weight `{min(adapter.replaced)}`"
+    if (folder / MODULES).is_file() and _modules(folder, config) != source.modules:
+        return f"its `{MODULES}` differs from that of the base model"
+    if (folder / "tokenizer.json").is_file():
+        own = build_tokenizer(folder, "tokenizer.json", config).load().to_str()
+        if own != source.tokenizer.load().to_str():
+            return "its tokenizer differs from that of the base model"
+    return None
 
 
 def _check_ranking(own: Path, base: Path, ranking: Ranking, *, is_headed: bool) -> None:
@@ -422,6 +490,9 @@ def _open_checkpoint(
         read_json(folder / "config.json") if gliner is None else gliner.encoder_config
     )
     built = build_tokenizer(tokenizer.parent, tokenizer.name, config)
+    if config.get("model_type") in SIGLIP:
+        _check_filling(tokenizer.parent / TOKENIZER_CONFIG)
+        config |= {FILLER: built.padding}
     ranking = find_ranking(folder, config, fields, built)
     if ranking is not None:
         config |= {WORDS: ranking.words} if ranking.words else {}
@@ -430,10 +501,10 @@ def _open_checkpoint(
         folder=folder,
         config=config,
         ranking=ranking,
-        # An adapter is merged into weights.
+        # Adapters are added to weights.
         graph=(
             _find_graph(folder, fields.get("graph"))
-            if gliner is None and task_adapter is None
+            if gliner is None and task_adapter is None and not config.get("lora_adaptations")
             else None
         ),
         modules=_modules(folder, config),
@@ -449,6 +520,18 @@ def _open_checkpoint(
             f"`{names[0]}`; remove the file, or name the encoder's class in `architectures`"
         )
     return source
+
+
+def _check_filling(path: Path) -> None:
+    """Refuse a tokenizer of SigLIP that fills rows in another way than in the model's training."""
+    fields = read_object(path)
+    for field, right in (("model_input_names", ["input_ids"]), ("padding_side", "right")):
+        found = fields.get(field, right if field == "padding_side" else None)
+        if found != right:
+            raise StartProblem(
+                f"`{path}`: `{field}` is {json.dumps(found)}; SigLIP reads rows that are filled on "
+                f"the right with real tokens; set it to {json.dumps(right)}"
+            )
 
 
 def _open_static(folder: Path, fields: dict[str, Any]) -> CheckpointFolder | None:
