@@ -226,12 +226,12 @@ class BulkRunner:
             else:
                 checked.append((item, rows_of_item))
         assert isinstance(rows, PlannedRows)  # noqa: S101 - `_plan_rows` put it there
-        all_encodings = [encoding for _, found in checked for encoding in found]
+        all_encodings = [encoding for _, encodings in checked for encoding in encodings]
         values = iter(rows.batches.run(all_encodings, OutputKind.POOLED))
-        for item, found in checked:
-            own = [next(values) for _ in found]
+        for item, encodings in checked:
+            own = [next(values) for _ in encodings]
             try:
-                vectors = pipeline.finish(count_rows(own, found, item.caller))
+                vectors = pipeline.finish(count_rows(own, encodings, item.caller))
                 answer = algorithm.answer(vectors, self.parameters)
             except BackendError as error:
                 outcomes[item.index] = _failure(error)

@@ -69,3 +69,32 @@ def test_an_adapter_of_weights_without_adapters_is_refused(tmp_path: Path) -> No
 
     assert reason is not None
     assert "there is no adapter `separation`" in reason
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("model_input_names", ["input_ids", "attention_mask"]), ("padding_side", "left")],
+)
+def test_rows_of_siglip_are_filled_as_in_its_training(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    folder = unpack("siglip_text_model-01", tmp_path)
+    edit(folder / "tokenizer_config.json", **{field: value})
+
+    reason = import_folder(folder, tmp_path / "models")
+
+    assert reason is not None
+    assert f"`{field}` is " in reason
+
+
+def test_a_tokenizer_of_sentencepiece_alone_is_refused_with_what_converts_it(
+    tmp_path: Path,
+) -> None:
+    folder = unpack("siglip_text_model-01", tmp_path)
+    edit(folder / "tokenizer_config.json", tokenizer_class="SiglipTokenizer")
+    (folder / "tokenizer.json").rename(folder / "spiece.model")
+
+    reason = import_folder(folder, tmp_path / "models")
+
+    assert reason is not None
+    assert "T5Tokenizer.from_pretrained" in reason

@@ -151,7 +151,7 @@ async def test_an_unknown_adapter_is_refused_with_the_known_ones(tmp_path: Path)
         (failed,) = await backend.ask("own", Task.EMBED, ["a"], parameters=given)
 
     assert isinstance(failed, Failed)
-    assert "name one of `one`" in failed.problem.detail
+    assert "name one of `one`" in failed.detail
 
 
 @pytest.fixture(scope="module")

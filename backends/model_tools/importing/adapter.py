@@ -105,16 +105,26 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         merged = dict(weights)
         table = _find(f"{_TABLE}.weight", weights, prefix)
         head = f"{_HEAD}.weight"
-        was_tied = self._unties and table is not None and _find(head, weights, prefix) is None
-        if was_tied:
-            merged[head] = weights[str(table)]
+        if self._unties and table is not None and _find(head, weights, prefix) is None:
+            merged[head] = weights[table]
         for name, tensor in self.replaced.items():
             merged[_find(name, merged, prefix) or name] = tensor
-        merged = dict(merge_factors(merged, self.factors(merged, prefix)))
-        changes_head = _HEAD in self.matrices or head in self.replaced
-        if was_tied and self.config.get("ensure_weight_tying") and not changes_head:
-            merged[head] = merged[str(table)]
-        return merged
+        return merge_factors(merged, self.factors(merged, prefix))
+
+    def check_shared(self, weights: Weights, prefix: str) -> None:
+        """Check that the adapter only adds to the weights of the base model.
+
+        Raises:
+            StartProblem: the adapter replaces a weight.
+        """
+        for name, tensor in self.replaced.items():
+            found = _find(name, weights, prefix)
+            # `peft` also saves a table that it only adds to.
+            if found is None or not np.array_equal(weights[found], tensor):
+                raise StartProblem(
+                    f"`{self.folder}`: the adapter replaces the weight `{name}`, so it cannot "
+                    "share a model with others; import it as a model of its own with `--base`"
+                )
 
     def factors(self, weights: Weights, prefix: str) -> Factors:
         """Return the matrices whose products are added to weights of the base model.

@@ -407,9 +407,11 @@ def _siglip(given: _Given) -> Tokenizer:
     built.normalizer = normalizers.Sequence(
         [
             *([normalizers.Lowercase()] if given.fields.get("do_lower_case", True) else []),
+            # The space remains, because `tokenizers` adds none to a start that is removed.
+            normalizers.Replace(Regex(rf"\A({_PUNCTUATION}|\s)+"), " "),
             normalizers.Replace(Regex(_PUNCTUATION), ""),
             normalizers.Replace(Regex(r"\s+"), " "),
-            normalizers.Strip(),
+            normalizers.Strip(left=False, right=True),
             *([] if charsmap is None else [normalizers.Precompiled(charsmap)]),
             normalizers.Replace(Regex(" {2,}"), " "),
         ]

@@ -63,6 +63,15 @@ SPARSE_HEAD, COLBERT_HEAD = "sparse_linear.safetensors", "colbert_linear.safeten
 _MANIFEST = "model.yaml"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _SLOW = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+_SAVE_TOKENIZER = (
+    "save the tokenizer with `AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
+)
+# Classes that `transformers` has for SentencePiece only, which saves no `tokenizer.json`.
+_ONLY_SLOW = {
+    "SiglipTokenizer": "write it with `transformers`: `T5Tokenizer.from_pretrained(FOLDER, "
+    'extra_ids=0).backend_tokenizer.save("tokenizer.json")`; the import applies the rules of '
+    "`SiglipTokenizer` to its vocabulary"
+}
 _POINTER = b"version https://git-lfs"
 _HEADED = ("ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice")
 _BARE = ("Model", "ForMaskedLM", "ForPreTraining", "ForCausalLM", "ModelWithProjection")
@@ -215,7 +224,9 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
             raise StartProblem(f"`{self.folder}`: {error}") from None
         if self.task_adapter is not None:
             return merge_factors(own, found[0]) if found else own
-        found += [each.factors(own, prefix) for each in self.adapters.values()]
+        for adapter in self.adapters.values():
+            adapter.check_shared(own, prefix)
+            found.append(adapter.factors(own, prefix))
         return stack_factors(own, found) if found else own
 
     def module_weights(self, folder: str) -> Weights:
@@ -441,8 +452,6 @@ def _not_shared(source: CheckpointFolder, adapter: Adapter) -> str | None:
         return "only a model that embeds texts can choose among adapters"
     if any(name.endswith(_HEADED) for name in headed[:2]):
         return "a model with a head cannot choose among adapters"
-    if adapter.replaced:
-        return f"the adapter replaces the weight `{min(adapter.replaced)}`"
     if (folder / MODULES).is_file() and _modules(folder, config) != source.modules:
         return f"its `{MODULES}` differs from that of the base model"
     if (folder / "tokenizer.json").is_file():
@@ -481,10 +490,9 @@ def _open_checkpoint(
         raise _not_a_model(folder)
     if not tokenizer.is_file():
         slow = next((f" (it has `{name}`)" for name in _SLOW if (folder / name).is_file()), "")
-        raise StartProblem(
-            f"`{folder}` has no `{tokenizer.name}`{slow}; save the tokenizer with "
-            "`AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
-        )
+        kind = read_object(folder / TOKENIZER_CONFIG).get("tokenizer_class")
+        remedy = _ONLY_SLOW.get(str(kind), _SAVE_TOKENIZER)
+        raise StartProblem(f"`{folder}` has no `{tokenizer.name}`{slow}; {remedy}")
     check_content(tokenizer)
     config = complete_config(
         read_json(folder / "config.json") if gliner is None else gliner.encoder_config
