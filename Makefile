@@ -136,6 +136,7 @@ parity: install-dev $(QUESTIONS)/.installed $(GLINER)/.installed $(GLINER2)/.ins
 	$(BIN)/python -m tests.parity
 	rm -rf build/parity build/parity-outputs
 	$(PARITY)/bin/python -m tests.parity.library_checkpoints build/parity
+	$(PARITY)/bin/python -m tests.parity.siglip_checkpoints build/parity
 	$(PARITY)/bin/python -m tests.parity.decoder_checkpoints build/parity
 	$(PARITY)/bin/python -m tests.parity.small_checkpoints build/parity
 	$(BIN)/python -m tests.parity.library_served build/parity --write

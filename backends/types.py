@@ -28,6 +28,17 @@ class TokenIds(msgspec.Struct, frozen=True):
     prompt: tuple[int, ...] = ()
 
 
+class AdaptedPrompt(msgspec.Struct, frozen=True):
+    """Holds a prompt, and the number of the adapter that computes its text; 0 is no adapter."""
+
+    text: str
+    adapter: int
+
+
+# What is put before a text.
+Prompt = str | AdaptedPrompt
+# A graph reads the number of a row's adapter, times this number, in the types of its tokens.
+TOKEN_TYPES: Final = 2
 # The input of a tokenizer for one row.
 RowInput = Text | TokenIds
 # How token vectors are combined into the vector of a text.
@@ -76,6 +87,16 @@ class Encoding(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     key: bytes
     truncated_from: int = 0
     attended: int = 0
+
+    def adapted(self, adapter: int) -> "Encoding":
+        """Return the row that an adapter computes."""
+        if not adapter:
+            return self
+        types = np.full_like(self.ids, adapter * TOKEN_TYPES)
+        if self.type_ids is not None:
+            types += self.type_ids
+        key = b"%b|a%d" % (self.key, adapter)
+        return msgspec.structs.replace(self, type_ids=types, key=key)
 
 
 class TokenOffsets(msgspec.Struct, frozen=True, kw_only=True):

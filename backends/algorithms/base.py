@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.windows import Windows
-from sluicegate.backends.types import FloatArray, RowInput
+from sluicegate.backends.types import FloatArray, Prompt, RowInput
 from sluicegate.wire.protocol import ModelInfo, Task
 
 Kind = TypeVar("Kind", bound="Algorithm")
@@ -56,7 +56,7 @@ class QueryAlgorithm(Algorithm):
     def texts(self, item: Any, parameters: Any) -> Sequence[RowInput]:
         """Return the texts whose vectors answer an item, or raise `ItemRefused`."""
 
-    def prompts(self, parameters: Any) -> Sequence[str] | None:
+    def prompts(self, parameters: Any) -> Sequence[Prompt] | None:
         """Return one prompt for each text; `None` means the model's own prompt.
 
         Raises:

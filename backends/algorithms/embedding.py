@@ -13,7 +13,7 @@ from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.scores import exact, normalize
 from sluicegate.backends.pipelines.windows import Windows
-from sluicegate.backends.types import FloatArray, RowInput, Text, TokenIds
+from sluicegate.backends.types import FloatArray, Prompt, RowInput, Text, TokenIds
 from sluicegate.wire.protocol import EmbedItem, EmbedParameters, RerankParameters
 
 
@@ -25,7 +25,7 @@ class Embed(QueryAlgorithm):
         *,
         model: str,
         dimensions: int,
-        named_prompts: Mapping[str, str] = MappingProxyType({}),
+        named_prompts: Mapping[str, Prompt] = MappingProxyType({}),
     ) -> None:
         self.model = model
         self.dimensions = dimensions
@@ -39,11 +39,11 @@ class Embed(QueryAlgorithm):
         return (text_of(dense_input(item)),)
 
     @override
-    def prompts(self, parameters: EmbedParameters) -> Sequence[str] | None:
+    def prompts(self, parameters: EmbedParameters) -> Sequence[Prompt] | None:
         prompt = self.prompt(parameters)
         return None if prompt is None else [prompt]
 
-    def prompt(self, parameters: EmbedParameters) -> str | None:
+    def prompt(self, parameters: EmbedParameters) -> Prompt | None:
         """Return the named prompt, or `None` for the model's own prompt."""
         return named_prompt(self.model, self.named_prompts, parameters)
 
@@ -66,7 +66,7 @@ class Rerank(QueryAlgorithm, WindowedAlgorithm):
 
     version = 2
 
-    def __init__(self, *, model: str, own_prompts: tuple[str, str] | None = None) -> None:
+    def __init__(self, *, model: str, own_prompts: tuple[Prompt, Prompt] | None = None) -> None:
         self.model = model
         self._prompts = own_prompts
 
@@ -76,7 +76,7 @@ class Rerank(QueryAlgorithm, WindowedAlgorithm):
         return parameters.query, item
 
     @override
-    def prompts(self, parameters: RerankParameters) -> Sequence[str] | None:
+    def prompts(self, parameters: RerankParameters) -> Sequence[Prompt] | None:
         return self._prompts
 
     @override
@@ -127,7 +127,9 @@ def check_dimensions(parameters: EmbedParameters, most: int) -> int:
     return dimensions
 
 
-def named_prompt(model: str, known: Mapping[str, str], parameters: EmbedParameters) -> str | None:
+def named_prompt(
+    model: str, known: Mapping[str, Prompt], parameters: EmbedParameters
+) -> Prompt | None:
     """Return the named prompt of `known`, or `None` for the model's own prompt.
 
     Raises:

@@ -24,7 +24,7 @@ from sluicegate.backends.algorithms.hosts import AlgorithmHosts
 from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.pipelines.ask import AlgorithmContext, Pipeline, encode_result
 from sluicegate.backends.pipelines.windows import Windows
-from sluicegate.backends.types import FloatArray, RowInput, TokenOffsets
+from sluicegate.backends.types import FloatArray, Prompt, RowInput, TokenOffsets
 from sluicegate.wire.protocol import InferParameters, Task
 
 # Takes an item and returns its result, or takes a text and returns raw outputs.
@@ -108,7 +108,7 @@ class _FakeRows(Pipeline):
 
     @override
     async def vectors(
-        self, texts: Sequence[RowInput], caller: RowCaller, prompts: Sequence[str] | None = None
+        self, texts: Sequence[RowInput], caller: RowCaller, prompts: Sequence[Prompt] | None = None
     ) -> FloatArray:
         caller.spend(len(texts))
         caller.rows += len(texts)
@@ -122,7 +122,7 @@ class _FakeRows(Pipeline):
 
     @override
     async def windows(
-        self, text: str, caller: RowCaller, windows: Windows, *, prompt: str | None = None
+        self, text: str, caller: RowCaller, windows: Windows, *, prompt: Prompt | None = None
     ) -> FloatArray:
         return await self.vectors([text], caller)
 

@@ -31,7 +31,14 @@ from sluicegate.backends.pipelines.scores import exact, normalize
 from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.repository.manifest import EncoderManifest, MultiVectorOutput, SparseOutput
 from sluicegate.backends.repository.output_layout import RowOutputs, output_layout
-from sluicegate.backends.types import Encoding, FloatArray, IntArray, OutputKind, RowInput
+from sluicegate.backends.types import (
+    Encoding,
+    FloatArray,
+    IntArray,
+    OutputKind,
+    Prompt,
+    RowInput,
+)
 from sluicegate.wire.protocol import EmbedItem, EmbedOutput, EmbedParameters, RerankParameters
 
 # A larger result would not fit into a frame of the protocol.
@@ -55,14 +62,14 @@ class OutputReader:
         self._marks = [_marks(self.vectors, is_query=is_query) for is_query in (False, True)]
 
     async def outputs(
-        self, text: RowInput, ask: AlgorithmContext, *, prompt: str | None
+        self, text: RowInput, ask: AlgorithmContext, *, prompt: Prompt | None
     ) -> tuple[Encoding, RowOutputs]:
         """Return the outputs of a text without marks."""
         encoding, row = await ask.row(self.model, text, kind=self.layout.kind, prompt=prompt)
         return encoding, self.layout.divide(row)
 
     async def dense(
-        self, text: RowInput, ask: AlgorithmContext, *, prompt: str | None
+        self, text: RowInput, ask: AlgorithmContext, *, prompt: Prompt | None
     ) -> FloatArray:
         """Return the dense vector of a text, without the other outputs if nobody needs them."""
         layout = self.layout
@@ -77,7 +84,7 @@ class OutputReader:
         return row.reshape(-1)[: layout.dense]
 
     async def token_vectors(
-        self, text: RowInput, ask: AlgorithmContext, *, is_query: bool, prompt: str | None
+        self, text: RowInput, ask: AlgorithmContext, *, is_query: bool, prompt: Prompt | None
     ) -> tuple[IntArray, FloatArray]:
         """Return the ids and the vectors of the tokens that count for late interaction."""
         marks = self._marks[is_query]
@@ -118,7 +125,7 @@ def _marks(vectors: MultiVectorOutput, *, is_query: bool) -> TextMarks | None:
 class EmbedOutputs(Algorithm):
     """Returns the output of a text that an item asks for."""
 
-    def __init__(self, reader: OutputReader, *, named_prompts: Mapping[str, str]) -> None:
+    def __init__(self, reader: OutputReader, *, named_prompts: Mapping[str, Prompt]) -> None:
         self._reader = reader
         self._prompts = named_prompts
         self._wanted: Counter[tuple[str, RowInput]] = Counter()
@@ -177,7 +184,7 @@ class EmbedOutputs(Algorithm):
         parameters: EmbedParameters,
         ask: AlgorithmContext,
         *,
-        prompt: str | None,
+        prompt: Prompt | None,
     ) -> Any:
         if asked.tokens and asked.pool_factor > 1:
             raise ItemRefused(
@@ -219,7 +226,7 @@ class RankByOutputs(Algorithm):
     not computed again. `own_prompts` are the same as in `Rerank`.
     """
 
-    def __init__(self, reader: OutputReader, *, own_prompts: tuple[str, str] | None) -> None:
+    def __init__(self, reader: OutputReader, *, own_prompts: tuple[Prompt, Prompt] | None) -> None:
         self._reader = reader
         self._prompts = own_prompts or (None, None)
         known = reader.layout.outputs

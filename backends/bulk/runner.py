@@ -215,23 +215,23 @@ class BulkRunner:
         encoder, rows = pipeline.encoder, pipeline.encoder.rows
         opened = self._open(items, algorithm, outcomes)
         groups = [item.prepared.texts for item in opened]
-        checked: list[tuple[_OpenQuery, list[Encoding]]] = []
+        checked: list[tuple[_OpenQuery, Sequence[Encoding]]] = []
         for item, found in zip(opened, encoder.tokenizer.encode_short(groups), strict=True):
             try:
                 if isinstance(found, BackendError):
                     raise found
-                encoder.check(item.prepared, found, item.caller)
+                rows_of_item = encoder.check(item.prepared, found, item.caller)
             except BackendError as error:
                 outcomes[item.index] = _failure(error)
             else:
-                checked.append((item, found))
+                checked.append((item, rows_of_item))
         assert isinstance(rows, PlannedRows)  # noqa: S101 - `_plan_rows` put it there
-        all_encodings = [encoding for _, found in checked for encoding in found]
+        all_encodings = [encoding for _, encodings in checked for encoding in encodings]
         values = iter(rows.batches.run(all_encodings, OutputKind.POOLED))
-        for item, found in checked:
-            own = [next(values) for _ in found]
+        for item, encodings in checked:
+            own = [next(values) for _ in encodings]
             try:
-                vectors = pipeline.finish(count_rows(own, found, item.caller))
+                vectors = pipeline.finish(count_rows(own, encodings, item.caller))
                 answer = algorithm.answer(vectors, self.parameters)
             except BackendError as error:
                 outcomes[item.index] = _failure(error)

@@ -18,6 +18,7 @@ from sluicegate.backends.types import (
     FloatArray,
     OutputKind,
     PlacedTokens,
+    Prompt,
     RowInput,
     TokenOffsets,
 )
@@ -28,7 +29,7 @@ class Pipeline(Protocol):
     """Turns texts into vectors: embeddings or logits."""
 
     async def vectors(
-        self, texts: Sequence[RowInput], caller: RowCaller, prompts: Sequence[str] | None = None
+        self, texts: Sequence[RowInput], caller: RowCaller, prompts: Sequence[Prompt] | None = None
     ) -> FloatArray:
         """Return one vector per text, or raise `BackendError`.
 
@@ -43,7 +44,7 @@ class Pipeline(Protocol):
         ...
 
     async def windows(
-        self, text: str, caller: RowCaller, windows: Windows, *, prompt: str | None = None
+        self, text: str, caller: RowCaller, windows: Windows, *, prompt: Prompt | None = None
     ) -> FloatArray:
         """Return one vector per window of a text, or raise `BackendError`.
 
@@ -160,7 +161,7 @@ class AlgorithmContext:
         return model in self._pipelines
 
     async def __call__(
-        self, model: str, texts: Sequence[RowInput], prompts: Sequence[str] | None = None
+        self, model: str, texts: Sequence[RowInput], prompts: Sequence[Prompt] | None = None
     ) -> FloatArray:
         """Return the raw outputs of `model`, one line per text.
 
@@ -179,7 +180,7 @@ class AlgorithmContext:
         kind: OutputKind,
         instead: OutputKind | None = None,
         marks: TextMarks | None = None,
-        prompt: str | None = None,
+        prompt: Prompt | None = None,
     ) -> tuple[Encoding, FloatArray]:
         """Return the tokens of a text, and the raw output of an encoder for them.
 
@@ -204,7 +205,7 @@ class AlgorithmContext:
         return await pipeline.pairs(first, seconds, self._caller, cut_first_only=cut_first_only)
 
     async def windows(
-        self, model: str, text: str, windows: Windows, *, prompt: str | None = None
+        self, model: str, text: str, windows: Windows, *, prompt: Prompt | None = None
     ) -> FloatArray:
         """Return the raw outputs of `model`, one line per window of `text`.
 

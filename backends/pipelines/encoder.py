@@ -39,6 +39,7 @@ from sluicegate.backends.types import (
     FloatArray,
     OutputKind,
     PlacedTokens,
+    Prompt,
     RowInput,
     Text,
     TokenIds,
@@ -53,10 +54,14 @@ _EMPTY = "the text is empty; send text"
 
 
 class PreparedQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds texts that are ready to be tokenized, and whether each text is already truncated."""
+    """Holds texts that are ready to be tokenized, and whether each text is already truncated.
+
+    `adapters` has the number of each text's adapter; it is empty if no text has one.
+    """
 
     texts: list[RowInput]
     are_cut: list[bool]
+    adapters: Sequence[int] = ()
 
 
 class QuestionWindow(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -140,7 +145,7 @@ class Encoder:
         return self.tokenizer.failure
 
     async def vectors(
-        self, texts: Sequence[RowInput], caller: RowCaller, prompts: Sequence[str] | None = None
+        self, texts: Sequence[RowInput], caller: RowCaller, prompts: Sequence[Prompt] | None = None
     ) -> FloatArray:
         """Return one pooled vector per text.
 
@@ -152,11 +157,10 @@ class Encoder:
         prepared = self.prepare(texts, prompts)
         with caller.span.child("tokenization", {"texts": len(prepared.texts)}):
             encodings = await self.tokenizer.encode(prepared.texts)
-        self.check(prepared, encodings, caller)
-        return await self._pooled(encodings, caller)
+        return await self._pooled(self.check(prepared, encodings, caller), caller)
 
     def prepare(
-        self, texts: Sequence[RowInput], prompts: Sequence[str] | None = None
+        self, texts: Sequence[RowInput], prompts: Sequence[Prompt] | None = None
     ) -> PreparedQuery:
         """Return `texts` with their prompts; texts with far too many characters are truncated.
 
@@ -165,14 +169,19 @@ class Encoder:
         """
         parts = list(map(self._read, texts))
         are_cut = list(map(operator.is_not, parts, texts))
+        adapters: Sequence[int] = ()
         if prompts or self._prompt:
-            parts = list(map(self._prompted, prompts or [self._prompt] * len(parts), parts))
-        return PreparedQuery(texts=parts, are_cut=are_cut)
+            split = [_split_prompt(prompt) for prompt in prompts or [self._prompt] * len(parts)]
+            adapters = [adapter for _, adapter in split] if prompts else ()
+            parts = [
+                self._prompted(prompt, part) for (prompt, _), part in zip(split, parts, strict=True)
+            ]
+        return PreparedQuery(texts=parts, are_cut=are_cut, adapters=adapters)
 
     def check(
         self, prepared: PreparedQuery, encodings: Sequence[Encoding], caller: RowCaller
-    ) -> None:
-        """Check the encodings of prepared texts, and note truncations in `caller`.
+    ) -> Sequence[Encoding]:
+        """Return the rows of prepared texts from their encodings; note truncations in `caller`.
 
         Raises:
             ItemRefused: a text is empty or too long.
@@ -184,6 +193,10 @@ class Encoder:
             self._check(encoding, is_cut=is_cut)
             if not is_whole:
                 self._note_cut(encoding, encoding.truncated_from, caller, is_cut=is_cut)
+        if not any(prepared.adapters):
+            return encodings
+        rows = zip(encodings, prepared.adapters, strict=True)
+        return [encoding.adapted(adapter) for encoding, adapter in rows]
 
     def finish(self, rows: Sequence[FloatArray]) -> FloatArray:
         """Return the pooled outputs of rows as one array, one line per row.
@@ -200,7 +213,7 @@ class Encoder:
         kind: OutputKind,
         instead: OutputKind | None = None,
         marks: TextMarks | None = None,
-        prompt: str | None = None,
+        prompt: Prompt | None = None,
     ) -> tuple[Encoding, FloatArray]:
         """Return the tokens of a text, and the graph's output for them.
 
@@ -213,8 +226,8 @@ class Encoder:
         prepared = self.prepare([text], None if prompt is None else [prompt])
         with caller.span.child("tokenization", {"texts": 1}):
             if marks is None:
-                encodings = await self.tokenizer.encode(prepared.texts)
-                self.check(prepared, encodings, caller)
+                found = await self.tokenizer.encode(prepared.texts)
+                encodings = self.check(prepared, found, caller)
             else:
                 encodings = [await self._marked(prepared, caller, marks)]
         if instead is not None and self.rows.has(encodings[0], kind=instead, caller=caller):
@@ -292,7 +305,7 @@ class Encoder:
         return encodings
 
     async def windows(
-        self, text: str, caller: RowCaller, windows: Windows, *, prompt: str | None = None
+        self, text: str, caller: RowCaller, windows: Windows, *, prompt: Prompt | None = None
     ) -> FloatArray:
         """Return one pooled vector per window of a text.
 
@@ -303,7 +316,7 @@ class Encoder:
                 truncation that is needed.
         """
         self._check_whole(text)
-        begin = self._prompt if prompt is None else prompt
+        begin, adapter = _split_prompt(self._prompt if prompt is None else prompt)
         parts = [begin, text] if begin else [text]
         with caller.span.child("tokenization", {"texts": len(parts)}):
             *before, ids = await self.tokenizer.ids(parts)
@@ -312,7 +325,8 @@ class Encoder:
             raise ItemRefused("empty_input", _EMPTY)
         spans = self._spans(len(ids), self._max_tokens - layout.added - taken, windows)
         encodings = [
-            layout.single(np.concatenate([*before, ids[start:end]])) for start, end in spans
+            layout.single(np.concatenate([*before, ids[start:end]])).adapted(adapter)
+            for start, end in spans
         ]
         if spans[-1][1] < len(ids):
             whole = taken + len(ids) + layout.added
@@ -678,3 +692,8 @@ class Encoder:
             )
         if self.tokenizer.is_empty(encoding):
             raise ItemRefused("empty_input", _EMPTY)
+
+
+def _split_prompt(prompt: Prompt) -> tuple[str, int]:
+    """Return the text of a prompt, and the number of its adapter."""
+    return (prompt, 0) if isinstance(prompt, str) else (prompt.text, prompt.adapter)

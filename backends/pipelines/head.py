@@ -14,7 +14,7 @@ from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.pipelines.windows import Windows
 from sluicegate.backends.repository.manifest import HeadManifest
 from sluicegate.backends.repository.model import Model
-from sluicegate.backends.types import FloatArray, RowInput, TokenOffsets
+from sluicegate.backends.types import FloatArray, Prompt, RowInput, TokenOffsets
 
 Layer = tuple[FloatArray, FloatArray]
 Activation = Literal["relu", "gelu"]
@@ -48,7 +48,7 @@ class Head:
         self._weights = weights
 
     async def vectors(
-        self, texts: Sequence[RowInput], caller: RowCaller, prompts: Sequence[str] | None = None
+        self, texts: Sequence[RowInput], caller: RowCaller, prompts: Sequence[Prompt] | None = None
     ) -> FloatArray:
         """Return the logits of each text."""
         return self._weights.apply(await self.encoder.vectors(texts, caller, prompts))
@@ -67,7 +67,7 @@ class Head:
         )
 
     async def windows(
-        self, text: str, caller: RowCaller, windows: Windows, *, prompt: str | None = None
+        self, text: str, caller: RowCaller, windows: Windows, *, prompt: Prompt | None = None
     ) -> FloatArray:
         """Return the logits of each window of a text."""
         found = await self.encoder.windows(text, caller, windows, prompt=prompt)

@@ -23,6 +23,19 @@ _BERT: Mapping[str, Any] = MappingProxyType(
         "pad_token_id": 0,
     }
 )
+_SIGLIP: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 32000,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 64,
+        "hidden_act": "gelu_pytorch_tanh",
+        "layer_norm_eps": 1e-6,
+        "pad_token_id": 1,
+    }
+)
 # An import builds no graphs for these model types. They count positions from the padding token's
 # id.
 _OTHERS = (
@@ -151,6 +164,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "pad_token_id": 1,
             "eos_token_id": 49407,
         },
+        **dict.fromkeys(("siglip_text_model", "siglip2_text_model"), _SIGLIP),
         "t5": {
             "vocab_size": 32128,
             "d_model": 512,

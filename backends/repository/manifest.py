@@ -13,7 +13,7 @@ from sluicegate.backends.open_inference.address import RemoteModelServer
 from sluicegate.backends.repository.manifest_defaults import infer
 from sluicegate.backends.repository.names import Name, Reference
 from sluicegate.backends.repository.sentence_modules import Files
-from sluicegate.backends.types import Pooling
+from sluicegate.backends.types import AdaptedPrompt, Pooling, Prompt
 from sluicegate.wire.protocol import Function, Task, TokenId
 
 File = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -126,7 +126,9 @@ class EncoderManifest(_GraphManifest, frozen=True, kw_only=True, tag="encoder"):
 
     `pooling` says how to pool the token vectors, if the graph does not pool them. `prompt` is put
     before every text to embed. `prompts` are the prompts that a request can name instead; `query`
-    and `document` are also used to rank documents.
+    and `document` are also used to rank documents. `adapters` are the LoRA adapters of the graph,
+    among which `prompt_name` of a request chooses; a prompt with the same name is put before the
+    text.
     """
 
     dimensions: Count
@@ -135,8 +137,18 @@ class EncoderManifest(_GraphManifest, frozen=True, kw_only=True, tag="encoder"):
     pooling: Pooling | None = None
     prompt: str = ""
     prompts: dict[str, str] = {}
+    adapters: list[Name] = []
     sparse: SparseOutput | None = None
     multi_vector: MultiVectorOutput | None = None
+
+    @property
+    def named_prompts(self) -> dict[str, Prompt]:
+        """The prompts that a request can name, with their adapters."""
+        adapted = {
+            name: AdaptedPrompt(self.prompts.get(name, self.prompt), number)
+            for number, name in enumerate(self.adapters, 1)
+        }
+        return {**self.prompts, **adapted}
 
     @property
     def is_dense(self) -> bool:
@@ -352,8 +364,8 @@ def _check_encoder(manifest: EncoderManifest) -> str | None:
 def _check_outputs(
     manifest: EncoderManifest, sparse: SparseOutput | None, vectors: MultiVectorOutput | None
 ) -> str | None:
-    if manifest.pooling is not None:
-        return "`pooling` cannot be combined with `sparse` or `multi_vector`"
+    if manifest.pooling is not None or manifest.adapters:
+        return "`pooling` and `adapters` cannot be combined with `sparse` or `multi_vector`"
     if manifest.outputs.joined is not None:
         return None if manifest.outputs.pooled else "`joined` also needs an output `pooled`"
     if manifest.prompts and vectors is not None:

@@ -25,6 +25,8 @@ CLASSES: Mapping[str, bool] = MappingProxyType(
         "DebertaV2Tokenizer": True,
         "T5Tokenizer": False,
         "CLIPTokenizer": False,
+        "SiglipTokenizer": False,
+        "Siglip2Tokenizer": False,
         "Qwen2Tokenizer": False,
         "GemmaTokenizer": False,
     }
@@ -70,6 +72,8 @@ _OF_TYPE: Mapping[str, str] = MappingProxyType(
         "jina_embeddings_v3": "XLMRobertaTokenizer",
         "t5": "T5Tokenizer",
         "clip_text_model": "CLIPTokenizer",
+        "siglip_text_model": "SiglipTokenizer",
+        "siglip2_text_model": "Siglip2Tokenizer",
         "qwen3": "Qwen2Tokenizer",
         "gemma3_text": "GemmaTokenizer",
     }

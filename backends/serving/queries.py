@@ -176,15 +176,15 @@ class QueryCall:
         """Submit the rows of an item, or let the item wait for room."""
         rows, kind = self._rows, OutputKind.POOLED
         try:
-            self._pipeline.encoder.check(item.prepared, encodings, item.caller)
-            if has_room or rows.has_room(encodings, kind=kind, caller=item.caller):
-                rows.begin(item, encodings, kind=kind, caller=item.caller)
+            read = self._pipeline.encoder.check(item.prepared, encodings, item.caller)
+            if has_room or rows.has_room(read, kind=kind, caller=item.caller):
+                rows.begin(item, read, kind=kind, caller=item.caller)
             else:
-                item.waiting = asyncio.create_task(self._ask_later(item, encodings))
+                item.waiting = asyncio.create_task(self._ask_later(item, read))
         except Exception as error:  # noqa: BLE001 - a failing item must not affect other items
             self._fail(item, error)
 
-    async def _ask_later(self, item: _OpenItem, encodings: list[Encoding]) -> None:
+    async def _ask_later(self, item: _OpenItem, encodings: Sequence[Encoding]) -> None:
         try:
             await self._rows.wait_for_room(encodings, kind=OutputKind.POOLED, caller=item.caller)
             self._rows.begin(item, encodings, kind=OutputKind.POOLED, caller=item.caller)

@@ -139,6 +139,21 @@ def deep_schema(folder: Path) -> None:
         archive.writestr("schema.json", "[" * 200_000)
 
 
+def one_large_array_often(folder: Path) -> None:
+    """Write many estimators that name the same 8 MiB, which are small in the file."""
+    layer = {"coef_": np.zeros((1, 2**20)), "intercept_": np.zeros(1), "classes_": np.arange(2)}
+    skops("LogisticRegression", **layer)(folder)
+    with zipfile.ZipFile(folder / "model_head.skops") as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    schema = json.loads(files["schema.json"])
+    estimators = {"content": [schema] * 33}
+    fields = {"content": {"content": {"estimators_": estimators}}}
+    files["schema.json"] = json.dumps({"__class__": "OneVsRestClassifier"} | fields).encode()
+    with zipfile.ZipFile(folder / "model_head.skops", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+
+
 def petabytes() -> bytes:
     """Return the start of a `.npy` file whose header promises petabytes."""
     with io.BytesIO() as file:
@@ -195,6 +210,7 @@ HEADS: dict[str, tuple[Change, str]] = {
         all_of(skops("LogisticRegression", **TWO), replace_array("coef_", petabytes())),
         "Unable to allocate",
     ),
+    "an array named often": (one_large_array_often, "its content is larger than 268435456 bytes"),
     "complex numbers": (
         skops("LogisticRegression", **TWO | {"coef_": np.ones((1, HIDDEN)) * 1j}),
         "not real numbers",

@@ -26,10 +26,9 @@ def test_code_of_another_class_is_refused(tmp_path: Path) -> None:
     assert "`auto_map` names custom code" in reason
 
 
-@pytest.mark.parametrize("chosen", ["", "adapter: retrieval.passage"])
-def test_weights_with_adapters_need_the_choice_of_one(tmp_path: Path, chosen: str) -> None:
+def test_an_adapter_that_the_weights_lack_is_refused(tmp_path: Path) -> None:
     folder = unpack(ADAPTED, tmp_path)
-    (folder / "model.yaml").write_text(chosen)
+    (folder / "model.yaml").write_text("adapter: retrieval.passage")
 
     reason = import_folder(folder, tmp_path / "models")
 
@@ -45,8 +44,10 @@ def test_weights_with_adapters_are_imported_without_any(tmp_path: Path) -> None:
     assert import_folder(folder, tmp_path / "models") is None
 
 
-def test_an_adapter_is_merged_though_there_is_a_graph(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chosen", ["", "adapter: separation"])
+def test_an_adapter_is_added_though_there_is_a_graph(tmp_path: Path, chosen: str) -> None:
     folder = unpack(ADAPTED, tmp_path)
+    (folder / "model.yaml").write_text(chosen)
     (folder / "onnx").mkdir()
     (folder / "onnx" / "model.onnx").write_bytes(b"a graph that takes the number of a task")
 
@@ -68,3 +69,32 @@ def test_an_adapter_of_weights_without_adapters_is_refused(tmp_path: Path) -> No
 
     assert reason is not None
     assert "there is no adapter `separation`" in reason
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("model_input_names", ["input_ids", "attention_mask"]), ("padding_side", "left")],
+)
+def test_rows_of_siglip_are_filled_as_in_its_training(
+    tmp_path: Path, field: str, value: object
+) -> None:
+    folder = unpack("siglip_text_model-01", tmp_path)
+    edit(folder / "tokenizer_config.json", **{field: value})
+
+    reason = import_folder(folder, tmp_path / "models")
+
+    assert reason is not None
+    assert f"`{field}` is " in reason
+
+
+def test_a_tokenizer_of_sentencepiece_alone_is_refused_with_what_converts_it(
+    tmp_path: Path,
+) -> None:
+    folder = unpack("siglip_text_model-01", tmp_path)
+    edit(folder / "tokenizer_config.json", tokenizer_class="SiglipTokenizer")
+    (folder / "tokenizer.json").rename(folder / "spiece.model")
+
+    reason = import_folder(folder, tmp_path / "models")
+
+    assert reason is not None
+    assert "T5Tokenizer.from_pretrained" in reason

@@ -6,6 +6,7 @@ with a word, and models with a head.
 """
 
 import argparse
+import functools
 import itertools
 import json
 import sys
@@ -79,7 +80,7 @@ def make_tokenizer(drawn: Drawn) -> Any:
         vocabulary = {word: n for n, word in enumerate(vocabulary)}
         made = transformers.Qwen2Tokenizer(vocab=vocabulary, merges=merges)
     else:
-        trained = _train_gemma()
+        trained = train_gemma()
         merges = [tuple(each) for each in trained["merges"]]
         made = transformers.GemmaTokenizer(vocab=trained["vocab"], merges=merges)
     made.add_tokens(["yes", "no"])
@@ -102,7 +103,8 @@ def _template(made: Any, *, ends: bool) -> Any:
     return processors.TemplateProcessing(single=row, pair=f"{row} {pair}", special_tokens=tokens)
 
 
-def _train_gemma() -> dict[str, Any]:
+@functools.cache
+def train_gemma() -> dict[str, Any]:
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>"]
     tokenizer = Tokenizer(token_models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")

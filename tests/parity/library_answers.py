@@ -28,7 +28,8 @@ ENCODERS = (
     "t5",
     "clip_text_model",
 )
-FAMILIES = (*ENCODERS, *DECODERS)
+SIGLIP = ("siglip_text_model", "siglip2_text_model")
+FAMILIES = (*ENCODERS, *SIGLIP, *DECODERS)
 # Of these families, fewer checkpoints get more texts.
 FEWER = FAMILIES[FAMILIES.index("eurobert") :]
 # Checkpoints of other libraries; `small_checkpoints` writes them.

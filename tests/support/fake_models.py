@@ -9,7 +9,7 @@ import numpy as np
 from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.windows import Windows
-from sluicegate.backends.types import FloatArray, Text, TokenOffsets
+from sluicegate.backends.types import FloatArray, Prompt, Text, TokenOffsets
 
 
 class FakeModel:
@@ -25,7 +25,7 @@ class FakeModel:
         return sum(map(len, self.questions))
 
     async def vectors(
-        self, texts: Sequence[Any], caller: RowCaller, prompts: Sequence[str] | None = None
+        self, texts: Sequence[Any], caller: RowCaller, prompts: Sequence[Prompt] | None = None
     ) -> FloatArray:
         self.questions.append(list(texts))
         return np.array([self._outputs(text) for text in texts], dtype=np.float32)
@@ -36,9 +36,11 @@ class FakeModel:
         return await self.vectors([(first, second) for second in seconds], caller)
 
     async def windows(
-        self, text: str, caller: RowCaller, windows: Windows, *, prompt: str | None = None
+        self, text: str, caller: RowCaller, windows: Windows, *, prompt: Prompt | None = None
     ) -> FloatArray:
-        return await self.vectors([(prompt or "") + part for part in parts(text, windows)], caller)
+        return await self.vectors(
+            [f"{prompt or ''}{part}" for part in parts(text, windows)], caller
+        )
 
     async def pair_windows(
         self,

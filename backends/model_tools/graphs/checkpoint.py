@@ -5,8 +5,10 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from onnx import ModelProto
 
+from sluicegate.backends.model_tools.graphs.adapters import CHOICES
 from sluicegate.backends.model_tools.graphs.bert import build_bert
 from sluicegate.backends.model_tools.graphs.clip import describe_clip
 from sluicegate.backends.model_tools.graphs.deberta import write_deberta
@@ -31,6 +33,11 @@ from sluicegate.backends.model_tools.graphs.rotary_bert import (
     describe_jina,
     describe_nomic,
 )
+from sluicegate.backends.model_tools.graphs.siglip import (
+    KINDS as SIGLIP,
+    describe_siglip,
+    pool_filled_rows,
+)
 from sluicegate.backends.model_tools.graphs.stack import StackShape, write_stack
 from sluicegate.backends.model_tools.graphs.t5 import describe_t5
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
@@ -48,6 +55,7 @@ _STACKS: Mapping[str, _Describe] = MappingProxyType(
         "jina_embeddings_v3": describe_jina,
         "t5": describe_t5,
         "clip_text_model": describe_clip,
+        **dict.fromkeys(SIGLIP, describe_siglip),
         "qwen3": describe_qwen3,
         "gemma3_text": describe_gemma3,
     }
@@ -65,12 +73,15 @@ _PREFIXES: Mapping[str, str] = MappingProxyType(
         "jina_embeddings_v3": "roberta.",
         "t5": "transformer.",
         "clip_text_model": "text_model.",
+        **dict.fromkeys(SIGLIP, "text_model."),
         "qwen3": "model.",
         "gemma3_text": "model.",
     }
 )
 FAMILIES = tuple(_PREFIXES)
 _CPU = GraphOptions(attention="gathered")
+# The kinds of attention of graphs that can choose among adapters.
+_ADAPTED = ("gathered", "plain")
 
 
 def weight_prefix(config: Mapping[str, Any]) -> str:
@@ -97,8 +108,13 @@ def build_checkpoint(
         WeightsError: no graph can be built for the checkpoint's family or head.
     """
     head, attention = find_head(config), options.attention
+    if head is not None and CHOICES in weights:
+        raise WeightsError("a model with a head cannot choose among adapters; import each apart")
     if head is None:
         encoder = build_encoder(config, weights, "tokens", options, stored)
+        if config["model_type"] in SIGLIP:
+            own = strip_prefix(weights, weight_prefix(config))
+            return pool_filled_rows(encoder, config, own, stored)
         if config["model_type"] == "clip_text_model":
             return add_end_pooling(encoder, config, weights, hidden=_hidden(encoder), stored=stored)
         return add_pooling(encoder, pooling, hidden=_hidden(encoder), exact=attention == "gathered")
@@ -121,22 +137,36 @@ def build_encoder(
     Raises:
         WeightsError: no graph can be built for the checkpoint's family.
     """
-    options = msgspec.structs.replace(options, output=output)
-    kind = str(config.get("model_type"))
+    options = replace(options, output=output)
+    kind, problem = str(config.get("model_type")), options.problem()
+    has_adapters = CHOICES in weights
+    if has_adapters and (kind not in (*PREFIXES, *_STACKS) or options.attention not in _ADAPTED):
+        raise WeightsError(f"a `{kind}` cannot choose among adapters; import each apart")
     if kind in PREFIXES or kind not in _PREFIXES:
         size, renamed = as_bert(config, weights)
         return build_bert(size, renamed, options, stored)
-    problem = options.problem()
     if options.attention == "fused" or options.precision == "bf16":
         problem = f"`{kind}` has no `{options.attention}` attention in {options.precision}"
     if problem is not None:
         raise WeightsError(problem)
+    return _build_other(kind, config, strip_prefix(weights, _PREFIXES[kind]), options, stored)
+
+
+def _build_other(
+    kind: str,
+    config: Mapping[str, Any],
+    own: Weights,
+    options: GraphOptions,
+    stored: StoredWeights,
+) -> ModelProto:
+    """Return the graph of an encoder that is not like BERT; `own` weights have no prefix."""
     is_plain = options.attention == "plain"
-    own = strip_prefix(weights, _PREFIXES[kind])
     try:
         if kind in _STACKS:
-            shape, own = _STACKS[kind](config, own)
-            graph = GraphBuilder(own, options.precision, plain=is_plain, stored=stored)
+            shape, renamed = _STACKS[kind](config, own)
+            if CHOICES in own:
+                shape, renamed = replace(shape, adapters=True), {**renamed, CHOICES: own[CHOICES]}
+            graph = GraphBuilder(renamed, options.precision, plain=is_plain, stored=stored)
             write_stack(graph, shape, options)
             inputs, hidden = shape.inputs, shape.hidden
         else:

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from sluicegate.backends.model_tools.graphs.adapters import UP
 from sluicegate.backends.model_tools.graphs.shapes import PROJECTION, BertShape
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 from sluicegate.backends.repository.config_defaults import padding_position
@@ -133,9 +134,10 @@ def _roberta(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, We
         raise WeightsError(
             f"`pad_token_id` is {padding}, but there are {shape.positions} positions"
         )
-    name = "embeddings.position_embeddings.weight"
+    table = "embeddings.position_embeddings"
     shape = msgspec.structs.replace(shape, positions=shape.positions - padding, padding=padding)
-    return shape, {**weights, name: weights[name][padding:]}
+    names = [name for name in (f"{table}.weight", f"{table}.{UP}") if name in weights]
+    return shape, {**weights, **{name: weights[name][padding:] for name in names}}
 
 
 def _mpnet(config: Mapping[str, Any], weights: Weights) -> tuple[BertShape, Weights]:

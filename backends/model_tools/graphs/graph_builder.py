@@ -8,8 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from sluicegate.backends.model_tools.graphs.adapters import (
+    CHOICES,
+    DOWN,
+    UP,
+    adapted_modules,
+)
 from sluicegate.backends.model_tools.graphs.options import Output, Precision
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
+from sluicegate.backends.types import TOKEN_TYPES
 
 FUSED = "com.microsoft"
 _OPSETS = {"": 20, FUSED: 1}
@@ -58,6 +65,39 @@ class GraphBuilder:
         self.nodes: list[NodeProto] = []
         self.initializers: list[TensorProto] = []
         self._added: dict[tuple[int, Precision, bool], str] = {}
+        self._chosen = ""
+        self._used: set[str] = set()
+        self._adapted: set[str] = set()
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether each row chooses one of several adapters."""
+        return CHOICES in self.weights
+
+    def check_adapters(self) -> None:
+        """Check that every layer was written with its adapters.
+
+        Raises:
+            WeightsError: a weight was used without the adapters of its layer.
+        """
+        for module in sorted(adapted_modules(self.weights) - self._adapted):
+            if f"{module}.weight" in self._used:
+                raise WeightsError(
+                    f"the adapters of `{module}` cannot be chosen by a row; import each apart"
+                )
+
+    def read_adapters(self, types: str) -> str:
+        """Append nodes that read the adapters of tokens from their types; return the types alone.
+
+        Call this before a layer that may have adapters.
+        """
+        if not self.has_adapters:
+            return types
+        table = np.repeat(self.weights[CHOICES], TOKEN_TYPES, axis=0)
+        known = self.constant("adapters.types", np.array(TOKEN_TYPES, dtype=np.int32))
+        choices = self.floats("adapters.table", table)
+        self._chosen = self.plain("Gather", [choices, types], "adapters.chosen")
+        return self.plain("Mod", [types, known], "adapters.plain_types")
 
     def weight(
         self, name: str, precision: Precision | None = None, *, transposed: bool = False
@@ -67,6 +107,7 @@ class GraphBuilder:
         A weight that several layers share is stored once.
         """
         tensor = self.weights[name]
+        self._used.add(name)
         key = (id(tensor), precision or self.precision, transposed)
         if key not in self._added:
             given = tensor.T if transposed else tensor
@@ -141,7 +182,27 @@ class GraphBuilder:
     def matmul(self, prefix: str, inputs: str) -> str:
         """Append the product with the weight of a linear layer, without the layer's bias."""
         kernel = self.weight(f"{prefix}.weight", transposed=True)
-        return self.plain("MatMul", [inputs, kernel], prefix)
+        product = self.plain("MatMul", [inputs, kernel], prefix)
+        if f"{prefix}.{DOWN}" not in self.weights:
+            return product
+        down = self.weight(f"{prefix}.{DOWN}", transposed=True)
+        narrow = self.plain("MatMul", [inputs, down], f"{prefix}.narrow")
+        return self._adapt(prefix, product, narrow, self.weight(f"{prefix}.{UP}", transposed=True))
+
+    def embed(self, prefix: str, ids: str, output: str) -> str:
+        """Append a look-up in a table of embeddings."""
+        rows = self.plain("Gather", [self.weight(f"{prefix}.weight"), ids], output)
+        if f"{prefix}.{DOWN}" not in self.weights:
+            return rows
+        narrow = self.plain("Gather", [self.weight(f"{prefix}.{UP}"), ids], f"{output}.narrow")
+        return self._adapt(prefix, rows, narrow, self.weight(f"{prefix}.{DOWN}"))
+
+    def _adapt(self, prefix: str, state: str, narrow: str, wide: str) -> str:
+        """Append the sum of `state` and of what the chosen adapters make of `narrow`."""
+        self._adapted.add(prefix)
+        self.plain("Mul", [narrow, self._chosen], f"{narrow}.chosen")
+        self.plain("MatMul", [f"{narrow}.chosen", wide], f"{narrow}.change")
+        return self.plain("Add", [state, f"{narrow}.change"], f"{state}.adapted")
 
     def linear(self, prefix: str, inputs: str, *, biased: bool = True) -> str:
         """Append a linear layer: the product with its weight, plus its bias if it is `biased`."""
@@ -202,6 +263,7 @@ class GraphBuilder:
 
     def model(self, name: str, inputs: Sequence[str], output: Output, hidden: int) -> ModelProto:
         """Return the model: `inputs` are int32 `[batch, sequence]`, and the output is float32."""
+        self.check_adapters()
         rows: list[str | int | None] = ["batch", "sequence"]
         size = [*(rows if output == "tokens" else rows[:1]), hidden]
         return helper.make_model(

@@ -325,27 +325,6 @@ class PaddedGrid:
         both = graph.constant("future.axes", np.array([0, 1], dtype=np.int64))
         return graph.plain("Unsqueeze", ["future.scores", both], "future")
 
-    def embed(self, positions: str, *, epsilon: float) -> str:
-        """Append nodes that embed the tokens as BERT does: `[batch, sequence, hidden]`."""
-        graph, prefix = self._graph, "embeddings"
-        tokens = {
-            "word": "input_ids",
-            "position": positions,
-            "token_type": "token_type_ids",
-        }
-        words, places, kinds = (
-            graph.plain(
-                "Gather",
-                [graph.weight(f"{prefix}.{table}_embeddings.weight"), ids],
-                f"{prefix}.{table}",
-            )
-            for table, ids in tokens.items()
-        )
-        # The fused operator adds the embeddings in this order, too.
-        graph.plain("Add", [words, kinds], f"{prefix}.typed")
-        graph.plain("Add", [f"{prefix}.typed", places], f"{prefix}.summed")
-        return graph.layer_norm(f"{prefix}.LayerNorm", f"{prefix}.summed", prefix, epsilon=epsilon)
-
     def attend(
         self,
         prefix: str,
@@ -437,8 +416,11 @@ def embed_tokens(
     else:
         positions = grid.take(count_positions(graph, padding), "positions.real")
     if isinstance(grid, PaddedGrid):
-        return grid.embed(positions, epsilon=epsilon)
+        return _embed_apart(graph, "input_ids", positions, "token_type_ids", epsilon=epsilon)
     prefix = "embeddings"
+    if graph.has_adapters:
+        ids, kinds = (grid.take(name, f"{name}.real") for name in ("input_ids", "token_type_ids"))
+        return _embed_apart(graph, ids, positions, kinds, epsilon=epsilon)
     row = graph.constant("grid.row", np.array([0], dtype=np.int64))
     tokens = (
         grid.take("input_ids", "input_ids.real"),
@@ -453,6 +435,22 @@ def embed_tokens(
     outputs = (f"{prefix}.row", "")
     state = graph.fused("EmbedLayerNormalization", inputs, *outputs, epsilon=epsilon)
     return graph.plain("Squeeze", [state, row], prefix)
+
+
+def _embed_apart(
+    graph: GraphBuilder, ids: str, positions: str, kinds: str, *, epsilon: float
+) -> str:
+    """Append nodes that embed the tokens as BERT does, with an operator for each step."""
+    prefix = "embeddings"
+    kinds = graph.read_adapters(kinds)
+    words, places, types = (
+        graph.embed(f"{prefix}.{table}_embeddings", each, f"{prefix}.{table}")
+        for table, each in (("word", ids), ("position", positions), ("token_type", kinds))
+    )
+    # The fused operator adds the embeddings in this order, too.
+    graph.plain("Add", [words, types], f"{prefix}.typed")
+    graph.plain("Add", [f"{prefix}.typed", places], f"{prefix}.summed")
+    return graph.layer_norm(f"{prefix}.LayerNorm", f"{prefix}.summed", prefix, epsilon=epsilon)
 
 
 def attend_gathered(

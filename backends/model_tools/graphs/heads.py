@@ -377,6 +377,7 @@ def extend_model(
 
     Of the outputs of `model`, those in `keep` remain.
     """
+    graph.check_adapters()
     extended = copy_model(model)
     changed = extended.graph
     changed.node.extend(graph.nodes)

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto
 
+from sluicegate.backends.model_tools.graphs.adapters import DOWN
 from sluicegate.backends.model_tools.graphs.attention import FusedRows
 from sluicegate.backends.model_tools.graphs.bert import FIRST, TOKENS
 from sluicegate.backends.model_tools.graphs.graph_builder import Activation, GraphBuilder
@@ -45,6 +46,7 @@ from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 _FAR = -80.0
 # The scores of decoders can be far apart, so their summand must be exact.
 _UNSEEN = -10000.0
+_TYPES = "token_type_ids"
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -98,7 +100,8 @@ class StackShape(msgspec.Struct, frozen=True, kw_only=True):
     `attention` names the kind of each layer, of those in `kinds`. Groups of `heads` share one of
     `key_value_heads`. Scores are multiplied by `scale`, or else divided by the square root of
     `head_width`. Then all layers add the `relative` bias, if there is one. With `causal` attention,
-    a token sees only itself and the tokens before it.
+    a token sees only itself and the tokens before it. With `adapters`, token types name the
+    adapter of each token.
 
     `norms` says what is normalized: the input of attention and of the feed-forward unit
     (`before`), their output, too (`around`), or the sum of both (`after`). With `skips_first_norm`,
@@ -126,13 +129,14 @@ class StackShape(msgspec.Struct, frozen=True, kw_only=True):
     embedding_scale: float | None = None
     learned_positions: bool = False
     token_types: bool = False
+    adapters: bool = False
     embedding_norm: bool = False
     final_norm: bool = True
 
     @property
     def inputs(self) -> list[str]:
         """The inputs of the graph."""
-        return ["input_ids", "attention_mask", *(["token_type_ids"] * self.token_types)]
+        return ["input_ids", "attention_mask", *([_TYPES] * (self.token_types or self.adapters))]
 
 
 # The names of weights here, by the family's names, both without `.weight` and `.bias`. `*` stands
@@ -152,7 +156,9 @@ def rename_weights(weights: Weights, names: Names) -> Weights:
         targets = names.get(_NUMBER.sub("*", module, count=1), ())
         if isinstance(targets, str):
             targets = (targets,)
-        pieces = np.split(tensor, len(targets)) if len(targets) > 1 else [tensor]
+        # Several parts of a weight read the same columns of its adapters.
+        is_split = len(targets) > 1 and part != DOWN
+        pieces = np.split(tensor, len(targets)) if is_split else [tensor] * len(targets)
         for target, piece in zip(targets, pieces, strict=False):
             found[f"{target.replace('*', number[0] if number else '')}.{part}"] = piece
     return found
@@ -295,20 +301,19 @@ class _StackWriter:
     def _embed(self) -> str:
         graph, shape, layout = self._graph, self._shape, self._layout
         ids = layout.real("input_ids")
-        words = graph.weight("embeddings.words.weight")
-        state = graph.plain("Gather", [words, ids], "embedded.words")
+        types = graph.read_adapters(layout.real(_TYPES)) if graph.has_adapters else ""
+        state = graph.embed("embeddings.words", ids, "embedded.words")
         if shape.embedding_scale is not None:
             factor = np.array(shape.embedding_scale, dtype=np.float32)
             graph.floats("embedded.factor", factor)
             state = graph.plain("Mul", [state, "embedded.factor"], "embedded.scaled")
         if shape.token_types:
-            types = graph.weight("embeddings.types.weight")
-            graph.plain("Gather", [types, layout.real("token_type_ids")], "embedded.types")
-            state = graph.plain("Add", [state, "embedded.types"], "embedded.typed")
+            types = types or layout.real(_TYPES)
+            of_types = graph.embed("embeddings.types", types, "embedded.types")
+            state = graph.plain("Add", [state, of_types], "embedded.typed")
         if shape.learned_positions:
-            places = graph.weight("embeddings.positions.weight")
-            graph.plain("Gather", [places, layout.places()], "embedded.places")
-            state = graph.plain("Add", [state, "embedded.places"], "embedded.placed")
+            of_places = graph.embed("embeddings.positions", layout.places(), "embedded.places")
+            state = graph.plain("Add", [state, of_places], "embedded.placed")
         return self._norm("embeddings.norm", state) if shape.embedding_norm else state
 
     def _write_layer(self, layer: int, kind: str, state: str, *, only_first: bool) -> str:

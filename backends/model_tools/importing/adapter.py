@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.graphs.adapters import Factors, merge_factors
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
 from sluicegate.backends.repository.sentence_modules import read_object
 
@@ -52,6 +53,8 @@ _TYPES: Mapping[str, type | UnionType] = MappingProxyType(
 _PURPOSE = re.compile(r"(LMHeadModel|Model|For[A-Z]\w+)$")
 _MATRIX = re.compile(r"(.+)\.lora_(embedding_)?([AB])(?:\.weight)?")
 _LABELS = re.compile(r"(classifier|classifier\.out_proj|score)\.weight")
+# The table of words of a decoder, and its last layer, which may be tied to the table.
+_TABLE, _HEAD = "embed_tokens", "lm_head"
 # Copies of weights that a module to save replaces.
 _COPIES = (".modules_to_save.", ".original_module.")
 
@@ -78,10 +81,18 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         end = _CLASSES[kind]
         own = _PURPOSE.sub("", own) + end if end else str(named or own)
         completed = {**config, "architectures": [own]}
+        if self._unties and config.get("tie_word_embeddings"):
+            completed["tie_word_embeddings"] = False
         numbers = [len(t) for name, t in self.replaced.items() if _LABELS.fullmatch(name)]
         if numbers and len(config.get("id2label") or ()) != numbers[0]:
             completed["id2label"] = {str(place): f"LABEL_{place}" for place in range(numbers[0])}
         return completed
+
+    @property
+    def _unties(self) -> bool:
+        """Whether the table of words and the last layer differ afterwards, if they were tied."""
+        changed = {*self.matrices, *(name.removesuffix(".weight") for name in self.replaced)}
+        return any(name.rpartition(".")[2] in {_TABLE, _HEAD} for name in changed)
 
     def merge(self, weights: Weights, prefix: str) -> Weights:
         """Return the weights of the base model with the adapter merged into them.
@@ -92,29 +103,58 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             StartProblem: the adapter does not fit the base model.
         """
         merged = dict(weights)
+        table = _find(f"{_TABLE}.weight", weights, prefix)
+        head = f"{_HEAD}.weight"
+        if self._unties and table is not None and _find(head, weights, prefix) is None:
+            merged[head] = weights[table]
         for name, tensor in self.replaced.items():
-            merged[_find(name, weights, prefix) or name] = tensor
-        for module, pair in self.matrices.items():
-            found = _find(f"{module}.weight", weights, prefix)
-            if found is None or set(pair) != {"A", "B"}:
-                raise self._problem(f"the base model has no weight `{module}.weight`")
-            change = self._change(module, pair["A"], pair["B"])
-            if change.shape != merged[found].shape:
-                raise self._problem(
-                    f"`{found}` is {merged[found].shape} in the base model, not {change.shape}"
-                )
-            merged[found] = merged[found] + change
-        return merged
+            merged[_find(name, merged, prefix) or name] = tensor
+        return merge_factors(merged, self.factors(merged, prefix))
 
-    def _change(
+    def check_shared(self, weights: Weights, prefix: str) -> None:
+        """Check that the adapter only adds to the weights of the base model.
+
+        Raises:
+            StartProblem: the adapter replaces a weight.
+        """
+        for name, tensor in self.replaced.items():
+            found = _find(name, weights, prefix)
+            # `peft` also saves a table that it only adds to.
+            if found is None or not np.array_equal(weights[found], tensor):
+                raise StartProblem(
+                    f"`{self.folder}`: the adapter replaces the weight `{name}`, so it cannot "
+                    "share a model with others; import it as a model of its own with `--base`"
+                )
+
+    def factors(self, weights: Weights, prefix: str) -> Factors:
+        """Return the matrices whose products are added to weights of the base model.
+
+        Raises:
+            StartProblem: the adapter does not fit the base model.
+        """
+        found = {}
+        for module, pair in self.matrices.items():
+            name = _find(f"{module}.weight", weights, prefix)
+            if name is None or set(pair) != {"A", "B"}:
+                raise self._problem(f"the base model has no weight `{module}.weight`")
+            second, first = self._scaled(module, pair["A"], pair["B"])
+            shape = (len(second), first.shape[-1])
+            if shape != weights[name].shape:
+                raise self._problem(
+                    f"`{name}` is {weights[name].shape} in the base model, not {shape}"
+                )
+            found[name] = (second, first)
+        return found
+
+    def _scaled(
         self, module: str, first: NDArray[np.float32], second: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         alpha = self._of_module("alpha_pattern", module, self.config.get("lora_alpha", 8))
         rank = len(first)
-        scale = alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
-        change: NDArray[np.float32] = (second @ first) * np.float32(scale)
-        turned = module in self.embeddings or self.config.get("fan_in_fan_out")
-        return change.T if turned else change
+        scale = np.float32(alpha / (math.sqrt(rank) if self.config.get("use_rslora") else rank))
+        if module in self.embeddings or self.config.get("fan_in_fan_out"):
+            return first.T * scale, second.T
+        return second * scale, first
 
     def _of_module(self, field: str, module: str, default: float) -> float:
         patterns: dict[str, float] = self.config.get(field) or {}

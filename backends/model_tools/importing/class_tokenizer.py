@@ -54,7 +54,8 @@ _REMEDY = (
     f"`{CONFIG}`"
 )
 # Classes whose template is that of `tokenizer.json`.
-_KEEP_TEMPLATES = {"AlbertTokenizer", "Qwen2Tokenizer", "GemmaTokenizer"}
+_KEEP_TEMPLATES = {"AlbertTokenizer", "Qwen2Tokenizer", "GemmaTokenizer", "Siglip2Tokenizer"}
+_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
 _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -69,7 +70,7 @@ class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
 
     The class is the tokenizer's class in `transformers`. `changed` lists the sections that differ
     from the folder's `tokenizer.json`. `types` says whether the tokenizer returns token types; it
-    is `None` if no file says this.
+    is `None` if no file says this. `padding` is the id of the padding token, if it is known.
     """
 
     text: str
@@ -77,6 +78,7 @@ class ClassTokenizer(msgspec.Struct, frozen=True, kw_only=True):
     types: bool | None
     name: str | None = None
     changed: tuple[str, ...] = ()
+    padding: int | None = None
 
     def check_types(self, known: int) -> None:
         """Check that the model has embeddings for the token types of this tokenizer.
@@ -126,7 +128,8 @@ def build_tokenizer(folder: Path, file: str, config: Mapping[str, Any]) -> Class
             f"`{folder / CONFIG}`: the tokenizer class `{name}` is not supported{_REMEDY}"
         )
     try:
-        built = _build(_read_given(folder, json.loads(text), fields, own, name), own, name)
+        given = _read_given(folder, json.loads(text), fields, own, name)
+        built = _build(given, own, name)
     except Exception as error:  # noqa: BLE001 - tokenizers raises bare Exceptions
         raise StartProblem(f"`{path}`: cannot build a `{name}`: {error}{_REMEDY}") from None
     before, after = json.loads(Tokenizer.from_str(text).to_str()), json.loads(built.to_str())
@@ -139,6 +142,7 @@ def build_tokenizer(folder: Path, file: str, config: Mapping[str, Any]) -> Class
         types=types,
         name=name,
         changed=changed,
+        padding=built.token_to_id(str(given.tokens.get("pad_token"))),
     )
 
 
@@ -388,6 +392,42 @@ def _gemma(given: _Given) -> Tokenizer:
     return built
 
 
+def _siglip2(given: _Given) -> Tokenizer:
+    built = _gemma(given)
+    built.normalizer = normalizers.Sequence([normalizers.Lowercase(), built.normalizer])
+    return built
+
+
+def _siglip(given: _Given) -> Tokenizer:
+    """Build what `SiglipTokenizer` does with SentencePiece; only a text's start gets a space."""
+    words, unknown = given.vocabulary("Unigram"), given.token("unk")
+    place = [piece for piece, _ in words].index(unknown)
+    built = Tokenizer(models.Unigram(vocab=words, unk_id=place, byte_fallback=False))
+    charsmap = given.charsmap()
+    built.normalizer = normalizers.Sequence(
+        [
+            *([normalizers.Lowercase()] if given.fields.get("do_lower_case", True) else []),
+            # The space remains, because `tokenizers` adds none to a start that is removed.
+            normalizers.Replace(Regex(rf"\A({_PUNCTUATION}|\s)+"), " "),
+            normalizers.Replace(Regex(_PUNCTUATION), ""),
+            normalizers.Replace(Regex(r"\s+"), " "),
+            normalizers.Strip(left=False, right=True),
+            *([] if charsmap is None else [normalizers.Precompiled(charsmap)]),
+            normalizers.Replace(Regex(" {2,}"), " "),
+        ]
+    )
+    fields = {**given.fields, "add_prefix_space": False}
+    _add_metaspace(msgspec.structs.replace(given, fields=fields), built, [], without="first")
+    return built
+
+
+def _siglip_template(given: _Given, built: Tokenizer) -> Any:
+    end = given.token("eos")
+    return processors.TemplateProcessing(
+        single=["$A", end], pair=["$A", end, "$B", end], special_tokens=[(end, _id(built, end))]
+    )
+
+
 def _xlm_roberta(given: _Given) -> Tokenizer:
     return _sentence_pieces(given, unknown=3)
 
@@ -525,6 +565,9 @@ _BRACKETS: Mapping[str, _Written] = MappingProxyType(
 )
 _BERT = _Spec({**_BRACKETS, "pad_token": "[PAD]"}, _word_pieces, _bert_template)
 _ENDS: Mapping[str, _Written] = MappingProxyType({"bos_token": "[CLS]", "eos_token": "[SEP]"})
+_GEMMA: Mapping[str, _Written] = MappingProxyType(
+    {f"{role}_token": f"<{role}>" for role in ("bos", "eos", "unk", "pad", "mask")}
+)
 _SPECS: Mapping[str, _Spec] = MappingProxyType(
     {
         GENERIC: _Spec({}),
@@ -550,21 +593,25 @@ _SPECS: Mapping[str, _Spec] = MappingProxyType(
             _clip,
             _clip_template,
         ),
+        "SiglipTokenizer": _Spec(
+            {
+                role: {"content": content, "lstrip": True, "rstrip": True}
+                for role, content in (
+                    ("eos_token", "</s>"),
+                    ("unk_token", "<unk>"),
+                    ("pad_token", "</s>"),
+                )
+            },
+            _siglip,
+            _siglip_template,
+        ),
+        "Siglip2Tokenizer": _Spec(_GEMMA, _siglip2),
         "T5Tokenizer": _Spec(
             {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}, _t5, _t5_template
         ),
         "Qwen2Tokenizer": _Spec(
             dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"), _qwen
         ),
-        "GemmaTokenizer": _Spec(
-            {
-                "bos_token": "<bos>",
-                "eos_token": "<eos>",
-                "unk_token": "<unk>",
-                "pad_token": "<pad>",
-                "mask_token": "<mask>",
-            },
-            _gemma,
-        ),
+        "GemmaTokenizer": _Spec(_GEMMA, _gemma),
     }
 )

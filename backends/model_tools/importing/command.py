@@ -45,7 +45,14 @@ _OUTPUTS = ("logits", "pooled", "tokens")
 )
 @click.option("--labels", help="Labels of the logits, in order, separated by commas.")
 @click.option("--revision", help="Branch, tag or commit on the hub.")
-@click.option("--adapter", help="Merge this adapter of jina-embeddings-v3, or `none` of them.")
+@click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    metavar="NAME[=PATH]",
+    help="Let requests choose the LoRA adapter PATH by NAME, or merge this one of "
+    "jina-embeddings-v3 (`none`: no adapter).",
+)
 @click.option("--base", metavar="PATH", help="The base model, if PATH is a LoRA adapter.")
 @click.option("--ignore", "ignored", multiple=True, metavar="NAME", help="Leave out this file.")
 @variant_options
@@ -62,7 +69,7 @@ def import_command(
     outputs: tuple[str, ...],
     labels: str | None,
     revision: str | None,
-    adapter: str | None,
+    adapters: tuple[str, ...],
     base: str | None,
     ignored: tuple[str, ...],
     dry_run: bool,
@@ -83,7 +90,9 @@ def import_command(
     With --input, map inputs to `input_ids`, `attention_mask` and `token_type_ids`. With --output,
     map outputs to `logits`, `pooled` (one vector per text) and `tokens` (one vector per token).
 
-    If PATH is a LoRA adapter, the import merges it into the model that --base names.
+    If PATH is a LoRA adapter, the import merges it into the model that --base names. If PATH is a
+    base model, name its adapters with --adapter NAME=PATH. The model then has all of them, and
+    `prompt_name` of a request chooses one. It does so for jina-embeddings-v3 without --adapter.
 
     The import refuses a folder that has a file with weights or modules that it cannot use. --ignore
     leaves such a file out. The import always leaves out training state and second copies of the
@@ -100,8 +109,9 @@ def import_command(
     # Options are checked before files are downloaded from the hub.
     wanted = choose_variant(**variant)
     given = _fields(inputs, outputs, labels, truncate=truncate)
-    if adapter is not None:
-        given["adapter"] = adapter
+    chosen_adapters, merged = _adapters(adapters)
+    if merged is not None:
+        given["adapter"] = merged
     if reloads:
         # `sluicegate models import` handles `--reload`, because this package knows no gateway.
         raise StartProblem("`--reload` is an option of `sluicegate models import`")
@@ -121,6 +131,9 @@ def import_command(
         name=chosen,
         given=given,
         base=under,
+        adapters={
+            each: find_folder(path, revision=None).path for each, path in chosen_adapters.items()
+        },
         files=found.files,
         ignored=ignored,
         variant=wanted,
@@ -128,6 +141,19 @@ def import_command(
         echo=click.echo,
     ):
         sys.exit(1)
+
+
+def _adapters(given: Sequence[str]) -> tuple[dict[str, str], str | None]:
+    """Return the folders of adapters by their names, and the adapter to merge, if any."""
+    named = [each.partition("=") for each in given]
+    folders = {name: path for name, separator, path in named if separator}
+    if not given or (len(folders) == len(given) and all(folders) and all(folders.values())):
+        return folders, None
+    if len(given) == 1 and not folders:
+        return {}, given[0]
+    raise StartProblem(
+        "`--adapter` must be NAME=PATH, each name once, or once the name of an adapter to merge"
+    )
 
 
 def _fields(

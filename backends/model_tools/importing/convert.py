@@ -85,6 +85,9 @@ def convert_source(source: CheckpointFolder, target: Path) -> str:
         return write_gliner(source.gliner, *made_of, target, source.fields)
     origin, weights = _write_graph(source, target)
     fields = dict(source.fields)
+    if weights is not None and (names := source.adapter_names(weights)):
+        fields["adapters"] = names
+        origin += f"; requests choose an adapter: {', '.join(names)}"
     tokenizer = source.tokenizer
     _check_types(source, target / _GRAPH)
     if tokenizer.changed:
@@ -156,7 +159,7 @@ def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights |
         (target / _GRAPH).write_bytes(model.SerializeToString())
         return f"{name}, rebuilt as a `{kind}`", weights
     if kind not in FAMILIES:
-        if source.adapter is not None or source.task_adapter is not None:
+        if source.adapter or source.adapters or source.task_adapter is not None:
             raise StartProblem(
                 f"`{source.folder}`: no adapter can be merged into a `{kind}`; "
                 "merge it with `merge_and_unload()`, save the model and import that"

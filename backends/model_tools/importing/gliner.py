@@ -11,6 +11,7 @@ from onnx import ModelProto
 from tokenizers import Tokenizer
 
 from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.graphs.siglip import KINDS as SIGLIP
 from sluicegate.backends.model_tools.graphs.spans import SPANS, SpanShape, build_spans
 from sluicegate.backends.model_tools.graphs.weight_file import MOST_BYTES
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
@@ -38,7 +39,8 @@ _NOT_BUILT: Mapping[str, str] = MappingProxyType(
     }
 )
 # In these encoders, a token does not read the tokens after it, so labels would not read the words.
-_ONE_WAY = ("qwen3", "gemma3_text", "clip_text_model")
+# SigLIP has no output for tokens.
+_ONE_WAY = ("qwen3", "gemma3_text", "clip_text_model", *SIGLIP)
 _PARTS = ("token_rep_layer.", "rnn.lstm.", "span_rep_layer.span_rep_layer.", "prompt_rep_layer.")
 
 

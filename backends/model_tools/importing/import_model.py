@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -37,6 +38,7 @@ def import_model(
     name: str,
     given: Mapping[str, Any],
     base: Path | None = None,
+    adapters: Mapping[str, Path] = MappingProxyType({}),
     files: Sequence[str] = (),
     ignored: Sequence[str] = (),
     variant: VariantOptions | None,
@@ -47,7 +49,8 @@ def import_model(
 
     Fields in `given` override the fields of the folder's `model.yaml`. `files` has the names of all
     the model's files, if some of them are not in the folder. The files `ignored` are left out.
-    `base` is the folder of the base model, if the folder has an adapter.
+    `base` is the folder of the base model, if the folder has an adapter. `adapters` are the folders
+    of adapters of this model, by the names with which requests choose one.
 
     Returns:
         Whether the `variant` in another precision was accepted; true without a variant.
@@ -62,7 +65,7 @@ def import_model(
         )
     try:
         with open_staging(root, _STAGING) as staging:
-            source = open_source(folder, given, base=base, ignored=ignored)
+            source = open_source(folder, given, base=base, adapters=adapters, ignored=ignored)
             if variant is not None and variant.judge is None:
                 source, variant = _with_half_precision(source, variant), None
             left_out = check_leftovers(source, files or files_of(folder), ignored)

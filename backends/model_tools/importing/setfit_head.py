@@ -164,13 +164,14 @@ def _read_safetensors(path: Path) -> _Layer:
 def _read_skops(path: Path) -> _Layer:
     """Read the arrays of a logistic regression; no class that the file names is loaded."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            return _estimator(json.loads(_unpack("schema.json", archive)), archive)
+        with zipfile.ZipFile(path) as file:
+            archive = _Archive(file)
+            return _estimator(json.loads(archive.read("schema.json")), archive)
     except RecursionError:
         raise ValueError("`schema.json` nests too deeply") from None
 
 
-def _estimator(node: Mapping[str, Any], archive: zipfile.ZipFile) -> _Layer:
+def _estimator(node: Mapping[str, Any], archive: "_Archive") -> _Layer:
     kind, fields = node["__class__"], _content(node)
     if kind == "LogisticRegression":
         return _regression(fields, archive)
@@ -186,7 +187,7 @@ def _estimator(node: Mapping[str, Any], archive: zipfile.ZipFile) -> _Layer:
     return _Layer(weight, bias, range(len(parts)), "sigmoid")
 
 
-def _regression(fields: Mapping[str, Any], archive: zipfile.ZipFile) -> _Layer:
+def _regression(fields: Mapping[str, Any], archive: "_Archive") -> _Layer:
     weight, bias, classes = (
         _array(fields[name], archive) for name in ("coef_", "intercept_", "classes_")
     )
@@ -215,17 +216,29 @@ def _value(node: Mapping[str, Any]) -> Any:
     return json.loads(node["content"])
 
 
-def _array(node: Mapping[str, Any], archive: zipfile.ZipFile) -> NDArray[Any]:
+def _array(node: Mapping[str, Any], archive: "_Archive") -> NDArray[Any]:
     if node.get("type") != "numpy":
         raise ValueError("an array of Python objects is not supported; use labels of one type")
-    array: NDArray[Any] = np.load(io.BytesIO(_unpack(node["file"], archive)), allow_pickle=False)
+    array: NDArray[Any] = np.load(io.BytesIO(archive.read(node["file"])), allow_pickle=False)
     return array
 
 
-def _unpack(name: str, archive: zipfile.ZipFile) -> bytes:
-    if archive.getinfo(name).file_size > _LARGEST_BYTES:
-        raise ValueError(f"`{name}` is larger than {_LARGEST_BYTES} bytes")
-    return archive.read(name)
+class _Archive:
+    """Unpacks members of an archive; all that is unpacked has at most `_LARGEST_BYTES`.
+
+    Estimators may name the same member, so the bound is not on the size of the archive.
+    """
+
+    def __init__(self, file: zipfile.ZipFile) -> None:
+        self._file = file
+        self._left = _LARGEST_BYTES
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a member."""
+        self._left -= self._file.getinfo(name).file_size
+        if self._left < 0:
+            raise ValueError(f"its content is larger than {_LARGEST_BYTES} bytes")
+        return self._file.read(name)
 
 
 def _read_onnx(path: Path) -> _Layer:

@@ -12,9 +12,16 @@ import numpy as np
 import yaml
 
 from sluicegate.backends.errors import StartProblem
-from sluicegate.backends.model_tools.graphs.adapters import merge_adapter
+from sluicegate.backends.model_tools.graphs.adapters import (
+    CHOICES,
+    STACKED,
+    merge_factors,
+    read_task_adapters,
+    stack_factors,
+)
 from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES, weight_prefix
 from sluicegate.backends.model_tools.graphs.heads import WORDS
+from sluicegate.backends.model_tools.graphs.siglip import FILLER, KINDS as SIGLIP
 from sluicegate.backends.model_tools.graphs.static import StaticTable
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError, read_safetensors
 from sluicegate.backends.model_tools.importing.adapter import (
@@ -50,7 +57,9 @@ from sluicegate.backends.repository.sentence_modules import (
     FILE as MODULES,
     SentenceModules,
     read_modules,
+    read_object,
 )
+from sluicegate.backends.repository.tokenizer_files import CONFIG as TOKENIZER_CONFIG
 from sluicegate.backends.types import Pooling
 
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
@@ -60,6 +69,15 @@ SPARSE_HEAD, COLBERT_HEAD = "sparse_linear.safetensors", "colbert_linear.safeten
 _MANIFEST = "model.yaml"
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _SLOW = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+_SAVE_TOKENIZER = (
+    "save the tokenizer with `AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
+)
+# Classes that `transformers` has for SentencePiece only, which saves no `tokenizer.json`.
+_ONLY_SLOW = {
+    "SiglipTokenizer": "write it with `transformers`: `T5Tokenizer.from_pretrained(FOLDER, "
+    'extra_ids=0).backend_tokenizer.save("tokenizer.json")`; the import applies the rules of '
+    "`SiglipTokenizer` to its vocabulary"
+}
 _POINTER = b"version https://git-lfs"
 _HEADED = ("ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice")
 _BARE = ("Model", "ForMaskedLM", "ForPreTraining", "ForCausalLM", "ModelWithProjection")
@@ -101,6 +119,7 @@ _OWN_PARTS = {
     "jina_embeddings_v3": {"emb_ln"},
     "t5": {"shared"},
     "clip_text_model": {"final_layer_norm", "text_projection"},
+    **{kind: {"final_layer_norm"} for kind in SIGLIP},
 }
 _EMBEDDINGS = (
     "word_embeddings.weight",
@@ -144,7 +163,8 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     `tokenizer` is the tokenizer that the folder's tokenizer class builds. If `gliner` is set,
     `config` is that of its encoder. `table` has the vectors of a static model. `head` is a head of
     SetFit. `adapter` is merged into the weights of `folder`, which is then the base model.
-    `task_adapter` names an adapter inside of the weights to merge into them.
+    `task_adapter` names an adapter inside of the weights to merge into them. Without it, requests
+    choose one of them. `adapters` are adapters of this base model among which requests choose.
     """
 
     folder: Path
@@ -159,6 +179,13 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
     table: StaticTable | None = None
     head: LinearHead | None = None
     adapter: Adapter | None = None
+    adapters: Mapping[str, Adapter] = MappingProxyType({})
+
+    def adapter_names(self, weights: Weights) -> list[str]:
+        """Return the names of the adapters among which requests choose; `weights` are stacked."""
+        if CHOICES not in weights:
+            return []
+        return list(self.adapters) or [str(name) for name in self.config["lora_adaptations"]]
 
     def find(self, name: str) -> Path:
         """Return the path of a file, which may be in the adapter's folder or not exist."""
@@ -180,12 +207,7 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
                 f"`{self.folder / 'config.json'}`: `{field}` {what}; export the model to ONNX and "
                 "import that"
             )
-        try:
-            weights = merge_adapter(self._read_weights(), self.config, self.task_adapter)
-        except WeightsError as error:
-            raise StartProblem(f"`{self.folder}`: {error}") from None
-        if self.adapter is not None:
-            weights = self.adapter.merge(weights, weight_prefix(self.config))
+        weights = self._adapt(self._read_weights())
         if self.gliner is None:
             self._check_names(weights)
         self._check_embeddings(weights)
@@ -196,6 +218,22 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
                     "model again, or use an earlier checkpoint"
                 )
         return weights
+
+    def _adapt(self, weights: Weights) -> Weights:
+        """Return the weights with one adapter merged into them, or with several beside them."""
+        prefix = weight_prefix(self.config)
+        if self.adapter is not None:
+            return self.adapter.merge(weights, prefix)
+        try:
+            own, found = read_task_adapters(weights, self.config, self.task_adapter)
+        except WeightsError as error:
+            raise StartProblem(f"`{self.folder}`: {error}") from None
+        if self.task_adapter is not None:
+            return merge_factors(own, found[0]) if found else own
+        for adapter in self.adapters.values():
+            adapter.check_shared(own, prefix)
+            found.append(adapter.factors(own, prefix))
+        return stack_factors(own, found) if found else own
 
     def module_weights(self, folder: str) -> Weights:
         """Return the weights of a sentence transformer's module.
@@ -305,6 +343,8 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
                     f"`{self.folder / 'config.json'}` says {layers} layers, but the weights have "
                     f"`{name}`; correct the number of layers"
                 )
+            if name.endswith(STACKED):
+                continue
             if _ADAPTED.search(name):
                 raise StartProblem(
                     f"`{self.folder}`: `{name}` belongs to an adapter, which is not supported; "
@@ -339,11 +379,13 @@ def open_source(
     given: Mapping[str, Any] | None = None,
     *,
     base: Path | None = None,
+    adapters: Mapping[str, Path] = MappingProxyType({}),
     ignored: Collection[str] = (),
 ) -> CheckpointFolder:
     """Return the content of a folder; fields in `given` override fields of its `model.yaml`.
 
-    `base` is the folder of an adapter's base model. Heads of SetFit in `ignored` are left out.
+    `base` is the folder of an adapter's base model. `adapters` are folders of adapters of this
+    model, by the names with which requests choose one. Heads of SetFit in `ignored` are left out.
 
     Raises:
         StartProblem: the folder has no model; the message says what is missing.
@@ -357,6 +399,8 @@ def open_source(
     if base is not None:
         raise StartProblem(f"`--base` is only for adapters, but `{folder}` has no `{ADAPTER}`")
     source = _open_static(folder, fields) or _open_checkpoint(folder, fields)
+    if adapters:
+        return _open_choices(source, adapters)
     if source.gliner is not None:
         return source
     return msgspec.structs.replace(source, head=read_setfit_head(folder, ignored))
@@ -390,6 +434,39 @@ def _open_adapted(adapter: Adapter, fields: dict[str, Any], base: Path | None) -
     )
 
 
+def _open_choices(source: CheckpointFolder, folders: Mapping[str, Path]) -> CheckpointFolder:
+    """Return a base model with the adapters among which requests choose."""
+    found = {}
+    for name, folder in folders.items():
+        adapter = read_adapter(folder)
+        if adapter is None:
+            raise StartProblem(f"`--adapter {name}={folder}`: the folder has no `{ADAPTER}`")
+        if reason := _not_shared(source, adapter):
+            raise StartProblem(
+                f"`--adapter {name}={folder}`: {reason}; import it as a model of its own with "
+                f"`--base {source.folder}`"
+            )
+        found[name] = adapter
+    return msgspec.structs.replace(source, graph=None, adapters=found)
+
+
+def _not_shared(source: CheckpointFolder, adapter: Adapter) -> str | None:
+    """Return why an adapter cannot share a graph with its base model; `None` if it can."""
+    folder, config = adapter.folder, source.config
+    headed = [str(adapter.complete(config)["architectures"][0]), *config.get("architectures", [])]
+    if source.table is not None or source.gliner is not None or source.ranking is not None:
+        return "only a model that embeds texts can choose among adapters"
+    if any(name.endswith(_HEADED) for name in headed[:2]):
+        return "a model with a head cannot choose among adapters"
+    if (folder / MODULES).is_file() and _modules(folder, config) != source.modules:
+        return f"its `{MODULES}` differs from that of the base model"
+    if (folder / "tokenizer.json").is_file():
+        own = build_tokenizer(folder, "tokenizer.json", config).load().to_str()
+        if own != source.tokenizer.load().to_str():
+            return "its tokenizer differs from that of the base model"
+    return None
+
+
 def _check_ranking(own: Path, base: Path, ranking: Ranking, *, is_headed: bool) -> None:
     """Refuse an adapter that ranks in another way than its base model."""
     if is_headed and ranking.words:
@@ -417,15 +494,17 @@ def _open_checkpoint(
         raise _not_a_model(folder)
     if not tokenizer.is_file():
         slow = next((f" (it has `{name}`)" for name in _SLOW if (folder / name).is_file()), "")
-        raise StartProblem(
-            f"`{folder}` has no `{tokenizer.name}`{slow}; save the tokenizer with "
-            "`AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
-        )
+        kind = read_object(folder / TOKENIZER_CONFIG).get("tokenizer_class")
+        remedy = _ONLY_SLOW.get(str(kind), _SAVE_TOKENIZER)
+        raise StartProblem(f"`{folder}` has no `{tokenizer.name}`{slow}; {remedy}")
     check_content(tokenizer)
     config = complete_config(
         read_json(folder / "config.json") if gliner is None else gliner.encoder_config
     )
     built = build_tokenizer(tokenizer.parent, tokenizer.name, config)
+    if config.get("model_type") in SIGLIP:
+        _check_filling(tokenizer.parent / TOKENIZER_CONFIG)
+        config |= {FILLER: built.padding}
     ranking = find_ranking(folder, config, fields, built)
     if ranking is not None:
         config |= {WORDS: ranking.words} if ranking.words else {}
@@ -434,10 +513,10 @@ def _open_checkpoint(
         folder=folder,
         config=config,
         ranking=ranking,
-        # An adapter is merged into weights.
+        # Adapters are added to weights.
         graph=(
             _find_graph(folder, fields.get("graph"))
-            if gliner is None and task_adapter is None
+            if gliner is None and task_adapter is None and not config.get("lora_adaptations")
             else None
         ),
         modules=_modules(folder, config),
@@ -464,6 +543,18 @@ def _read_gliner(folder: Path) -> GlinerConfig | Gliner2Config | None:
     if document.get("model_type") != GLINER2:
         return None
     return read_gliner2(path, document, read_json(folder / ENCODER_FILE))
+
+
+def _check_filling(path: Path) -> None:
+    """Refuse a tokenizer of SigLIP that fills rows in another way than in the model's training."""
+    fields = read_object(path)
+    for field, right in (("model_input_names", ["input_ids"]), ("padding_side", "right")):
+        found = fields.get(field, right if field == "padding_side" else None)
+        if found != right:
+            raise StartProblem(
+                f"`{path}`: `{field}` is {json.dumps(found)}; SigLIP reads rows that are filled on "
+                f"the right with real tokens; set it to {json.dumps(right)}"
+            )
 
 
 def _open_static(folder: Path, fields: dict[str, Any]) -> CheckpointFolder | None:

@@ -148,3 +148,15 @@ def test_types_beyond_those_of_the_model_are_refused(tmp_path: Path, known: int)
     else:
         with pytest.raises(StartProblem, match="`type_vocab_size` is 1"):
             built.check_types(known)
+
+
+@pytest.mark.parametrize("text", ["Paris is big", "  (Paris), is BIG!_  ", "...paris\n\nis big"])
+def test_siglip_reads_texts_without_case_and_punctuation(tmp_path: Path, text: str) -> None:
+    given = {"unk_token": "[UNK]", "eos_token": "[SEP]", "pad_token": "[PAD]"}
+    built = build(tmp_path, "Unigram", {"tokenizer_class": "SiglipTokenizer", **given})
+
+    found = tokens(built, text)
+
+    assert found == tokens(built, "paris is big")
+    assert found[0].startswith("▁")
+    assert built.load().encode(text).tokens == [*found, "[SEP]"]
