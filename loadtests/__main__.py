@@ -13,9 +13,9 @@ from typing_extensions import override
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "Benchmarks": (
         *("batches", "billing", "bulk", "console", "dialect-hits", "gpu", "growth", "hit"),
-        *("hostile", "latency", "limits", "many-models", "memory", "miss", "mixed", "overload"),
-        *("outputs", "peers", "pipeline", "precision", "regions", "rows", "shares", "simulate"),
-        *("threads", "traced-hits", "whole-requests"),
+        *("hostile", "latency", "libraries", "limits", "many-models", "memory", "miss", "mixed"),
+        *("outputs", "overload", "peers", "pipeline", "precision", "regions", "rows", "shares"),
+        *("simulate", "threads", "traced-hits", "whole-requests"),
     ),
     "Fuzzers": ("fuzz-amplification", "fuzz-api", "fuzz-dialects", "fuzz-http"),
     "Checks": ("compare", "dashboards", "scaling", "triton"),

@@ -16,8 +16,13 @@ from testing.ports import free_port
 from testing.system import TWO_REGIONS, System
 from tests.clients.matrix import clients, run_client, target_of
 from tests.clients.slow_region import slow_region
+from tests.parity.library_answers import answers_file
+from tests.parity.library_fixtures import OUTPUTS, unpack
+from tests.parity.library_served import import_folder
 
 _ROOT = Path(__file__).parents[2]
+# One of the checkpoints with outputs of all kinds, and the answers that are recorded for it.
+_VECTORS_MODEL = "joined-xlm-roberta"
 
 
 def main(names: list[str]) -> int:
@@ -26,6 +31,9 @@ def main(names: list[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         models = Path(folder, "models")
         build_demo_models(models, print)
+        source = unpack(_VECTORS_MODEL, Path(folder, "sources"), fixtures=OUTPUTS)
+        refused = import_folder(source, models)
+        assert refused is None, refused
         config = Path(shutil.copytree(_ROOT / "config", Path(folder, "config")))
         with (
             System(
@@ -40,7 +48,10 @@ def main(names: list[str]) -> int:
             ) as system,
             slow_region(system, config),
         ):
-            target = target_of(system)
+            target = target_of(system) | {
+                "vectors_model": source.name,
+                "vectors_answers": str(answers_file(source)),
+            }
             for name in names:
                 python = _ROOT / ".venv-clients" / name / "bin" / "python"
                 for line in run_client(name, python, system, target):

@@ -21,7 +21,7 @@ _TOLERANCE = 1e-6
 
 
 class Row(StrEnum):
-    """A row of the matrix: every client has at least one check in each."""
+    """A row of the matrix: every client has a check in each row, and a store in the first."""
 
     RESULT = "result"
     """Every method that is answered, with the native route's result."""
@@ -49,6 +49,10 @@ class Target(NamedTuple):
     """For the model `minilm` only."""
     slow_model: str
     """Embeds and reranks, each item after two seconds."""
+    vectors_model: str = ""
+    """Has dense, sparse and multi-vector outputs."""
+    vectors_answers: str = ""
+    """A file of the reference libraries' texts and vectors of this model."""
 
     def native(self, path: str, body: object) -> Any:
         """Return the answer of a native route."""
@@ -76,6 +80,8 @@ class Client(NamedTuple):
     """The client's own class of errors, which methods that are not answered raise."""
     not_answered: Mapping[str, Check] = {}
     """Calls of such methods, by their names."""
+    required: Sequence[Row] = tuple(Row)
+    """The rows in which it must have checks."""
 
 
 def new_text() -> str:
@@ -106,7 +112,7 @@ def raised(kind: Any, call: Callable[[], object]) -> Any:
 
 def _checks(client: Client) -> Iterator[tuple[str, str, Check]]:
     """Yield row, name and check; a row that the client lacks fails."""
-    for row in Row:
+    for row in client.required:
         for check in client.rows.get(row) or [_the_row_has_checks]:
             yield row, check.__name__.replace("_", " "), check
     for name, call in client.not_answered.items():
