@@ -6,13 +6,13 @@ from typing import Literal
 
 import numpy as np
 
+from sluicegate.backends.arrays import read_arrays
 from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.errors import ModelProblem
 from sluicegate.backends.pipelines.encoder import Encoder
 from sluicegate.backends.pipelines.scores import gelu, normalize, relu
 from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.pipelines.windows import Windows
-from sluicegate.backends.repository.arrays import read_arrays
 from sluicegate.backends.repository.manifest import HeadManifest
 from sluicegate.backends.repository.model import Model
 from sluicegate.backends.types import FloatArray, RowInput, TokenOffsets
