@@ -48,7 +48,7 @@ def main() -> None:
 @click.option("--port", type=int, help="Port to listen on.")
 @click.option("--region", help="Region of this backend.")
 @click.option("--id", "backend_id", help="Name of this backend, unique in its region.")
-@click.option("--threads", type=int, help="Number of worker threads (0: one per core).")
+@click.option("--threads", type=int, help="Number of worker threads; the default is one per core.")
 @click.option(
     "--provider", type=click.Choice(get_args(Provider)), help="Runtime that runs the models."
 )

@@ -45,7 +45,7 @@ def with_device_defaults(
     # Count one more encoder, because a new revision is loaded while the old one serves.
     shares = processes * (encoders + 1)
     arena = int(gpu_memory_bytes * (1 - _RESERVE)) // shares
-    return msgspec.structs.replace(settings, gpu_memory_bytes=arena)
+    return msgspec.structs.replace(settings, gpu_memory_bytes=arena or None)
 
 
 def batch_rows(settings: BackendSettings, tuned: int | None = None) -> int:

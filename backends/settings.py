@@ -38,7 +38,10 @@ Arena = Literal["kSameAsRequested", "kNextPowerOfTwo"]
 
 
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Holds the settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`."""
+    """Holds the settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`.
+
+    A setting is `None` if the backend chooses the value. 0 switches off what the setting limits.
+    """
 
     models: Path = Path("models")
     """The folder of the model repository."""
@@ -57,10 +60,10 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The region of the backend."""
     backend_id: str = "local-0"
     """The name of the backend, unique in its region."""
-    threads: Count = 0
-    """The number of batches that each encoder runs at a time, with one thread each. 0: the result
-    of `sluicegate models tune` on this machine, else one for each core. If the container has a
-    quota, its number of cores is the quota, rounded up."""
+    threads: PositiveCount | None = None
+    """The number of batches that each encoder runs at a time, with one thread each. Unset: the
+    result of `sluicegate models tune` on this machine, else one for each core. If the container has
+    a quota, its number of cores is the quota, rounded up."""
     wide: Literal["auto", "always", "never"] = "auto"
     """When a batch runs on all threads: `always`, `never`, or `auto`. With `auto`, a batch runs on
     all threads if no other batch runs, and if all threads are faster than one thread."""
@@ -77,9 +80,9 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The number of runs in flight on the GPU for each encoder."""
     gpu_processes: PositiveCount = 1
     """The number of backends that share the GPU."""
-    gpu_memory_bytes: Bytes = 0
-    """The most GPU memory of an encoder's memory arena. 0: nine tenths of the device's memory are
-    divided into equal shares, and an arena gets one share. There is a share for each encoder in
+    gpu_memory_bytes: PositiveBytes | None = None
+    """The most GPU memory of an encoder's memory arena. Unset: nine tenths of the device's memory
+    are divided into equal shares, and an arena gets one share. There is a share for each encoder in
     each of the `GPU_PROCESSES` backends. One more share in each backend is for a new revision,
     which is loaded while the old one serves. The last tenth of the memory is for libraries and
     captured graphs."""
@@ -98,8 +101,8 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     start."""
     gpu_graph_tokens: PositiveCount = 2048
     """The most tokens, with padding, of a batch that runs as a CUDA graph."""
-    gpu_attention_kernels: Count = 0
-    """The value of ONNX Runtime's option `sdpa_kernel`; 0: ONNX Runtime chooses."""
+    gpu_attention_kernels: PositiveCount | None = None
+    """The value of ONNX Runtime's option `sdpa_kernel`. Unset: ONNX Runtime chooses."""
     gpu_fp16: bool = True
     """Whether a GPU computes in fp16 for a model that is stored in fp32, if its outputs stay close
     enough to fp32. fp16 halves the memory traffic, and uses the fastest tensor cores. The model's
@@ -160,13 +163,13 @@ class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     a template, with choices, or with tokens to show or count. Tenants share this memory fairly. An
     item waits for room until its deadline, and then gets 503. An item that needs more than 8/9 of
     this memory is refused."""
-    max_batch_rows: Count = 0
-    """The most rows of a batch. 0: the result of `sluicegate models tune` on this machine, else 16
-    on a CPU (64 for a static model) and 256 on a GPU. A CPU gains nothing from more rows. A GPU
+    max_batch_rows: PositiveCount | None = None
+    """The most rows of a batch. Unset: the result of `sluicegate models tune` on this machine, else
+    16 on a CPU (64 for a static model) and 256 on a GPU. A CPU gains nothing from more rows. A GPU
     needs 256 short rows to be busy."""
-    max_batch_tokens: Count = 0
-    """The most tokens of a batch, with padding. 0: 4,096 on a CPU, and 32,768 on a GPU, which is
-    256 rows of 128 tokens. With a small arena, a GPU's default is lower. Then it is the largest
+    max_batch_tokens: PositiveCount | None = None
+    """The most tokens of a batch, with padding. Unset: 4,096 on a CPU, and 32,768 on a GPU, which
+    is 256 rows of 128 tokens. With a small arena, a GPU's default is lower. Then it is the largest
     power of two for which `GPU_RUNS` batches, with 64 KiB for each token, fit into the arena. It is
     at least 4,096."""
     batch_order: Literal["length", "arrival"] = "length"

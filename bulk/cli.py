@@ -79,7 +79,9 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     "--part-rows", type=click.IntRange(min=1), default=65_536, help="Rows per output file."
 )
 @click.option(
-    "--threads", type=click.IntRange(min=0), help="Number of worker threads (0: one per core)."
+    "--threads",
+    type=click.IntRange(min=1),
+    help="Number of worker threads; the default is one per core.",
 )
 @click.option(
     "--provider", type=click.Choice(get_args(Provider)), help="Runtime that runs the model."

@@ -16,6 +16,7 @@ import msgspec
 
 from sluicegate.bulk.errors import BulkStopped
 from sluicegate.wire.cores import usable_cores
+from sluicegate.wire.folders import sync_folder
 from sluicegate.wire.installing import install_command
 
 Format = Literal["parquet", "jsonl", "csv"]
@@ -197,7 +198,7 @@ class OutputFolder:
         with file.open("rb+") as written:
             os.fsync(written.fileno())
         file.rename(Path(self.location) / name)
-        _sync_folder(Path(self.location))
+        sync_folder(Path(self.location))
 
     def _upload(self, file: Path, name: str) -> None:
         """Upload a file under a temporary name, then rename it."""
@@ -236,11 +237,3 @@ def _move(system: Any, source: str, target: str) -> None:
     except NotImplementedError:  # Azure without a hierarchical namespace
         system.copy_file(source, target)
         system.delete_file(source)
-
-
-def _sync_folder(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)

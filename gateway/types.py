@@ -54,15 +54,15 @@ class Rule(
     name: Annotated[str, stated(pattern="^[A-Za-z0-9_]{1,32}$")]
     """The name of the limit in `RateLimit-Policy`: letters, digits and `_`."""
     unit: Annotated[str, stated(enum=sorted(REQUEST_UNITS + WORK_UNITS))]
-    """What the limit counts: `requests`, `items`, `rows`, `tokens` or `concurrent`."""
+    """What the limit counts."""
     capacity: Annotated[int, unit("units"), stated(minimum=1)]
     """The number of units in a full bucket. For a quota, the number of units for one period."""
     window: Annotated[float, SECONDS, stated(minimum=0)] = 0.0
     """Seconds in which an empty bucket refills. Use 0 for a quota and for `concurrent`. A unit of
     `concurrent` comes back when a computation ends."""
     period: Annotated[str, stated(enum=["", *PERIODS])] = ""
-    """`day` or `month` makes the rule a quota: the bucket is full again at the beginning of each
-    day or month (UTC)."""
+    """A period makes the rule a quota: the bucket is full again at the beginning of each period
+    (UTC)."""
     model: str = ""
     """The limit applies only to requests for this model. If it is empty, the limit applies to all
     models."""
@@ -244,6 +244,11 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The region of the backend that answered, or that was asked last. It is empty for cached
     results."""
 
+    @property
+    def truncated(self) -> int:
+        """1 if texts were truncated, otherwise 0."""
+        return int(self.truncated_from > 0)
+
 
 class Criticality(StrEnum):
     """Ranks requests.
@@ -345,9 +350,24 @@ class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
 class Usage(RequestUsage, frozen=True, kw_only=True):
     """What a request used. The response and the bill have the same numbers."""
 
+    # A number with the name of an attribute of `ItemOutcome` is the sum over the items.
+
     # Not in `RequestUsage`, because the ledger does not have this number.
     truncated: int = 0
     """Items whose texts were truncated."""
+
+    @classmethod
+    def of(cls, **numbers: int) -> Self:
+        """Return usage with these numbers. All other numbers are 0.
+
+        `items` is the sum of the items of each `Source`.
+        """
+        items = sum([numbers.get(source, 0) for source in _SOURCES])
+        return cls(**_NO_USAGE | numbers, items=items)
+
+
+_SOURCES = tuple(source.value for source in Source)
+_NO_USAGE = dict.fromkeys(set(Usage.__struct_fields__) - {"items"}, 0)
 
 
 class RevisionUsage(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -45,7 +45,7 @@ class ZeroShot(ZeroShotTask, WindowedAlgorithm):
 
     def __init__(self, *, model: str) -> None:
         self._model = model
-        self._label_cache = LabelVectorCache(most_bytes=_MOST_LABEL_BYTES)
+        self._label_cache = LabelVectorCache(max_bytes=_MOST_LABEL_BYTES)
 
     @override
     async def rank(

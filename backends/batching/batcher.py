@@ -18,6 +18,7 @@ from sluicegate.backends.batching.runner import BatchRunner
 from sluicegate.backends.batching.submission import QueueLimits, SubmissionQueue
 from sluicegate.backends.batching.workers import WorkerThreads
 from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.settings import BackendSettings
 from sluicegate.backends.telemetry.spans import Tracing
 from sluicegate.backends.types import QueueStatistics
 
@@ -25,24 +26,13 @@ from sluicegate.backends.types import QueueStatistics
 _NO_WORK = 1e-9
 
 
-class BatchingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Configures batches, the queue and the worker threads.
-
-    `worker_threads` defaults to the executor's number of threads, and cannot be larger. With
-    `always_wide`, every batch runs on all cores.
-    """
-
-    batch: BatchLimits = BatchLimits()
-    queue: QueueLimits = QueueLimits()
-    worker_threads: int | None = None
-    always_wide: bool = False
-
-
 class Batcher:
     """Batches the rows of one executor.
 
     `submissions` takes rows. Worker threads run them while the context manager is open. Models with
     the same `device` share the time of that device.
+
+    `worker_threads` defaults to the executor's number of threads, and cannot be larger.
     """
 
     def __init__(
@@ -50,16 +40,19 @@ class Batcher:
         *,
         name: str,
         executor: ModelExecutor,
-        options: BatchingOptions,
+        settings: BackendSettings,
         clock: Callable[[], float],
         tracing: Tracing,
+        limits: BatchLimits | None = None,
+        worker_threads: int | None = None,
         device: Device | None = None,
     ) -> None:
-        threads = min(executor.worker_threads, options.worker_threads or executor.worker_threads)
+        threads = min(executor.worker_threads, worker_threads or executor.worker_threads)
+        limits = limits or BatchLimits()
         device = device or Device(slots=threads, clock=clock)
         is_on_cores = executor.shares_cores and threads > 1
         queue = RowQueue(
-            limits=options.batch,
+            limits=limits,
             cost=executor.cost,
             clock=clock,
             bulk=device.bulk,
@@ -67,7 +60,7 @@ class Batcher:
         )
         self._share = share = device.share()
         self.name = name
-        self.executor, self.limits = executor, options.batch
+        self.executor, self.limits = executor, limits
         self.provider = executor.provider
         self._meter = Meter(worker_threads=threads, cost=executor.cost, clock=clock)
         self.admission = Admission(
@@ -79,7 +72,7 @@ class Batcher:
         )
         share.pending = self.admission.pending
         self.submissions = SubmissionQueue(
-            limits=options.queue,
+            limits=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
             queue=queue,
             admission=self.admission,
             cost=executor.cost,
@@ -87,13 +80,13 @@ class Batcher:
             clock=clock,
         )
         self._runner = runner = BatchRunner(
+            settings=settings,
             executor=executor,
             queue=queue,
             meter=self._meter,
             clock=clock,
             tracing=tracing,
             backlog=self.admission.backlog,
-            always_wide=options.always_wide,
         )
         self._workers = WorkerThreads(
             name=name,

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import msgspec
@@ -11,55 +10,21 @@ from sluicegate.backends.batching.admission import QueueReservation
 from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.fair_queue import BULK, INTERACTIVE
 from sluicegate.backends.batching.row import Row, RowKey, RowWaiter
+from sluicegate.backends.batching.vector_cache import VectorCache
 from sluicegate.backends.errors import BackendError, ItemRefused
 from sluicegate.backends.telemetry.spans import NO_SPAN, Span
 from sluicegate.backends.types import Encoding, FloatArray, OutputKind, RowStatistics
 
-# Bytes of Python objects per cache entry, without the value itself.
-_ENTRY_BYTES = 400
 # A caller shares a row in flight if the row is due at most this many seconds after the caller's
 # deadline.
 _WAIT_TOLERANCE = 0.25
 
 
-class RowCache:
-    """Caches the outputs of the most recently used rows, up to `max_bytes`."""
+class RowCache(VectorCache[RowKey]):
+    """Caches the outputs of rows."""
 
     def __init__(self, *, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._values: OrderedDict[RowKey, FloatArray] = OrderedDict()
-        self.size_bytes = 0
-        self.evicted = 0
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def get(self, key: RowKey) -> FloatArray | None:
-        """Return a cached output, or `None`."""
-        value = self._values.get(key)
-        if value is not None:
-            self._values.move_to_end(key)
-        return value
-
-    def holds(self, key: RowKey) -> bool:
-        """Return whether a row is cached; this does not count as a use."""
-        return key in self._values
-
-    def put(self, key: RowKey, value: FloatArray) -> None:
-        """Add an output; evict the least recently used outputs if the cache is full."""
-        size = _size(key, value)
-        if key in self._values or size > self._max_bytes:
-            return
-        self._values[key] = value
-        self.size_bytes += size
-        while self.size_bytes > self._max_bytes:
-            old_key, old = self._values.popitem(last=False)
-            self.size_bytes -= _size(old_key, old)
-            self.evicted += 1
-
-
-def _size(key: RowKey, value: FloatArray) -> int:
-    return value.nbytes + len(key[3]) + _ENTRY_BYTES
+        super().__init__(max_bytes=max_bytes, key_bytes=lambda key: len(key[3]))
 
 
 class HostedItems(msgspec.Struct):

@@ -21,6 +21,7 @@ from sluicegate.backends.errors import (
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.cost import CostModel
 from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
+from sluicegate.backends.settings import BackendSettings
 from sluicegate.backends.telemetry.spans import Tracing
 from sluicegate.backends.types import Encoding, FloatArray, JoinedWidth, OutputKind
 
@@ -61,13 +62,13 @@ class BatchRunner:
     def __init__(
         self,
         *,
+        settings: BackendSettings,
         executor: ModelExecutor,
         queue: RowQueue,
         meter: Meter,
         clock: Callable[[], float],
         tracing: Tracing,
         backlog: Callable[[], float],
-        always_wide: bool,
     ) -> None:
         self._executor = executor
         self._queue = queue
@@ -76,7 +77,7 @@ class BatchRunner:
         self._tracing = tracing
         self._backlog = backlog
         self._width = ParallelismChoice(
-            narrow=executor.cost, wide=executor.wide_cost, always=always_wide
+            narrow=executor.cost, wide=executor.wide_cost, always=settings.wide == "always"
         )
         # The last row that succeeded. Running it again distinguishes a broken executor from rows
         # that cannot be computed.

@@ -19,6 +19,14 @@ class ModelExecutor(Protocol):
     - `ModelFailed` if this batch cannot be computed, and `OutOfMemory` if a smaller batch may fit;
     - `UpstreamUnavailable` or `Overloaded` if no batch can be computed at present;
     - `ExecutorDied` if no batch can ever be computed again.
+
+    An executor is constructed with a `GraphSource`, whose `path` may have any suffix. It
+
+    1. loads the graph, and raises `ModelProblem` if it cannot, or if the graph lacks an output in
+       `source.outputs` or has another width than `source.dimensions`. For a session of ONNX
+       Runtime, `read_inputs` and `check_outputs` check this;
+    2. sets the attributes below, except `cost`;
+    3. sets `cost` to `open_cost(self, source, clock)`, which runs and measures trial batches.
     """
 
     provider: str

@@ -3,7 +3,6 @@
 import functools
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from sluicegate.backends.executors.provider import (
     runtime_version,
     shrink_arena,
 )
-from sluicegate.backends.executors.trial_runs import run_trials
+from sluicegate.backends.executors.trial_runs import open_cost
 from sluicegate.backends.types import FloatArray, OutputKind
 
 _CPU = DeviceOptions(provider="cpu")
@@ -59,11 +58,10 @@ class OnnxExecutor(ModelExecutor):
         self.provider = self._session.get_providers()[0]
         self._inputs = read_inputs(self._session, source.path)
         check_outputs(self._session, source)
-        if source.costs is not None:
-            self.cost, self.wide_cost = source.costs.cost, source.costs.wide
-        else:
-            self._open_wide()
-            self._measure_costs()
+        # A narrow run computes in its caller's thread, so measure thread time, which other
+        # processes do not affect.
+        self.cost = open_cost(self, source, time.thread_time)
+        self.wide_cost = self._open_wide_cost()
         feeds = self._feeds(ones(1, 1, OutputKind.POOLED))
         weakref.finalize(self, shrink_arena, self._session, feeds).atexit = False
 
@@ -71,13 +69,14 @@ class OnnxExecutor(ModelExecutor):
         if self._wide_graph is not None:
             self._wide = open_session(self._wide_graph, _CPU, threads=self.worker_threads)
 
-    def _measure_costs(self) -> None:
-        run_trials(self, self._source)
-        # A narrow run computes in its caller's thread, so measure thread time, which other
-        # processes do not affect.
-        self.cost = self._measure(self._session, time.thread_time)
-        if self._wide is not None:
-            self.wide_cost = self._measure(self._wide, time.perf_counter)
+    def _open_wide_cost(self) -> CostModel | None:
+        if self._source.costs is not None:
+            return self._source.costs.wide
+        self._open_wide()
+        if self._wide is None:
+            return None
+        run = functools.partial(self._run, self._wide)
+        return measure_cost(self._source, run, time.perf_counter)
 
     @override
     def run(self, batch: PaddedBatch) -> FloatArray:
@@ -102,9 +101,6 @@ class OnnxExecutor(ModelExecutor):
     def _feeds(self, batch: PaddedBatch) -> dict[str, Any]:
         given = batch.by_input()
         return {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items()}
-
-    def _measure(self, session: Any, clock: Callable[[], float]) -> CostModel:
-        return measure_cost(self._source, functools.partial(self._run, session), clock)
 
 
 def explain(error: Exception, runtime: str = "ONNX Runtime") -> ModelFailed:

@@ -116,9 +116,9 @@ def device_options(settings: BackendSettings) -> DeviceOptions:
     return DeviceOptions(
         provider=settings.provider,
         device=settings.device,
-        memory_bytes=settings.gpu_memory_bytes,
+        memory_bytes=settings.gpu_memory_bytes or 0,
         arena=settings.gpu_arena,
-        attention_kernels=settings.gpu_attention_kernels,
+        attention_kernels=settings.gpu_attention_kernels or 0,
         # The folder is hidden, so that it is not taken for a model.
         engine_cache=settings.gpu_engine_cache or settings.models / ".engines",
     )

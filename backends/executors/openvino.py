@@ -10,12 +10,11 @@ from typing_extensions import override
 from sluicegate.backends.errors import ModelFailed
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.buckets import Buckets
-from sluicegate.backends.executors.cost import measure_cost
 from sluicegate.backends.executors.graph import GraphSource, check_outputs, read_inputs
 from sluicegate.backends.executors.onnx import explain
 from sluicegate.backends.executors.openvino_graph import compile_graph
 from sluicegate.backends.executors.padded_batch import PaddedBatch
-from sluicegate.backends.executors.trial_runs import run_trials
+from sluicegate.backends.executors.trial_runs import open_cost
 from sluicegate.backends.types import FloatArray, OutputKind
 
 _LENGTH_MULTIPLE, _LENGTH_STEPS = 4, 4
@@ -48,13 +47,9 @@ class OpenVinoExecutor(ModelExecutor):
         self._requests: LifoQueue[Any] = LifoQueue()
         for _ in range(worker_threads):
             self._requests.put(graph.model.create_infer_request())
-        if source.costs is not None:
-            self.cost = source.costs.cost
-            return
-        run_trials(self, source)
         # OpenVINO computes in its own thread, so measure process time, which excludes other
         # processes.
-        self.cost = measure_cost(source, self.run, time.process_time)
+        self.cost = open_cost(self, source, time.process_time)
 
     @override
     def run(self, batch: PaddedBatch) -> FloatArray:

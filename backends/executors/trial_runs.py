@@ -1,15 +1,31 @@
 """Runs a graph a few times before it serves, to detect a graph that cannot run."""
 
 import itertools
+from collections.abc import Callable
 
 from sluicegate.backends.errors import ModelFailed, ModelProblem
 from sluicegate.backends.executors.base import ModelExecutor
+from sluicegate.backends.executors.cost import CostModel, measure_cost
 from sluicegate.backends.executors.graph import GraphSource
 from sluicegate.backends.executors.padded_batch import ones
 
 _TRIAL = 4
 # Longer rows would add seconds to every start.
 _LONGEST_TRIAL = 2048
+
+
+def open_cost(
+    executor: ModelExecutor, source: GraphSource, clock: Callable[[], float]
+) -> CostModel:
+    """Run trials and return the measured cost, or return the known cost of a graph that has passed.
+
+    Raises:
+        ModelProblem: see `run_trials`.
+    """
+    if source.costs is not None:
+        return source.costs.cost
+    run_trials(executor, source)
+    return measure_cost(source, executor.run, clock)
 
 
 def run_trials(executor: ModelExecutor, source: GraphSource) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from sluicegate.backends.arrays import read_arrays
 from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.errors import ModelProblem
 from sluicegate.backends.pipelines.encoder import Encoder
@@ -116,11 +117,7 @@ def read_head(path: Path, *, inputs: int, outputs: int) -> list[Layer]:
     Raises:
         ModelProblem: the file is missing, cannot be read, or its shapes do not fit.
     """
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            found = {name: np.asarray(arrays[name], dtype=np.float32) for name in arrays.files}
-    except Exception as error:  # a damaged archive raises many types of errors
-        raise ModelProblem(f"{path}: cannot be read as head weights: {error}") from error
+    found = read_arrays(path)
     layers: list[Layer] = []
     width = inputs
     for number in range(len(found) // 2):

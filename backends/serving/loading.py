@@ -14,11 +14,10 @@ from sluicegate.backends.algorithms.base import ModelAlgorithms
 from sluicegate.backends.algorithms.hosts import AlgorithmHosts
 from sluicegate.backends.algorithms.registry import build_served_model
 from sluicegate.backends.algorithms.shadow import Mirror, mirrored_model
-from sluicegate.backends.batching.batcher import Batcher, BatchingOptions
+from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.coalescing import RowCache, RowCoalescer
 from sluicegate.backends.batching.device import Device
 from sluicegate.backends.batching.policy import BatchLimits
-from sluicegate.backends.batching.submission import QueueLimits
 from sluicegate.backends.device_defaults import batch_bounds, batch_rows, batch_tokens
 from sluicegate.backends.errors import BackendError, ExecutorDied, ModelProblem
 from sluicegate.backends.executors.base import ModelExecutor
@@ -226,18 +225,13 @@ class _EncoderOpener:
         batcher = Batcher(
             name=model.name,
             executor=executor,
-            options=BatchingOptions(
-                batch=BatchLimits(
-                    rows=_rows_per_batch(settings, found, executor, manifest)
-                    if shares_batches
-                    else 1,
-                    tokens=batch_tokens(settings),
-                    by_arrival=settings.batch_order == "arrival",
-                ),
-                queue=QueueLimits(rows=settings.max_queue_rows, tokens=settings.max_queue_tokens),
-                worker_threads=None if source.upstream else _worker_threads(settings, found),
-                always_wide=settings.wide == "always",
+            settings=settings,
+            limits=BatchLimits(
+                rows=_rows_per_batch(settings, found, executor, manifest) if shares_batches else 1,
+                tokens=batch_tokens(settings),
+                by_arrival=settings.batch_order == "arrival",
             ),
+            worker_threads=None if source.upstream else _worker_threads(settings, found),
             # A batch on another server needs no slot of the local device.
             device=None if source.upstream else self._shared.device,
             clock=tools.clock,

@@ -6,10 +6,12 @@ Results are sent as they were stored; `Cache-Status` names the tier that the cac
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from operator import attrgetter
+from typing import Final
 
 import msgspec
 
 from sluicegate.gateway.api.schemas import Body, InferBody, RerankBody
+from sluicegate.gateway.cache.entry import CachedResult
 from sluicegate.gateway.errors import DeadlineExceeded, GatewayError, Overloaded
 from sluicegate.gateway.types import (
     Answer,
@@ -47,32 +49,30 @@ _decode_score = msgspec.json.Decoder(_Score).decode
 
 
 def count_usage(outcomes: Sequence[ItemOutcome]) -> Usage:
-    """Return counts of the items by source, and the rows and tokens computed for them."""
+    """Return counts of the items by source, and the sums of the items' numbers."""
     if len(outcomes) == 1 and outcomes[0].source is _HIT:
-        return _ONE_CUT_HIT if outcomes[0].truncated_from else _ONE_HIT
-    hit = collapsed = computed = rows = tokens = truncated = 0
-    for outcome in outcomes:
-        source = outcome.source
-        if source is _COMPUTED:
-            computed += 1
-        elif source is _HIT:
-            hit += 1
-        elif source is _COLLAPSED:
-            collapsed += 1
-        rows += outcome.rows
-        tokens += outcome.tokens
-        truncated += outcome.truncated_from > 0
-    items = len(outcomes)
-    return Usage(
-        items=items,
-        hit=hit,
-        collapsed=collapsed,
-        computed=computed,
-        failed=items - hit - collapsed - computed,
-        rows=rows,
-        tokens=tokens,
-        truncated=truncated,
-    )
+        return usage_of_hit(outcomes[0])
+    sources = [outcome.source for outcome in outcomes]
+    counts = {source.value: sources.count(source) for source in Source}
+    return Usage.of(**counts, **_sums(outcomes))
+
+
+def usage_of_computed(outcomes: Sequence[ItemOutcome]) -> Usage:
+    """Return `count_usage` of items that were all computed."""
+    return Usage.of(computed=len(outcomes), **_sums(outcomes))
+
+
+def _sums(outcomes: Sequence[ItemOutcome]) -> dict[str, int]:
+    columns = zip(*map(_numbers, outcomes), strict=True)
+    return dict(zip(_NUMBERS, map(sum, columns), strict=False))
+
+
+def usage_of_hit(hit: ItemOutcome | CachedResult) -> Usage:
+    """Return the usage of a request with one item, which was a hit.
+
+    The usage of all hits is `PLAIN_HIT`, except if it depends on the text.
+    """
+    return _CUT_HIT if hit.truncated_from else PLAIN_HIT
 
 
 def backend_region(outcomes: Sequence[ItemOutcome]) -> str:
@@ -119,14 +119,16 @@ def count_revisions(outcomes: Sequence[ItemOutcome]) -> tuple[RevisionUsage, ...
 
 
 _COUNTED = (*(source.value for source in Source), "rows", "tokens")
-_ONE_HIT = Usage(items=1, hit=1, collapsed=0, computed=0, failed=0, rows=0, tokens=0)
-_ONE_CUT_HIT = msgspec.structs.replace(_ONE_HIT, truncated=1)
+PLAIN_HIT: Final = Usage.of(hit=1)
+_CUT_HIT = Usage.of(hit=1, truncated=1)
+_NUMBERS = tuple(name for name in Usage.__struct_fields__ if hasattr(ItemOutcome, name))
+_numbers = attrgetter(*_NUMBERS)
 
 
 @lru_cache
 def failed_usage(items: int) -> Usage:
     """Return the usage of a request that failed as a whole: nothing of it is billed."""
-    return Usage(items=items, hit=0, collapsed=0, computed=0, failed=items, rows=0, tokens=0)
+    return Usage.of(failed=items)
 
 
 def first_failure(answer: Answer, *, continue_on_error: bool) -> GatewayError | None:

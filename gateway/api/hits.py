@@ -8,7 +8,7 @@ put into the answer as it is stored.
 from collections.abc import Sequence
 from time import time_ns
 
-from sluicegate.gateway.api.answers import PRIVATE, count_usage
+from sluicegate.gateway.api.answers import PLAIN_HIT, PRIVATE, usage_of_hit
 from sluicegate.gateway.api.content_coding import SMALLEST
 from sluicegate.gateway.api.inference_route import InferenceRoute
 from sluicegate.gateway.api.recent_cache import RecentCache
@@ -227,8 +227,7 @@ class MemoryHits:
 class StoredHits:
     """Answers hits from Redis. Each worker's event loop has one.
 
-    All these hits have the usage of `_answers_like`. A hit whose usage depends on its text must
-    therefore not be answered here, as hits of truncated texts are not.
+    It leaves hits that have another usage than `PLAIN_HIT` to `RequestState.sum_up`.
     """
 
     def __init__(self, *, inference: Inference, events: RequestEvents) -> None:
@@ -245,7 +244,7 @@ class StoredHits:
         """
         entry, plan = hit.entry, prepared.plan
         now = self._wall()
-        if entry.status != _OK or entry.truncated_from or entry.arm:
+        if entry.status != _OK or entry.arm or usage_of_hit(entry) is not PLAIN_HIT:
             return None
         if len(entry.payload) > LARGE_BYTES:
             return None  # a thread encodes it
@@ -269,7 +268,7 @@ class StoredHits:
         run.started = min(run.started, state.started)
         run.began = min(run.began, state.began)
         state.id = self._events.ids.numbered(run.add())
-        state.model, state.revision, state.usage = info.name, info.revision, answers.usage
+        state.model, state.revision, state.usage = info.name, info.revision, PLAIN_HIT
         state.lines = b"%b%d\r\n" % (answers.lines, max(0.0, now - entry.stored_at))
         state.content = answers.content
         return body
@@ -289,11 +288,10 @@ class StoredHits:
         found = self._answers.get(name)
         if found is None:
             outcome = ItemOutcome(source=Source.HIT, result=_RESULT)
-            usage = count_usage([outcome])
             answer = Answer(model=plan.model, outcomes=[outcome])
-            rendered = state.route.encode(parsed.body, answer, usage, state.id)
+            rendered = state.route.encode(parsed.body, answer, PLAIN_HIT, state.id)
             start, _, end = rendered.body.partition(_RESULT)
-            state.model, state.revision, state.usage = info.name, info.revision, usage
+            state.model, state.revision, state.usage = info.name, info.revision, PLAIN_HIT
             event = self._events.event_of(state)
             if event is None:
                 return None
@@ -303,7 +301,6 @@ class StoredHits:
                 runtime=state.runtime,
                 tier=tier,
                 run=run,
-                usage=usage,
                 start=start,
                 end=end,
                 lines=lines,

@@ -19,6 +19,7 @@ from sluicegate.gateway.api.answers import (
     is_refusal,
     passing_failures,
     row_lines,
+    usage_of_computed,
 )
 from sluicegate.gateway.api.http import HttpReply
 from sluicegate.gateway.api.inference_route import JSON, InferenceRoute, Rendered, RequestBody
@@ -90,7 +91,6 @@ class StoredAnswers(msgspec.Struct, frozen=True, kw_only=True):
     runtime: Runtime
     tier: str
     run: HitRun
-    usage: Usage
     start: bytes
     end: bytes
     lines: bytes
@@ -313,21 +313,16 @@ class RequestState:
             GatewayError: the request fails as a whole.
         """
         self.backend_region = backend_region(answer.outcomes)
-        rows = tokens = known = 0
+        known = 0
         for outcome in answer.outcomes:
             if outcome.source is not _COMPUTED or outcome.truncated_from or outcome.arm:
                 return self._sum_up_mixed(answer, continue_on_error=continue_on_error)
-            rows += outcome.rows
-            tokens += outcome.tokens
             known += outcome.known_rows
-        count = len(answer.outcomes)
-        self.usage = Usage(
-            items=count, hit=0, collapsed=0, computed=count, failed=0, rows=rows, tokens=tokens
-        )
+        self.usage = usage_of_computed(answer.outcomes)
         directives = self.options.directives
         if not answer.is_cacheable or directives.no_cache or directives.no_store:
             return cache_lines(answer, directives) + row_lines(answer)
-        return _STORED_ROWS % (rows, known) if rows or known else _STORED
+        return _STORED_ROWS % (rows, known) if (rows := self.usage.rows) or known else _STORED
 
     def _sum_up_mixed(self, answer: Answer, *, continue_on_error: bool) -> bytes:
         outcomes = answer.outcomes

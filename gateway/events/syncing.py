@@ -9,7 +9,6 @@ process. The shipper (the process that sends events to Redis) then reports the m
 the estimate as lost.
 """
 
-import contextlib
 import logging
 import os
 import threading
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+
+from sluicegate.wire.folders import sync_folder
 
 MARK_NAME: Final = "synced.mark"
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -183,7 +184,7 @@ class LogSync:
             for file in files.values():
                 self._sync(file)
         for folder in folders:
-            _sync_folder(folder, self._sync)
+            sync_folder(folder, self._sync)
         with self._adding:
             last = max(files)
             if last == self._added:
@@ -208,12 +209,3 @@ class LogSync:
                 "the event log could not be synced; a power cut would lose events; check the disk",
                 extra={"reason": error.strerror},
             )
-
-
-def _sync_folder(folder: Path, sync: Callable[[int], None]) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems cannot sync a folder
-            sync(file)
-    finally:
-        os.close(file)

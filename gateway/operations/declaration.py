@@ -10,17 +10,20 @@ How to add an operation:
    parameters are those that the path names, and then the body. Keyword-only parameters are sent in
    the query, unless `Sent` says otherwise. The return type is the type of the response. If the
    result has a field `live`, pass `answers=SOON`.
-3. Check the arguments in the function. Name the errors that it raises in `errors`. Calling an
-   operation checks the role.
+3. Check the arguments in the function: `context.model_names.check` refuses names of unknown models.
+   Name the errors that it raises in `errors`. Calling an operation checks the role.
 4. Change the ledger with `actor=context.operator.name`: it writes the audit entry in the same
-   transaction. Before any other change, write the entry with `context.audit`. Reads have none.
-5. For a command, add a `Command`. The command exists only if its group, an `OperationGroup` in
-   `gateway/cli/root.py`, lists the module in `families`. A command that does more than one call is
-   written in `gateway/cli`, and calls `AdminClient.carry_out` with the operation. Import what needs
-   Redis or SQL under `TYPE_CHECKING`, so that the command starts quickly.
-6. In the console, a handler passes the fields of its form to the operation, and has the option
+   transaction. Before any other change, write the entry with `context.audit`. An operation that
+   changes nothing has none, whether it is a `GET`, a `POST` or has `dry_run`.
+5. Workers report what they know: `reported(context.control, "NAME")` of `fleet_view.py` returns a
+   part of the reports. `gateway/app/worker.py` gives the parts their names, in `StatsReporter`.
+6. For a command, add a `Command`. The command exists only if its group, an `OperationGroup` in
+   `gateway/cli/root.py`, lists the module in `families`. A new group is also listed there in
+   `main.add_command`. A command that does more than one call is written in `gateway/cli`, and calls
+   `AdminClient.carry_out` with the operation.
+7. In the console, a handler passes the fields of its form to the operation, and has the option
    `{"role": the_operation.role}`.
-7. List a new module in `gateway/operations/families.py`. Describe the operation in a page of
+8. List a new module in `gateway/operations/families.py`. Describe the operation in a page of
    `docs/operations`. Run `make reference`. Test the operation over HTTP in
    `tests/integration/admin`.
 """

@@ -19,7 +19,6 @@ from sluicegate.gateway.types import (
     RequestEvent,
     RequestId,
     RequestUsage,
-    Source,
     TenantId,
     Usage,
 )
@@ -92,7 +91,6 @@ def _record(ledger: Ledger, data: ReportedUsage, actor: str) -> bool:
     """
     ledger.accounts.tenant(data.tenant)
     counts = {name: getattr(data, name) for name in OUTCOMES}
-    items = sum(counts[source] for source in Source)
     detail = {"id": data.id, "model": data.model, **counts}
     # The audit entry comes first, so that there is no change without an entry.
     ledger.audit(actor, "usage.report", data.tenant, detail)
@@ -104,7 +102,7 @@ def _record(ledger: Ledger, data: ReportedUsage, actor: str) -> bool:
         model=data.model,
         task=data.task,
         status=_OK,
-        usage=Usage(items=items, **counts),
+        usage=Usage.of(**counts),
         duration=0.0,
         revision=data.revision,
         batch=1,

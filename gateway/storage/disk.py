@@ -12,6 +12,7 @@ from typing import Final
 from sluicegate.gateway.errors import DependencyUnavailable, NotFound
 from sluicegate.gateway.storage.base import Write
 from sluicegate.gateway.storage.free_space import check_free_space
+from sluicegate.wire.folders import sync_folder
 
 _CHUNK: Final = 256 * 1024
 _UNFINISHED: Final = ".unfinished-"
@@ -46,7 +47,7 @@ class DiskStorage:
                     file.flush()
                     os.fsync(file.fileno())
                 aside.replace(path)
-                _sync(path.parent)
+                sync_folder(path.parent)
             finally:
                 aside.unlink(missing_ok=True)
 
@@ -73,14 +74,6 @@ class DiskStorage:
             for path in self._root.rglob(f"{_UNFINISHED}*"):
                 if time.time_ns() / 1e9 - path.stat().st_mtime > _LEFT_AFTER:
                     path.unlink(missing_ok=True)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,10 @@
 """What every executor promises the batcher, the dummy and ONNX Runtime alike."""
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from threading import Thread
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -70,38 +72,60 @@ def cuda_executor(folder: Path) -> ModelExecutor:
     return CudaExecutor(source(folder / "model.onnx"), options=DeviceOptions())
 
 
-# Of each executor: what opens it, in a folder that is its own.
-EXECUTORS: dict[str, Callable[[Path], ModelExecutor]] = {
-    "dummy": lambda _: DummyExecutor(dimensions=DIMENSIONS, worker_threads=2),
-    "paced": lambda _: PacedExecutor(lambda *_: None, dimensions=DIMENSIONS, worker_threads=2),
-    "simulated": lambda _: SimulatedExecutor(
-        dimensions=DIMENSIONS, worker_threads=2, base=0.0, token=0.0
+@contextmanager
+def upstream_executor(folder: Path, *, binary: bool) -> Iterator[ModelExecutor]:
+    with inference_server(toy_graph(), binary=binary) as server:
+        upstream = RemoteModelServer(url=server.url, model="remote", runs=2)
+        yield UpstreamExecutor(source(folder / "none", upstream=upstream), upstream)
+
+
+class Case(NamedTuple):
+    """An executor, and what it has or needs."""
+
+    open: Callable[[Path], ModelExecutor | AbstractContextManager[ModelExecutor]]
+    """Opens it in a folder that is its own."""
+    reads_types: bool = True
+    """Whether its graph has the input `token_type_ids`."""
+    needs_gpu: bool = False
+
+
+EXECUTORS = {
+    "dummy": Case(lambda _: DummyExecutor(dimensions=DIMENSIONS, worker_threads=2)),
+    "paced": Case(
+        lambda _: PacedExecutor(lambda *_: None, dimensions=DIMENSIONS, worker_threads=2)
     ),
-    "onnx": lambda folder: OnnxExecutor(
-        source(folder / "model.onnx", digest="d"), worker_threads=2
+    "simulated": Case(
+        lambda _: SimulatedExecutor(dimensions=DIMENSIONS, worker_threads=2, base=0.0, token=0.0)
     ),
-    "bound": bound_executor,
-    "captured": lambda folder: bound_executor(folder, graph_rows=2),
-    "engines": engines_executor,
-    "openvino": openvino_executor,
-    "cuda": cuda_executor,
+    "onnx": Case(
+        lambda folder: OnnxExecutor(source(folder / "model.onnx", digest="d"), worker_threads=2)
+    ),
+    "bound": Case(bound_executor),
+    "captured": Case(lambda folder: bound_executor(folder, graph_rows=2)),
+    "engines": Case(engines_executor),
+    "openvino": Case(openvino_executor),
+    "cuda": Case(cuda_executor, needs_gpu=True),
+    "upstream": Case(lambda folder: upstream_executor(folder, binary=True)),
+    "upstream-json": Case(lambda folder: upstream_executor(folder, binary=False)),
 }
 
 
 @pytest.fixture(
     params=[
-        *(pytest.param(name, marks=[pytest.mark.gpu] * (name == "cuda")) for name in EXECUTORS),
-        "upstream",
-        "upstream-json",
+        pytest.param(case, id=name, marks=[pytest.mark.gpu] * case.needs_gpu)
+        for name, case in EXECUTORS.items()
     ]
 )
-def executor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelExecutor]:
-    if request.param in EXECUTORS:
-        yield EXECUTORS[request.param](tmp_path)
-        return
-    with inference_server(toy_graph(), binary=request.param == "upstream") as server:
-        upstream = RemoteModelServer(url=server.url, model="remote", runs=2)
-        yield UpstreamExecutor(source(tmp_path / "none", upstream=upstream), upstream)
+def case(request: pytest.FixtureRequest) -> Case:
+    found: Case = request.param
+    return found
+
+
+@pytest.fixture
+def executor(case: Case, tmp_path: Path) -> Iterator[ModelExecutor]:
+    opened = case.open(tmp_path)
+    with opened if isinstance(opened, AbstractContextManager) else nullcontext(opened) as executor:
+        yield executor
 
 
 def padded(*rows: list[int], output: OutputKind = OutputKind.POOLED) -> PaddedBatch:
@@ -147,13 +171,15 @@ def test_padding_does_not_change_an_answer(executor: ModelExecutor) -> None:
     assert np.allclose(alone, padded, atol=1e-5)
 
 
-def test_types_of_tokens_matter(executor: ModelExecutor) -> None:
+def test_types_of_tokens_matter_to_graphs_that_read_them(
+    case: Case, executor: ModelExecutor
+) -> None:
     row = [2, 4, 3, 5, 3]
     types = np.array([[0, 0, 0, 1, 1]], dtype=np.int32)
 
     pair = executor.run(msgspec.structs.replace(padded(row), type_ids=types))
 
-    assert not np.array_equal(pair, run(executor, row))
+    assert np.array_equal(pair, run(executor, row)) is not case.reads_types
 
 
 def test_worker_threads_may_run_side_by_side(executor: ModelExecutor) -> None:

@@ -11,10 +11,11 @@ from sluicegate.gateway.config.document import PriceConfig
 from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.ledger.pricing import NANO
 from sluicegate.gateway.ledger.types import Budget
+from sluicegate.gateway.types import Usage
 from testing.raw_http import KEY, Response, post
 from testing.stub_backend import StubBackend
 from testing.valkey import Valkey
-from tests.support.events import make_event, make_usage
+from tests.support.events import make_event
 from tests.support.ledgers import record
 from tests.support.worker import RunningWorker, classify, running_worker
 
@@ -44,7 +45,7 @@ async def ledger(worker: RunningWorker) -> AsyncIterator[Ledger]:
         for _ in range(3):
             assert (await ask(worker, "/v1/classify", HIT)).status == 200
         ledger.budgets.set("acme", Budget(amount="10", refuse=True))
-        event = make_event(1, time=time.time_ns(), usage=make_usage(hit=11))
+        event = make_event(1, time=time.time_ns(), usage=Usage.of(hit=11))
         record(ledger, "w", 1, [event])
         yield ledger
 

@@ -8,9 +8,10 @@ import pytest
 from sluicegate.gateway.auth.keys import hash_key
 from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.ledger.types import EventBlock
+from sluicegate.gateway.types import Usage
 from testing.raw_http import KEY, Response, post
 from testing.valkey import Valkey
-from tests.support.events import START, make_event, make_usage
+from tests.support.events import START, make_event
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = pytest.mark.anyio
@@ -32,12 +33,12 @@ async def worker(
             ledger.accounts.create_key("acme", key_hash=hash_key(ROTATED))
             events = [
                 msgspec.structs.replace(
-                    make_event(0, time=START + number, usage=make_usage(computed=1, rows=1)),
+                    make_event(0, time=START + number, usage=Usage.of(computed=1, rows=1)),
                     id=f"{FIRST}{number:x}",
                 )
                 for number in range(3)
             ]
-            own = make_event(7, time=START + 2 * HOUR, usage=make_usage(computed=2))
+            own = make_event(7, time=START + 2 * HOUR, usage=Usage.of(computed=2))
             own = msgspec.structs.replace(own, client_id="order-1", backend_region="us")
             events.append(own)
             ledger.recorder.record([EventBlock(log_id="w", first=1, last=4, events=events)])

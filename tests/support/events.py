@@ -30,7 +30,7 @@ def make_event(
         model=model,
         task="classify",
         status=200,
-        usage=usage or make_usage(hit=1),
+        usage=usage or Usage.of(hit=1),
         duration=0.001,
         region="eu",
         revision="9f2c51d0a7be",
@@ -41,27 +41,6 @@ def make_run(first: str, *, count: int, usage: Usage | None = None) -> RequestEv
     """Return the run of `count` requests whose ids begin with `first`."""
     event = make_event(1, usage=usage)
     return msgspec.structs.replace(event, id=RequestId(first), count=count)
-
-
-def make_usage(
-    *,
-    hit: int = 0,
-    collapsed: int = 0,
-    computed: int = 0,
-    failed: int = 0,
-    rows: int = 0,
-    tokens: int = 0,
-) -> Usage:
-    """Return usage whose items add up."""
-    return Usage(
-        items=hit + collapsed + computed + failed,
-        hit=hit,
-        collapsed=collapsed,
-        computed=computed,
-        failed=failed,
-        rows=rows,
-        tokens=tokens,
-    )
 
 
 def events_in(directory: Path) -> list[RequestEvent]:

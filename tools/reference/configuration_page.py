@@ -5,7 +5,7 @@ it has the meaning.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,9 +183,10 @@ def _unit(entry: Entry) -> str:
 def type_name(kind: msgspec.inspect.Type) -> str:
     """Return a description of a type, including its bounds."""
     if isinstance(kind, msgspec.inspect.Metadata):
-        return type_name(kind.type)
+        allowed = (kind.extra_json_schema or {}).get("enum", ())
+        return _values(filter(None, allowed)) if allowed else type_name(kind.type)
     if isinstance(kind, msgspec.inspect.LiteralType):
-        return ", ".join(f"`{value}`" for value in kind.values)
+        return _values(kind.values)
     if isinstance(kind, msgspec.inspect.UnionType):
         known = [one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType)]
         return " or ".join(map(type_name, known))
@@ -194,6 +195,10 @@ def type_name(kind: msgspec.inspect.Type) -> str:
     if isinstance(kind, _NUMBERS):
         return _SCALARS[type(kind)] + _bounds(kind)
     return _several(kind) or _SCALARS[type(kind)]
+
+
+def _values(values: Iterable[object]) -> str:
+    return ", ".join(f"`{value}`" for value in values)
 
 
 def _several(kind: msgspec.inspect.Type) -> str:

@@ -26,6 +26,7 @@ from sluicegate.backends.model_tools.syncing.stores import ArtifactStore
 from sluicegate.backends.repository.last_good import read_last_good
 from sluicegate.backends.repository.names import is_hidden
 from sluicegate.backends.repository.sync_record import FILE, FileDigest, SyncRecord, read_record
+from sluicegate.wire.folders import sync_folder
 
 _STAGING = ".synchronising"
 # Files that backends write into a model's folder.
@@ -219,7 +220,7 @@ class Synchroniser:
         if place.is_dir() or (place.exists() and (staged / unit).is_dir()):
             place.rename(self._folder("replaced", empty=True) / "folder")
         (staged / unit).rename(place)
-        _sync_folder(place.parent)
+        sync_folder(place.parent)
 
     def _remove(self, unit: str, units: Mapping[str, Files]) -> bool:
         """Remove a unit that the source no longer has, if that is allowed.
@@ -256,7 +257,7 @@ class Synchroniser:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self._root / FILE)
-        _sync_folder(self._root)
+        sync_folder(self._root)
 
 
 def by_unit(files: Files) -> dict[str, Files]:
@@ -328,12 +329,3 @@ def _link(source: Path, target: Path) -> None:
     except OSError:
         pass
     shutil.copyfile(source, target)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder to the disk, so that renames in it survive a crash of the machine."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -181,7 +181,7 @@ async def test_a_body_that_is_far_too_large_is_said_to_be(admin: httpx.AsyncClie
 def bill(ledger: Ledger) -> None:
     """Put one request of 2026-09-10 into the ledger."""
     ledger.accounts.create_tenant("acme")
-    usage = Usage(items=2, hit=1, collapsed=0, computed=1, failed=0, rows=1, tokens=9)
+    usage = Usage.of(hit=1, computed=1, rows=1, tokens=9)
     event = RequestEvent(
         id=RequestId("req_1"),
         time=1_789_000_000 * 10**9,

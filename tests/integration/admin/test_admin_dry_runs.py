@@ -11,9 +11,9 @@ import pytest
 from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.ledger.store import to_nanoseconds
 from sluicegate.gateway.settings import Settings
-from sluicegate.gateway.types import Rule
+from sluicegate.gateway.types import Rule, Usage
 from tests.support.admin import AUTHORIZATION, client_of, refused
-from tests.support.events import make_event, make_usage
+from tests.support.events import make_event
 from tests.support.ledgers import record
 
 pytestmark = pytest.mark.anyio
@@ -42,8 +42,8 @@ async def published(admin: httpx.AsyncClient, ledger: Ledger) -> None:
     ledger.accounts.create_key("keyed", key_hash="h1")
     time = to_nanoseconds(datetime.now(UTC))
     events = [
-        make_event(1, time=time, tenant="plain", model="m", usage=make_usage(hit=1)),
-        make_event(2, time=time, tenant="limited", model="other", usage=make_usage(hit=1)),
+        make_event(1, time=time, tenant="plain", model="m", usage=Usage.of(hit=1)),
+        make_event(2, time=time, tenant="limited", model="other", usage=Usage.of(hit=1)),
     ]
     record(ledger, "w0-1", 2, events)
 

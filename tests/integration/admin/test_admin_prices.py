@@ -18,9 +18,10 @@ from sluicegate.gateway.operations.publishing import Publisher
 from sluicegate.gateway.runtime.control import Control
 from sluicegate.gateway.runtime.control_values import Published
 from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.types import Usage
 from testing.waiting import until
 from tests.support.admin import refused
-from tests.support.events import make_event, make_usage
+from tests.support.events import make_event
 from tests.support.ledgers import record
 
 pytestmark = pytest.mark.anyio
@@ -36,7 +37,7 @@ async def invoiced(admin: httpx.AsyncClient, ledger: Ledger) -> None:
     assert (await admin.put("/admin/config", content=MODELS + PRICES)).status_code in (200, 202)
     ledger.accounts.create_tenant("acme")
     time = to_nanoseconds(datetime(2026, 2, 3, tzinfo=UTC))
-    record(ledger, "w0-1", 1, [make_event(1, time=time, usage=make_usage(hit=100, computed=5))])
+    record(ledger, "w0-1", 1, [make_event(1, time=time, usage=Usage.of(hit=100, computed=5))])
 
 
 async def cost(admin: httpx.AsyncClient) -> str:

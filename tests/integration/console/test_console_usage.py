@@ -13,7 +13,8 @@ from sluicegate.gateway.ledger.types import EventBlock
 from sluicegate.gateway.operations.publishing import Publisher
 from sluicegate.gateway.runtime.control import Control
 from sluicegate.gateway.settings import Settings
-from tests.support.events import make_event, make_usage
+from sluicegate.gateway.types import Usage
+from tests.support.events import make_event
 from tests.support.ledgers import record
 
 pytestmark = pytest.mark.anyio
@@ -29,8 +30,8 @@ def fill(ledger: Ledger) -> None:
     """Record two requests of now."""
     now = time.time_ns()
     events = [
-        make_event(1, time=now, usage=make_usage(computed=7)),
-        make_event(2, time=now, tenant="beta", usage=make_usage(hit=3)),
+        make_event(1, time=now, usage=Usage.of(computed=7)),
+        make_event(2, time=now, tenant="beta", usage=Usage.of(hit=3)),
     ]
     record(ledger, "log", 2, events)
 
@@ -47,7 +48,7 @@ def charts_of(page: str) -> list[dict[str, float]]:
 async def test_usage_by_model_counts_requests_that_named_none(
     operator: httpx.AsyncClient, ledger: Ledger
 ) -> None:
-    event = make_event(1, time=time.time_ns(), model="", usage=make_usage(failed=1))
+    event = make_event(1, time=time.time_ns(), model="", usage=Usage.of(failed=1))
     record(ledger, "log", 1, [event])
 
     by_model = (await operator.get("/console/usage/figures?by=model")).text
@@ -79,8 +80,8 @@ async def test_usage_is_drawn_and_downloaded_by_the_region_of_backends(
     operator: httpx.AsyncClient, ledger: Ledger
 ) -> None:
     now = time.time_ns()
-    event = make_event(1, time=now, usage=make_usage(computed=7))
-    cached = make_event(2, time=now, usage=make_usage(hit=3))
+    event = make_event(1, time=now, usage=Usage.of(computed=7))
+    cached = make_event(2, time=now, usage=Usage.of(hit=3))
     record(ledger, "log", 2, [msgspec.structs.replace(event, backend_region="us"), cached])
 
     page = (await operator.get("/console/usage?by=backend_region")).text

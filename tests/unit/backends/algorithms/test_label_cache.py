@@ -8,7 +8,7 @@ _KIB = 1024
 
 
 def test_the_set_used_longest_ago_makes_room() -> None:
-    kept = LabelVectorCache(most_bytes=25 * _KIB)
+    kept = LabelVectorCache(max_bytes=25 * _KIB)
     sets = [("tenant", "{}", (name,)) for name in "abc"]
     directions = np.ones((10, 256), dtype=np.float32)
 
@@ -21,7 +21,7 @@ def test_the_set_used_longest_ago_makes_room() -> None:
 
 
 def test_however_large_sets_are_they_take_no_more_than_the_bound() -> None:
-    kept = LabelVectorCache(most_bytes=100 * _KIB)
+    kept = LabelVectorCache(max_bytes=100 * _KIB)
     labels = ("x" * 20 * _KIB,)
 
     for number in range(10):
@@ -35,7 +35,7 @@ def test_however_large_sets_are_they_take_no_more_than_the_bound() -> None:
 
 
 def test_a_set_that_is_kept_anew_counts_once() -> None:
-    kept = LabelVectorCache(most_bytes=25 * _KIB)
+    kept = LabelVectorCache(max_bytes=25 * _KIB)
     directions = np.ones((10, 256), dtype=np.float32)
 
     for _ in range(5):

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from sluicegate.backends.batching.batcher import Batcher, BatchingOptions
+from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from sluicegate.backends.batching.policy import BatchLimits
-from sluicegate.backends.batching.submission import QueueLimits, RoomQueue
+from sluicegate.backends.batching.submission import RoomQueue
 from sluicegate.backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
 from sluicegate.backends.executors.onnx import explain
 from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.settings import BackendSettings
 from sluicegate.backends.telemetry.spans import NO_TRACING
 from sluicegate.backends.types import Encoding, FloatArray, OutputKind, padding_waste_ratio
 from testing.waiting import until
@@ -55,12 +56,13 @@ def caller(scope: str = "tenant") -> RowCaller:
 
 @asynccontextmanager
 async def running(
-    executor: ModelExecutor, queue: QueueLimits | None = None
+    executor: ModelExecutor, settings: BackendSettings | None = None
 ) -> AsyncIterator[tuple[RowCoalescer, Batcher]]:
     batcher = Batcher(
         name="tiny",
         executor=executor,
-        options=BatchingOptions(batch=BatchLimits(rows=8), queue=queue or QueueLimits()),
+        settings=settings or BackendSettings(),
+        limits=BatchLimits(rows=8),
         clock=time.monotonic,
         tracing=NO_TRACING,
     )
@@ -155,7 +157,7 @@ async def test_an_executor_that_fails_on_a_row_it_could_run_is_dead() -> None:
 
 async def test_a_queue_that_stays_full_refuses_in_time_and_says_when_to_return() -> None:
     gate = Gate()
-    limits = QueueLimits(rows=2, tokens=100)
+    limits = BackendSettings(max_queue_rows=2, max_queue_tokens=100)
     async with running(PacedExecutor(gate), limits) as (rows, batcher):
         running_row = asyncio.create_task(ask(rows, encode(1)))
         await until(lambda: gate.arrived == 1)
@@ -173,7 +175,7 @@ async def test_a_queue_that_stays_full_refuses_in_time_and_says_when_to_return()
 
 async def test_items_with_more_rows_than_there_is_room_for_wait_and_are_answered() -> None:
     gate = Gate()
-    limits = QueueLimits(rows=10, tokens=1000)
+    limits = BackendSettings(max_queue_rows=10, max_queue_tokens=1000)
     most = 0
 
     def items() -> list[asyncio.Task[list[FloatArray]]]:
@@ -194,12 +196,14 @@ async def test_items_with_more_rows_than_there_is_room_for_wait_and_are_answered
 
     assert full
     assert [len(answer) for answer in answers] == [8] * 8
-    assert most <= limits.rows
+    assert most <= limits.max_queue_rows
     assert batcher.statistics().refused_rows == 0
 
 
 async def test_an_item_larger_than_the_queue_enters_an_empty_one() -> None:
-    async with running(DummyExecutor(), QueueLimits(rows=2, tokens=100)) as (rows, _):
+    async with running(
+        DummyExecutor(), BackendSettings(max_queue_rows=2, max_queue_tokens=100)
+    ) as (rows, _):
         answers = await ask(rows, *(encode(row + 1) for row in range(9)))
 
     assert len(answers) == 9
@@ -208,7 +212,10 @@ async def test_an_item_larger_than_the_queue_enters_an_empty_one() -> None:
 async def test_rows_that_become_known_while_an_item_stands_in_line_are_not_run_again() -> None:
     gate = Gate()
     executor = PacedExecutor(gate)
-    async with running(executor, QueueLimits(rows=4, tokens=100)) as (rows, batcher):
+    async with running(executor, BackendSettings(max_queue_rows=4, max_queue_tokens=100)) as (
+        rows,
+        batcher,
+    ):
         tasks = [
             asyncio.create_task(ask(rows, encode(10 + n), *map(encode, range(1, 5))))
             for n in range(4)
@@ -222,7 +229,9 @@ async def test_rows_that_become_known_while_an_item_stands_in_line_are_not_run_a
 
 async def test_an_item_whose_rows_are_known_or_on_their_way_needs_no_room() -> None:
     gate = Gate()
-    async with running(PacedExecutor(gate), QueueLimits(rows=2, tokens=100)) as (rows, batcher):
+    async with running(
+        PacedExecutor(gate), BackendSettings(max_queue_rows=2, max_queue_tokens=100)
+    ) as (rows, batcher):
         first = asyncio.create_task(ask(rows, encode(1)))
         await until(lambda: gate.arrived == 1)
         gate.let_one_pass()
@@ -246,7 +255,9 @@ async def test_an_item_whose_rows_are_known_or_on_their_way_needs_no_room() -> N
 
 async def test_who_leaves_the_line_lets_the_next_one_in() -> None:
     gate = Gate()
-    async with running(PacedExecutor(gate), QueueLimits(rows=2, tokens=100)) as (rows, batcher):
+    async with running(
+        PacedExecutor(gate), BackendSettings(max_queue_rows=2, max_queue_tokens=100)
+    ) as (rows, batcher):
         tasks = [asyncio.create_task(ask(rows, encode(n), encode(n, n))) for n in range(1, 3)]
         gone = asyncio.create_task(ask(rows, encode(8)))
         last = asyncio.create_task(ask(rows, encode(9)))
@@ -260,7 +271,9 @@ async def test_who_leaves_the_line_lets_the_next_one_in() -> None:
 
 async def test_who_stands_in_line_when_the_executor_dies_is_told() -> None:
     gate = Gate()
-    async with running(PacedExecutor(gate), QueueLimits(rows=2, tokens=100)) as (rows, batcher):
+    async with running(
+        PacedExecutor(gate), BackendSettings(max_queue_rows=2, max_queue_tokens=100)
+    ) as (rows, batcher):
         tasks = [asyncio.create_task(ask(rows, encode(n), encode(n, n))) for n in range(1, 6)]
         await until(lambda: gate.arrived == 1 and batcher.submissions.is_full(FLOW))
         gate.failing = ExecutorDied("the device failed")
@@ -363,7 +376,9 @@ async def test_the_line_counts_only_the_rows_that_stand_in_it() -> None:
 
 async def test_who_leaves_the_queue_lets_the_next_one_of_the_line_in() -> None:
     gate = Gate()
-    async with running(PacedExecutor(gate), QueueLimits(rows=2, tokens=100)) as (rows, batcher):
+    async with running(
+        PacedExecutor(gate), BackendSettings(max_queue_rows=2, max_queue_tokens=100)
+    ) as (rows, batcher):
         running_row = asyncio.create_task(ask(rows, encode(1)))
         await until(lambda: gate.arrived == 1)
         gone = asyncio.create_task(ask(rows, encode(2), encode(3)))

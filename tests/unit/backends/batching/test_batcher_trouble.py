@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 from typing_extensions import override
 
-from sluicegate.backends.batching.batcher import Batcher, BatchingOptions
+from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from sluicegate.backends.batching.device import Device
 from sluicegate.backends.batching.policy import BatchLimits
-from sluicegate.backends.batching.submission import QueueLimits
 from sluicegate.backends.errors import DeadlineExceeded, ExecutorDied, ModelFailed, Overloaded
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.cost import CostModel
 from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
 from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.settings import BackendSettings
 from sluicegate.backends.telemetry.spans import NO_TRACING
 from sluicegate.backends.types import Encoding, FloatArray, OutputKind
 from testing.waiting import until
@@ -40,15 +40,14 @@ class Bench:
         executor: ModelExecutor,
         *,
         device: Device | None = None,
-        queue: QueueLimits | None = None,
+        settings: BackendSettings | None = None,
     ) -> None:
         self.clock = Clock()
         self.batcher = Batcher(
             name="tiny",
             executor=executor,
-            options=BatchingOptions(
-                batch=BatchLimits(rows=8), queue=queue or QueueLimits(rows=4, tokens=100)
-            ),
+            settings=settings or BackendSettings(max_queue_rows=4, max_queue_tokens=100),
+            limits=BatchLimits(rows=8),
             clock=self.clock,
             tracing=NO_TRACING,
             device=device,
@@ -204,7 +203,9 @@ async def test_rows_asked_twice_by_one_item_run_once() -> None:
 
 async def test_a_tenant_that_fills_the_queue_leaves_room_for_another() -> None:
     gate = Gate()
-    bench = Bench(PacedExecutor(gate), queue=QueueLimits(rows=128, tokens=10_000))
+    bench = Bench(
+        PacedExecutor(gate), settings=BackendSettings(max_queue_rows=128, max_queue_tokens=10_000)
+    )
     async with bench.batcher:
         first = bench.ask(encode(9))
         await until(lambda: gate.arrived == 1)
@@ -232,7 +233,9 @@ async def test_a_tenant_with_few_rows_is_not_counted_those_that_others_ask_at_th
     None
 ):
     gate = Gate()
-    bench = Bench(PacedExecutor(gate), queue=QueueLimits(rows=128, tokens=10_000))
+    bench = Bench(
+        PacedExecutor(gate), settings=BackendSettings(max_queue_rows=128, max_queue_tokens=10_000)
+    )
     async with bench.batcher:
         first = bench.ask(encode(9))
         await until(lambda: gate.arrived == 1)
@@ -247,7 +250,9 @@ async def test_a_tenant_with_few_rows_is_not_counted_those_that_others_ask_at_th
 
 async def test_a_tenant_is_not_refused_for_what_another_has_waiting() -> None:
     gate = Gate()
-    bench = Bench(PacedExecutor(gate), queue=QueueLimits(rows=4096, tokens=262_144))
+    bench = Bench(
+        PacedExecutor(gate), settings=BackendSettings(max_queue_rows=4096, max_queue_tokens=262_144)
+    )
     long = range(1, 100)
     async with bench.batcher:
         first = bench.ask(encode(9))

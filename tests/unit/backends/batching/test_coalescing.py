@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from sluicegate.backends.batching.batcher import Batcher, BatchingOptions
+from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from sluicegate.backends.errors import DeadlineExceeded, ItemRefused, Overloaded
 from sluicegate.backends.executors.dummy import PacedExecutor
+from sluicegate.backends.settings import BackendSettings
 from sluicegate.backends.telemetry.spans import NO_TRACING
 from sluicegate.backends.types import Encoding, OutputKind
 from testing.waiting import until
@@ -29,7 +30,7 @@ class Bench:
         self.batcher = Batcher(
             name="tiny",
             executor=self.executor,
-            options=BatchingOptions(),
+            settings=BackendSettings(),
             clock=clock,
             tracing=NO_TRACING,
         )

@@ -9,10 +9,11 @@ from collections.abc import Callable, Set as AbstractSet
 import numpy as np
 import pytest
 
-from sluicegate.backends.batching.batcher import Batcher, BatchingOptions
+from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from sluicegate.backends.batching.loop_wakeup import LoopWakeup, system_affinity
 from sluicegate.backends.executors.dummy import PacedExecutor
+from sluicegate.backends.settings import BackendSettings
 from sluicegate.backends.telemetry.spans import NO_TRACING
 from sluicegate.backends.types import Encoding, FloatArray, OutputKind
 
@@ -192,7 +193,7 @@ async def test_batches_leave_the_loop_all_its_cores() -> None:
     batcher = Batcher(
         name="tiny",
         executor=OnCores(),
-        options=BatchingOptions(),
+        settings=BackendSettings(),
         clock=time.monotonic,
         tracing=NO_TRACING,
     )

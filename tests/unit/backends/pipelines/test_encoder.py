@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from sluicegate.backends.batching.batcher import Batcher, BatchingOptions
+from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.backends.pipelines.encoder import Encoder
 from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.settings import BackendSettings
 from sluicegate.backends.telemetry.spans import NO_TRACING
 from sluicegate.backends.tokenization.tokenizer import Tokenizer
 from sluicegate.backends.types import Encoding, Text
@@ -49,7 +50,7 @@ async def truncating(folder: Path, *, prompt: str = "") -> AsyncIterator[tuple[E
     batcher = Batcher(
         name="tiny",
         executor=DummyExecutor(),
-        options=BatchingOptions(),
+        settings=BackendSettings(),
         clock=time.monotonic,
         tracing=NO_TRACING,
     )

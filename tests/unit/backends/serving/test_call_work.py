@@ -8,14 +8,14 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from sluicegate.backends.batching.batcher import Batcher, BatchingOptions
+from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
-from sluicegate.backends.batching.submission import QueueLimits
 from sluicegate.backends.errors import Overloaded
 from sluicegate.backends.executors.cost import CostModel
 from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.backends.serving.call_work import CallWork
 from sluicegate.backends.serving.work_estimates import WorkEstimates
+from sluicegate.backends.settings import BackendSettings
 from sluicegate.backends.telemetry.spans import NO_TRACING
 from sluicegate.backends.types import Encoding, OutputKind
 from sluicegate.wire.protocol import Call, CallItem, ModelInfo, Task
@@ -47,7 +47,7 @@ class Scene:
         self.batcher = Batcher(
             name="mood",
             executor=executor,
-            options=BatchingOptions(queue=QueueLimits(rows=64)),
+            settings=BackendSettings(max_queue_rows=64),
             clock=Clock(),
             tracing=NO_TRACING,
         )

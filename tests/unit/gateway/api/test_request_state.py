@@ -24,8 +24,8 @@ from tests.support.inference_scene import INFO
 
 _ROUTE = ROUTE_OF[Task.CLASSIFY]
 _RUNTIME = compile_runtime(Document(), 1)
-_USAGE = Usage(items=2, hit=1, collapsed=0, computed=1, failed=0, rows=1, tokens=5)
-_FAILED = Usage(items=2, hit=0, collapsed=0, computed=0, failed=2, rows=0, tokens=0)
+_USAGE = Usage.of(hit=1, computed=1, rows=1, tokens=5)
+_FAILED = Usage.of(failed=2)
 
 
 def state() -> RequestState:
@@ -117,6 +117,6 @@ def test_items_of_a_request_that_is_refused_are_no_failures(
     """Otherwise a caller's empty texts would wake whoever watches a model's failures."""
     failed = state()
 
-    failed.fail(error, Usage(items=2, hit=0, collapsed=0, computed=0, failed=2, rows=0, tokens=0))
+    failed.fail(error, Usage.of(failed=2))
 
     assert {name: count for name, count in failed.sources() if count} == {source: 2}

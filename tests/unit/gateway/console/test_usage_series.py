@@ -21,7 +21,8 @@ from sluicegate.gateway.console.usage_series import (
 )
 from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.ledger.types import GroupBy
-from tests.support.events import START, make_event, make_usage
+from sluicegate.gateway.types import Usage
+from tests.support.events import START, make_event
 from tests.support.ledgers import open_ledger, record
 
 _SECOND = 1_000_000_000
@@ -39,9 +40,9 @@ def reader(tmp_path: Path) -> Iterator[UsageReader]:
 def _fill(ledger: Ledger) -> None:
     hour = 3_600 * _SECOND
     events = [
-        make_event(1, time=START + 30 * hour, usage=make_usage(hit=4)),
-        make_event(2, time=START + 30 * hour, tenant="beta", usage=make_usage(computed=3)),
-        make_event(3, time=START + 29 * hour, model="other", usage=make_usage(failed=2)),
+        make_event(1, time=START + 30 * hour, usage=Usage.of(hit=4)),
+        make_event(2, time=START + 30 * hour, tenant="beta", usage=Usage.of(computed=3)),
+        make_event(3, time=START + 29 * hour, model="other", usage=Usage.of(failed=2)),
     ]
     record(ledger, "log", 3, events)
 

@@ -3,12 +3,12 @@
 import msgspec
 
 from sluicegate.gateway.events.template import EventTemplate
-from sluicegate.gateway.types import RequestId, RevisionUsage
-from tests.support.events import make_event, make_usage
+from sluicegate.gateway.types import RequestId, RevisionUsage, Usage
+from tests.support.events import make_event
 
 
 def test_a_template_gives_what_encoding_gives() -> None:
-    event = make_event(1, time=2**63, usage=make_usage(hit=1, computed=2))
+    event = make_event(1, time=2**63, usage=Usage.of(hit=1, computed=2))
     event = msgspec.structs.replace(event, arms=(RevisionUsage(arm="2", hit=1),))
     other = msgspec.structs.replace(event, id=RequestId("req_" + "f" * 26), duration=0.25)
     other = msgspec.structs.replace(other, count=300)

@@ -13,7 +13,8 @@ from sluicegate.gateway.ledger import budgets, usage
 from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.ledger.pricing import NANO
 from sluicegate.gateway.ledger.types import Budget
-from tests.support.events import START, make_event, make_usage
+from sluicegate.gateway.types import Usage
+from tests.support.events import START, make_event
 from tests.support.ledgers import Clock, principals, record
 
 EURO = PriceConfig(model="*", since="2026-01-01", currency="EUR", hit=NANO)
@@ -42,7 +43,7 @@ def ledger(database: str, clock: Clock) -> Iterator[Ledger]:
 def spend(ledger: Ledger, euros: int, *, at: int, tenant: str = "acme") -> None:
     """Record usage that costs so much, `at` so many seconds of September."""
     log = f"w-{len(ledger.audit.entries())}-{at}-{euros}-{tenant}"
-    used, time = make_usage(hit=euros), START + at * SECOND
+    used, time = Usage.of(hit=euros), START + at * SECOND
     event = make_event(hash(log) % 10**9, time=time, tenant=tenant, usage=used)
     assert record(ledger, log, 1, [event]).counted
 

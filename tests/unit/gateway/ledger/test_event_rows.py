@@ -8,13 +8,13 @@ import pytest
 
 from sluicegate.gateway.ledger.event_rows import rows_of_runs
 from sluicegate.gateway.ledger.types import EventBlock
-from sluicegate.gateway.types import RequestEvent, RequestId
-from tests.support.events import START, make_event, make_run, make_usage
+from sluicegate.gateway.types import RequestEvent, RequestId, Usage
+from tests.support.events import START, make_event, make_run
 from tests.support.ledgers import open_ledger, record, sums
 
 
 def request(number: int, *, time: int = START, tenant: str = "acme") -> RequestEvent:
-    usage = make_usage(computed=1, rows=1, tokens=number)
+    usage = Usage.of(computed=1, rows=1, tokens=number)
     return msgspec.structs.replace(
         make_event(number, time=time, tenant=tenant, usage=usage),
         id=RequestId(f"req_{number:010x}"),
@@ -59,7 +59,7 @@ def test_ids_of_a_proxy_split_no_run() -> None:
 
 
 def test_a_run_goes_on_with_the_requests_after_it() -> None:
-    run = make_run("req_00000000fe", count=2, usage=make_usage(hit=3))
+    run = make_run("req_00000000fe", count=2, usage=Usage.of(hit=3))
     after = msgspec.structs.replace(run, id=RequestId("req_0000000100"), count=1)
 
     (row,) = rows_of_runs([after, run])

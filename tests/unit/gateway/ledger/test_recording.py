@@ -14,8 +14,8 @@ from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.ledger.migrations import MIGRATIONS
 from sluicegate.gateway.ledger.store import to_datetime
 from sluicegate.gateway.ledger.types import EventBlock
-from sluicegate.gateway.types import RequestId
-from tests.support.events import START, make_event, make_run, make_usage
+from sluicegate.gateway.types import RequestId, Usage
+from tests.support.events import START, make_event, make_run
 from tests.support.ledgers import Clock, ledger_url, open_ledger, record, sums
 
 
@@ -120,7 +120,7 @@ def test_a_record_that_is_no_event_is_set_aside_once(ledger: Ledger) -> None:
 
 
 def test_an_event_that_no_column_can_hold_is_set_aside(ledger: Ledger) -> None:
-    huge = make_event(2, usage=msgspec.structs.replace(make_usage(hit=1), tokens=2**63))
+    huge = make_event(2, usage=msgspec.structs.replace(Usage.of(hit=1), tokens=2**63))
     events = [make_event(1), huge, make_event(3)]
 
     recorded = record(ledger, "w0-1", 3, events)
@@ -131,7 +131,7 @@ def test_an_event_that_no_column_can_hold_is_set_aside(ledger: Ledger) -> None:
 
 def test_a_run_of_more_requests_than_sums_can_hold_is_set_aside(ledger: Ledger) -> None:
     """Added to a sum of all tenants, it would leave no room for what others use."""
-    huge = make_run("req_00000000ff", count=2**62, usage=make_usage())
+    huge = make_run("req_00000000ff", count=2**62, usage=Usage.of())
     events = [huge, msgspec.structs.replace(huge, id=RequestId("req_f000000000")), make_event(1)]
 
     recorded = record(ledger, "w0-1", 3, events)
@@ -155,7 +155,7 @@ def test_an_unknown_log_has_a_mark_of_nothing(ledger: Ledger) -> None:
 
 
 def test_a_run_counts_as_all_its_requests_and_once(ledger: Ledger) -> None:
-    run = make_run("req_00000000ff", count=30, usage=make_usage(hit=2))
+    run = make_run("req_00000000ff", count=30, usage=Usage.of(hit=2))
     block = EventBlock(log_id="w0-1", first=1, last=2, events=[run, make_event(1)])
 
     once = ledger.recorder.record([block])
@@ -182,7 +182,7 @@ def test_a_run_beside_a_request_that_another_log_had_counts_as_all_its_requests(
     ledger: Ledger,
 ) -> None:
     record(ledger, "w0-1", 1, [make_event(1)])
-    run = make_run("req_00000000ff", count=30, usage=make_usage(hit=2))
+    run = make_run("req_00000000ff", count=30, usage=Usage.of(hit=2))
 
     record(ledger, "w1-1", 2, [make_event(1), run])
 
@@ -213,7 +213,7 @@ def test_a_ledger_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> 
 def test_usage_is_known_though_an_event_says_what_no_request_can_have_used(
     ledger: Ledger,
 ) -> None:
-    absurd = msgspec.structs.replace(make_usage(hit=1), tokens=2**62)
+    absurd = msgspec.structs.replace(Usage.of(hit=1), tokens=2**62)
     events = [make_event(1, usage=absurd), make_event(2, usage=absurd), make_event(3)]
 
     recorded = record(ledger, "w0-1", 3, events)

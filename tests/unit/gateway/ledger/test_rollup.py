@@ -17,10 +17,10 @@ from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.ledger.store import to_nanoseconds
 from sluicegate.gateway.ledger.types import EventBlock, GroupBy, GroupUsage, Invoice
 from sluicegate.gateway.ledger.usage_marks import HOUR
-from sluicegate.gateway.types import RequestEvent
+from sluicegate.gateway.types import RequestEvent, Usage
 from testing.postgresql import PostgreSQL
 from testing.waiting import wait_until
-from tests.support.events import make_event, make_usage
+from tests.support.events import make_event
 from tests.support.ledgers import Clock, sums
 
 BEGIN = datetime(2026, 9, 14, 20, tzinfo=UTC)
@@ -50,7 +50,7 @@ def events(count: int = EVENTS, *, seed: int = 1) -> list[RequestEvent]:
             tenant=chance.choice(["acme", "globex"]),
             key=chance.choice(["k1", "k2"]),
             model=chance.choice(["big", "small"]),
-            usage=make_usage(hit=chance.randrange(3), computed=chance.randrange(3), rows=1),
+            usage=Usage.of(hit=chance.randrange(3), computed=chance.randrange(3), rows=1),
         )
         for number in range(count)
     ]

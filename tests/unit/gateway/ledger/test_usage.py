@@ -13,7 +13,8 @@ from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.ledger.pricing import decimal
 from sluicegate.gateway.ledger.store import to_datetime, to_nanoseconds
 from sluicegate.gateway.ledger.types import GroupBy
-from tests.support.events import START, make_event, make_usage
+from sluicegate.gateway.types import Usage
+from tests.support.events import START, make_event
 from tests.support.ledgers import Clock, record
 
 SINCE = datetime(2026, 9, 1, tzinfo=UTC)
@@ -57,7 +58,7 @@ def at(moment: datetime) -> int:
 
 
 def test_usage_adds_up_and_knows_its_cost(ledger: Ledger) -> None:
-    used = make_usage(hit=1, collapsed=2, computed=3, failed=4, rows=5, tokens=6)
+    used = Usage.of(hit=1, collapsed=2, computed=3, failed=4, rows=5, tokens=6)
     record(ledger, "w", 2, [make_event(n, time=at(SINCE), usage=used) for n in (1, 2)])
 
     (row,) = ledger.usage("acme", SINCE, UNTIL, prices=PRICES)
@@ -217,7 +218,7 @@ def test_usage_of_some_models_is_theirs_alone(ledger: Ledger) -> None:
 
 def test_lines_of_batches_cost_a_percentage_in_lines_of_their_own(ledger: Ledger) -> None:
     price = PriceConfig(hit=201, computed=1000, row=1000, token=21, batch_percent=50)
-    usage = make_usage(computed=1)
+    usage = Usage.of(computed=1)
     events = [
         make_event(1, usage=usage),
         msgspec.structs.replace(make_event(2, usage=usage), batch=1),
@@ -237,7 +238,7 @@ def test_lines_of_batches_cost_a_percentage_in_lines_of_their_own(ledger: Ledger
 
 def test_tokens_that_are_only_shown_cost_nothing_also_in_batches(ledger: Ledger) -> None:
     price = PriceConfig(hit=200, computed=1000)
-    usage = make_usage(hit=1, computed=2)
+    usage = Usage.of(hit=1, computed=2)
     events = [
         msgspec.structs.replace(make_event(number, usage=usage), task=task, batch=batch)
         for number, (task, batch) in enumerate(

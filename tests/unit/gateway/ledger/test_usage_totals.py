@@ -22,9 +22,9 @@ from sluicegate.gateway.ledger.types import GroupBy
 from sluicegate.gateway.ledger.usage_marks import DAY, HOUR
 from sluicegate.gateway.ledger.usage_sources import Blocks, blocks_between
 from sluicegate.gateway.ledger.usage_totals import LENGTHS
-from sluicegate.gateway.types import RequestEvent
+from sluicegate.gateway.types import RequestEvent, Usage
 from testing.postgresql import PostgreSQL
-from tests.support.events import make_event, make_usage
+from tests.support.events import make_event
 from tests.support.ledgers import Clock, record
 from tests.support.older_ledgers import (
     connected,
@@ -56,7 +56,7 @@ def event(number: int, chance: random.Random, time: int) -> RequestEvent:
         time=time,
         tenant=chance.choice(["acme", "globex", "initech"]),
         model=chance.choice(["big", "small", ""]),
-        usage=make_usage(hit=chance.randrange(3), computed=chance.randrange(3), rows=1),
+        usage=Usage.of(hit=chance.randrange(3), computed=chance.randrange(3), rows=1),
     )
     return msgspec.structs.replace(
         made,
