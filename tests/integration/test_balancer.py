@@ -10,6 +10,7 @@ from signal import SIGTERM
 
 import httpx
 import pytest
+from grpc import StatusCode
 
 from testing.loopback import no_authorities
 from testing.ports import free_port
@@ -52,6 +53,8 @@ class Site:
             ("bind :8080", f"bind 127.0.0.1:{self.port}"),
             ("bind :8001", f"bind 127.0.0.1:{self.grpc_port}"),
             ("parse-resolv-conf", f"nameserver test 127.0.0.1:{self.names.port}"),
+            # A busy machine must not let a check of a gateway that works fail.
+            ("timeout connect 1s", "timeout connect 1s\n    timeout check 30s"),
             *((f"{name}:8080\n", f"{name}:{port}\n") for name, port in self.ports.items()),
             *((f"{name}:8001 ", f"{name}:{port} ") for name, port in self.grpc_ports.items()),
         ):
@@ -173,6 +176,26 @@ async def test_one_of_two_gateways_is_stopped_and_nothing_is_lost(site: Site) ->
 
     assert set(calls) == {"OK "}
     assert (set(sent.statuses), sent.refused, sent.broken) == ({200}, 0, [])
+
+
+async def test_a_gateway_that_is_live_but_not_ready_answers_calls(
+    site: Site, stub: StubProcess
+) -> None:
+    stub.process.kill()
+
+    async with (
+        site.gateway("gateway-1", "127.0.7.1"),
+        RpcClient(site.grpc_port, key=KEY) as client,
+    ):
+
+        async def is_live() -> bool:
+            reply = await client.ask("ServerLive")
+            return reply.code is StatusCode.OK and reply.message.live
+
+        await eventually(is_live, within=60, every=0.1)
+        ready = await client.ask("ServerReady")
+
+    assert (ready.code, ready.message.ready) == (StatusCode.OK, False)
 
 
 async def test_a_gateway_that_comes_back_elsewhere_is_found_without_a_restart(site: Site) -> None:

@@ -74,7 +74,7 @@ class GatewayProcess:
             )
         await until(
             lambda: "serving on" in self.output() or not self.is_running(),
-            within=60,
+            within=240,
             what="a gateway that serves",
         )
         assert self.is_running(), self.output()
@@ -88,7 +88,7 @@ class GatewayProcess:
     ) -> None:
         if self.is_running():
             self.signal(signal.SIGINT)
-            await until(lambda: not self.is_running(), within=60, what="the end of a gateway")
+            await until(lambda: not self.is_running(), within=240, what="the end of a gateway")
 
     def output(self) -> str:
         """Return what it printed."""
