@@ -88,7 +88,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return InferenceRequest(
             task=self.task,
             # Of the body, but where only the path names it: see `TaskBody`.
-            model=getattr(self, "model", model),
+            model=getattr(self, "model", model),  # type: ignore[arg-type]  # a call costs time
             parameters=_encode(self.task_parameters()),
             items=tuple(map(_encode, self.items())),
             continue_on_error=self.on_error == "continue",
