@@ -11,6 +11,7 @@ from sluicegate.bulk.errors import BulkStopped
 from sluicegate.bulk.files import InputFile
 from sluicegate.bulk.usage import BulkUsage
 from sluicegate.gateway.api.schemas import BODIES, Body
+from sluicegate.gateway.errors import InvalidRequest
 from sluicegate.wire.protocol import ModelInfo, Task, item_fields
 
 OutputFormat = Literal["parquet", "jsonl"]
@@ -159,7 +160,7 @@ def read_parameters(task: Task, model: str, text: str) -> dict[str, Any]:
     try:
         given = msgspec.json.decode(text, type=dict[str, Any])
         parameters = _body(task, model, given).task_parameters()
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError, InvalidRequest) as error:
         raise BulkStopped(f"--parameters are invalid for the task `{task}`: {error}") from None
     return cast("dict[str, Any]", msgspec.to_builtins(parameters))
 

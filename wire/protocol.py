@@ -513,6 +513,7 @@ class Variant(NamedTuple):
 
 
 _variant_values = attrgetter(*Variant._fields)
+_new_tuple = tuple.__new__
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -555,7 +556,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def variant(self) -> Variant:
         """The fields that affect results."""
-        return Variant._make(_variant_values(self))
+        return _new_tuple(Variant, _variant_values(self))
 
 
 # A model that is `declared` is loaded when a call needs it.

@@ -77,6 +77,8 @@ def usage_of_hit(hit: ItemOutcome | CachedResult) -> Usage:
 
 def backend_region(outcomes: Sequence[ItemOutcome]) -> str:
     """Return the region of the backends that answered; several are separated by commas."""
+    if len(outcomes) == 1:
+        return outcomes[0].region
     found = {outcome.region for outcome in outcomes}
     return found.pop() if len(found) == 1 else ",".join(sorted(filter(None, found)))
 

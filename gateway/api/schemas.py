@@ -5,16 +5,17 @@ Fields that only shape the response (`top_n`, `return_documents`, `on_error`) re
 backend; `truncate` reaches the backend alone.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 from typing_extensions import override
 
 from sluicegate.gateway.api import results
 from sluicegate.gateway.api.vectors import NumberType
 from sluicegate.gateway.errors import InvalidRequest
-from sluicegate.gateway.types import InferenceRequest, ModelName
+from sluicegate.gateway.types import InferenceRequest
 from sluicegate.wire.protocol import (
     LABELS,
     PARAMETERS,
@@ -39,6 +40,29 @@ _DENSE: tuple[EmbedOutput, ...] = ("dense",)
 _SPARSE: tuple[EmbedOutput, ...] = ("sparse",)
 
 
+def _reader(kind: type[Parameters]) -> Callable[["Body"], Parameters]:
+    """Return a function that makes parameters of a body's fields of the same names.
+
+    The function is compiled, as dataclasses compile their constructors: a loop over the fields in
+    each request would take several times as long.
+    """
+    # A field that a body leaves out has no place in the key, if it has none by default.
+    values = [
+        f"{field.name}=UNSET if body.{field.name} is None else body.{field.name}"
+        if field.default is msgspec.UNSET
+        else f"{field.name}=body.{field.name}"
+        for field in fields(kind)
+    ]
+    names = {"kind": kind, "UNSET": msgspec.UNSET}
+    read: Callable[[Body], Parameters] = eval(  # noqa: S307 - only names of fields are put in
+        f"lambda body: kind({', '.join(values)})", names
+    )
+    return read
+
+
+_READERS = {task: _reader(kind) for task, kind in PARAMETERS.items()}
+
+
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Has the fields that the bodies of all inference routes share."""
 
@@ -57,22 +81,14 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def task_parameters(self) -> Parameters:
         """Return what all items share: the fields that are parameters of the task."""
-        kind = PARAMETERS[self.task]
-        # A parameter that the body leaves out keeps its default, which may be no place in the key.
-        return kind(
-            **{
-                name: value
-                for name in kind.__struct_fields__
-                if (value := getattr(self, name)) is not None
-            }
-        )
+        return _READERS[self.task](self)
 
     def request(self, model: str = "") -> InferenceRequest:
         """Return the request in the gateway's terms; `model` is that of the path, where one is."""
         return InferenceRequest(
             task=self.task,
             # Of the body, but where only the path names it: see `TaskBody`.
-            model=ModelName(getattr(self, "model", model)),
+            model=getattr(self, "model", model),  # type: ignore[arg-type]  # a call costs time
             parameters=_encode(self.task_parameters()),
             items=tuple(map(_encode, self.items())),
             continue_on_error=self.on_error == "continue",
@@ -178,9 +194,9 @@ class RerankBody(TaskBody, frozen=True, kw_only=True):
 
     @override
     def task_parameters(self) -> Parameters:
-        if self.weights == {}:
+        if self.weights is not None and not self.weights:
             raise InvalidRequest("`weights` is empty; name an output, or leave it out.")
-        return super().task_parameters()
+        return _READERS[self.task](self)
 
 
 class EntitiesBody(InputBody, frozen=True, kw_only=True):
@@ -261,7 +277,7 @@ class EmbedBody(InputBody, frozen=True, kw_only=True):
 
     @override
     def items(self) -> list[Any]:
-        texts = super().items()
+        texts = self.input if isinstance(self.input, list) else [self.input]
         if self.outputs == _DENSE:
             return texts
         return [self._item(text, output) for text in texts for output in self.outputs]
@@ -281,21 +297,23 @@ class EmbedBody(InputBody, frozen=True, kw_only=True):
         )
 
     @override
-    def request(self, model: str = "") -> InferenceRequest:
+    def task_parameters(self) -> Parameters:
+        if self.encoding_format == "bytes":
+            self._check_bytes()
+        if self.outputs == _DENSE:
+            return _READERS[self.task](self)
         if not self.outputs or len(set(self.outputs)) < len(self.outputs):
             raise InvalidRequest("`outputs` is empty or names an output twice.")
-        if self.encoding_format == "bytes" and self.outputs != _DENSE:
-            raise InvalidRequest("`bytes` has room for dense vectors only; leave out `outputs`.")
-        if self.encoding_format == "bytes" and self.on_error == "continue":
-            raise InvalidRequest("`bytes` has no place for errors of items; leave out `on_error`.")
-        return super().request(model)
-
-    @override
-    def task_parameters(self) -> Parameters:
-        found = super().task_parameters()
+        found = _READERS[self.task](self)
         if self.outputs == _SPARSE:  # neither of them changes a sparse vector
             return replace(found, normalize=True, dimensions=None)
         return found
+
+    def _check_bytes(self) -> None:
+        if self.outputs != _DENSE:
+            raise InvalidRequest("`bytes` has room for dense vectors only; leave out `outputs`.")
+        if self.on_error == "continue":
+            raise InvalidRequest("`bytes` has no place for errors of items; leave out `on_error`.")
 
 
 class TokenizeBody(InputBody, frozen=True, kw_only=True):

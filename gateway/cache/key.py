@@ -1,8 +1,8 @@
 """Makes the cache key of an item from everything that affects the item's result."""
 
 import struct
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, lru_cache
 from hashlib import blake2b
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -15,13 +15,10 @@ from sluicegate.wire.protocol import Task, Variant
 KEY_VERSION = 2
 """A part of every key. Raise it if the encoding of keys changes, or the meaning of entries."""
 
-# The parts of version 2 are hashed even if they are empty, in this order.
-_ALWAYS_HASHED = (
-    *("scope", "epoch", "model", "variant.revision", "variant.profile", "variant.algorithm"),
-    *("variant.algorithm_version", "task", "parameters"),
-)
-_always_hashed = attrgetter(*_ALWAYS_HASHED)
-_OF_VERSION_2 = frozenset({part for path in _ALWAYS_HASHED for part in path.split(".")})
+# The parts of version 2 are hashed even if they are empty. The parts that were added later follow.
+_OF_VARIANT = ("revision", "profile", "algorithm", "algorithm_version")
+_OF_VERSION_2 = {*_OF_VARIANT, "scope", "epoch", "model", "variant", "task", "parameters"}
+_REMEMBERED = 1024
 _LENGTH = struct.Struct("<Q")
 _new_tuple = tuple.__new__
 _TAG_BYTES = 16
@@ -116,10 +113,11 @@ class KeyMaker:
 
         Each part is hashed after its length, so that different parts never hash equal data.
         """
-        fields = [
-            value if isinstance(value, bytes) else str(value).encode() for value in _hashed(parts)
-        ]
-        head = b"".join([_LENGTH.pack(len(field)) + field for field in fields])
+        of_variant, added_to_variant = _of_variant(parts.variant)
+        scope, epoch, model = parts.scope.encode(), parts.epoch.encode(), parts.model.encode()
+        head = _joined((str(KEY_VERSION).encode(), scope, epoch, model)) + of_variant
+        head += _joined((parts.task.encode(), parts.parameters)) + added_to_variant
+        head += _added(parts, parts.__struct_fields__)
         return Prefix(
             address=xxh3_128(head),
             tag=blake2b(head, key=self._secret, digest_size=_TAG_BYTES),
@@ -131,16 +129,28 @@ def epoch_of(model: str, scope: str, epochs: Mapping[str, int], purge_history: s
     return f"{epochs.get(f'model:{model}', 0)}.{epochs.get(scope, 0)}{purge_history}"
 
 
-def _hashed(parts: KeyParts) -> list[object]:
-    variant = parts.variant
-    hashed = [KEY_VERSION, *_always_hashed(parts)]
-    for holder, names in ((variant, variant._fields), (parts, parts.__struct_fields__)):
-        for name in _added(names):
-            if value := getattr(holder, name):
-                hashed += (name, value)
-    return hashed
+@lru_cache(_REMEMBERED)
+def _of_variant(variant: Variant) -> tuple[bytes, bytes]:
+    """Return what is hashed of a variant: the parts of version 2, and the added parts."""
+    always = [str(getattr(variant, name)).encode() for name in _OF_VARIANT]
+    return _joined(always), _added(variant, variant._fields)
+
+
+def _added(holder: Variant | KeyParts, names: tuple[str, ...]) -> bytes:
+    """Return what is hashed of the parts that version 2 does not have: their names and values."""
+    found = b""
+    for name in _added_names(names):
+        if value := getattr(holder, name):
+            text = value if isinstance(value, bytes) else str(value).encode()
+            found += _joined((name.encode(), text))
+    return found
 
 
 @cache
-def _added(names: tuple[str, ...]) -> tuple[str, ...]:
+def _added_names(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple([name for name in names if name not in _OF_VERSION_2])
+
+
+def _joined(fields: Iterable[bytes]) -> bytes:
+    """Return fields, each after its length."""
+    return b"".join([_LENGTH.pack(len(field)) + field for field in fields])

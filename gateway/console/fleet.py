@@ -107,6 +107,11 @@ class Backend(msgspec.Struct, frozen=True, kw_only=True):
         return {name: revision for each in self.seen for name, revision in each.models.items()}
 
     @property
+    def model_names(self) -> list[str]:
+        """The names of the models that the backend serves, in alphabetical order."""
+        return sorted(self.models, key=str.lower)
+
+    @property
     def states(self) -> Mapping[str, ModelState]:
         """The state of each model; empty if the backend does not load models on demand."""
         return next((each.states for each in self._ready if each.states), {})

@@ -1,6 +1,6 @@
 """Lists all models with their revisions, traffic split and problems."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Final
 
@@ -43,25 +43,26 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def list_models(fleet: FleetView, plans: ServingPlans, traffic: Traffic) -> list[ModelRow]:
     """Return all models that the configuration names or that backends have, sorted by name."""
-    served: dict[str, Counter[str]] = {}
-    states: dict[str, Counter[ModelState]] = {}
-    numbers: dict[str, set[str]] = {}
-    problems: dict[str, Counter[str]] = {}
-    unused: dict[str, list[str]] = {}
+    served: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    states: defaultdict[str, Counter[ModelState]] = defaultdict(Counter)
+    numbers: defaultdict[str, set[str]] = defaultdict(set)
+    problems: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    unused: defaultdict[str, list[str]] = defaultdict(list)
     for backend in fleet.backends:
-        reported = backend.states
+        # Both are computed from all reports, so they are read once for all of the backend's models.
+        is_usable, reported = backend.is_usable, backend.states
         for name, revision in backend.models.items():
             base, _, number = name.partition("@")
             if number:
-                numbers.setdefault(base, set()).add(number)
-            elif backend.is_usable:
-                served.setdefault(base, Counter())[revision] += 1
+                numbers[base].add(number)
+            elif is_usable:
+                served[base][revision] += 1
                 if (state := reported.get(name)) is not None:
-                    states.setdefault(base, Counter())[state] += 1
+                    states[base][state] += 1
             else:
-                unused.setdefault(base, []).append(f"{backend.id} is {backend.state}")
+                unused[base].append(f"{backend.id} is {backend.state}")
         for name, text in backend.problems.items():
-            problems.setdefault(base_name(name), Counter())[text] += 1
+            problems[base_name(name)][text] += 1
     configured = (
         fleet.configured if fleet.workers else ()
     )  # without workers' reports, all models would seem unserved
