@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sluicegate.wire.settings import stated
+from sluicegate.wire.settings import stated, unit
 
 Action = Literal["flag", "redact", "block"]
 """What follows from a finding; the strongest action of all findings decides."""
@@ -17,7 +17,7 @@ Verdict = Literal["allow", "flag", "redact", "block"]
 VERDICTS: tuple[Verdict, ...] = ("allow", "flag", "redact", "block")
 """All verdicts, weakest first."""
 Format = Literal["credit_card", "email", "iban", "ip_address", "phone", "url", "us_ssn"]
-Threshold = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Threshold = Annotated[float, unit("score"), msgspec.Meta(ge=0, le=1)]
 MAX_DETECTORS = 64
 MAX_PATTERN_CHARACTERS = 4096
 """The most characters of a pattern, which bounds its memory."""
@@ -90,7 +90,7 @@ class WordDetector(Detector, frozen=True, kw_only=True, tag="words"):
 class LengthDetector(Detector, frozen=True, kw_only=True, tag="length"):
     """Finds texts that are too long."""
 
-    max_characters: Annotated[int, msgspec.Meta(ge=1)]
+    max_characters: Annotated[int, unit("characters"), msgspec.Meta(ge=1)]
     """The most characters of a text."""
 
 
@@ -119,7 +119,7 @@ class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     allow: tuple[str, ...] = ()
     """Spans that are no findings, in any case of letters, such as the company's own e-mail
     address."""
-    overlap: Annotated[int, msgspec.Meta(ge=0)] = 64
+    overlap: Annotated[int, unit("tokens"), msgspec.Meta(ge=0)] = 64
     """Tokens that each window of a long text shares with the window before it."""
 
 
