@@ -178,7 +178,7 @@ _RESULTS: dict[Task, Callable[[str, Any], Any]] = {
         "answers": [{"answer": body["context"], "score": 1.0, "start": 0, "end": 1}],
         "no_answer_score": score(scope, body["question"], body["context"]),
     },
-    Task.GUARD: lambda scope, body: {"verdict": "allow", "findings": []},
+    Task.GUARD: lambda *_: {"verdict": "allow", "findings": []},
     Task.CHOOSE: _chosen,
     Task.INFER: lambda scope, body: {"scope": scope, "item": body},
     Task.TOKENIZE: _tokens,

@@ -119,13 +119,13 @@ def _below(kind: msgspec.inspect.Type, path: str, effect: str) -> Iterator[Entry
 def _below_kinds(union: msgspec.inspect.UnionType, path: str, effect: str) -> Iterator[Entry]:
     """Yield the fields of structs that a field tells apart, such as `kind`.
 
-    Fields that several of them have come first and once.
+    Fields that all of them have come first and once.
     """
     structs = [each for each in union.types if isinstance(each, msgspec.inspect.StructType)]
     below = [(each, list(_below(each, path, effect))) for each in structs]
     tags = ", ".join(f"`{each.tag}`" for each in structs)
     counts = Counter(entry.name + entry.meaning for _, found in below for entry in found)
-    shared = [entry for entry in below[0][1] if counts[entry.name + entry.meaning] > 1]
+    shared = [each for each in below[0][1] if counts[each.name + each.meaning] == len(structs)]
     yield Entry(
         name=f"{path}.{structs[0].tag_field}",
         kind=msgspec.inspect.StrType(),
@@ -136,7 +136,7 @@ def _below_kinds(union: msgspec.inspect.UnionType, path: str, effect: str) -> It
     yield from shared
     for struct, entries in below:
         for entry in entries:
-            if counts[entry.name + entry.meaning] == 1:
+            if counts[entry.name + entry.meaning] < len(structs):
                 name = entry.name.replace(path, f"{path.removesuffix(']')}{struct.tag}]", 1)
                 yield msgspec.structs.replace(entry, name=name)
 

@@ -6,9 +6,7 @@ import msgspec
 from msgspec.structs import replace
 from typing_extensions import override
 
-from sluicegate.gateway.api.dialect import Dialect
 from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
-from sluicegate.gateway.dialects.base import dialect_operation
 from sluicegate.gateway.dialects.guards.redaction import MarkedSpan, Placeholders
 from sluicegate.gateway.errors import NotFound
 from sluicegate.gateway.http.body_decoding import BodyDecoder
@@ -25,7 +23,7 @@ from sluicegate.wire.protocol import GuardParameters, Task
 
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 # The answer has the text with placeholders, the originals, and the names of detectors.
-_GROWTH = 3.0
+GROWTH = 3.0
 
 
 class GuardBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -179,7 +177,7 @@ class GuardRoute(InferenceRoute):
 
     path = "/v1/guard/{name}"
     task = Task.GUARD
-    answer_growth = _GROWTH
+    answer_growth = GROWTH
     answers_failures = True
     _decode = BodyDecoder(GuardBody)
 
@@ -204,46 +202,3 @@ class GuardRoute(InferenceRoute):
             usage=usage,
         )
         return Rendered(JSON, msgspec.json.encode(found))
-
-
-_ROUTE = GuardRoute()
-GUARDS = Dialect(
-    name="guards",
-    title="Guards",
-    description="Guards look at texts for language models, and say what to do with each.",
-    routes={
-        _ROUTE: dialect_operation(
-            _ROUTE,
-            dialect="guards",
-            id="guard",
-            summary="Look at texts with a guard",
-            body=GuardBody,
-            example={"input": "Write to ada@example.com", "restore": True},
-            answer=GuardAnswer,
-            answer_example={
-                "guard": "chat",
-                "model": "chat-detectors",
-                "revision": "9f2c51d0a7be",
-                "results": [
-                    {
-                        "verdict": "redact",
-                        "findings": [
-                            {
-                                "detector": "contacts",
-                                "action": "redact",
-                                "label": "EMAIL",
-                                "score": 1.0,
-                                "start": 9,
-                                "end": 24,
-                            }
-                        ],
-                        "text": "Write to <EMAIL_1>",
-                    }
-                ],
-                "placeholders": {"<EMAIL_1>": "ada@example.com"},
-                "usage": dict.fromkeys(Usage.__struct_fields__, 0) | {"items": 1, "computed": 1},
-            },
-            path_example={"name": "chat"},
-        )
-    },
-)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import httpx
@@ -121,15 +122,64 @@ async def test_a_text_that_was_not_looked_at_gets_the_verdict_of_the_configurati
 async def test_a_change_of_the_guard_makes_old_verdicts_void(
     api: Api, client: httpx.AsyncClient
 ) -> None:
-    verdicts = []
+    verdicts: list[str] = []
     for verdict in (b"block", b"allow"):
-        api.scene.runner.result = lambda _, verdict=verdict: _FOUND % (verdict, b"flag")
+        result = _FOUND % (verdict, b"flag")
+        api.scene.runner.result = partial(_constant, result)
         api.configure(guards={"chat": guard(overlap=len(verdicts))})
         for _ in range(3):
             answer = (await client.post("/v1/guard/chat", json={"input": "to Ada."})).json()
             verdicts.append(answer["results"][0]["verdict"])
 
     assert verdicts == ["block"] * 3 + ["allow"] * 3
+
+
+@pytest.mark.parametrize(
+    ("verdict", "asked", "expected"),
+    [
+        (b"allow", {"texts": ["a"]}, {"action": "NONE"}),
+        (b"flag", {"texts": ["a"]}, {"action": "NONE"}),
+        (b"allow", {"images": ["https://x.org/a.png"]}, {"action": "NONE"}),
+        (
+            b"redact",
+            {"texts": ["to Ada.", "so Ada!"]},
+            {"action": "GUARDRAIL_INTERVENED", "texts": ["to <PER_1>.", "so <PER_1>!"]},
+        ),
+        (b"block", {"texts": ["a"]}, {"action": "BLOCKED", "blocked_reason": "Not here."}),
+        (
+            b"redact",
+            {"tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "to Ada."}}]},
+            {"action": "BLOCKED", "blocked_reason": "Not here."},
+        ),
+    ],
+)
+async def test_litellm_is_told_what_to_do(
+    api: Api, client: httpx.AsyncClient, verdict: bytes, asked: dict[str, Any], expected: Any
+) -> None:
+    api.configure(guards={"chat": guard(message="Not here.")})
+    api.scene.runner.result = partial(_constant, _FOUND % (verdict, verdict.replace(b"allow", b"flag")))
+    body = {"input_type": "request", "request_data": {}, "litellm_call_id": "1"} | asked
+
+    answer = await client.post("/guard/chat/beta/litellm_basic_guardrail_api", json=body)
+
+    assert answer.json() == expected
+
+
+async def test_litellm_is_told_to_block_what_was_not_looked_at(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    api.scene.runner.failure = ItemFailure(status=504, code="deadline_exceeded", detail="late")
+
+    answer = await client.post(
+        "/guard/chat/beta/litellm_basic_guardrail_api", json={"texts": ["a", "b"]}
+    )
+
+    assert answer.json()["action"] == "BLOCKED"
+    assert "could not be looked at" in answer.json()["blocked_reason"]
+
+
+def _constant(result: bytes, _: bytes) -> bytes:
+    return result
 
 
 async def test_an_unknown_guard_is_not_found(client: httpx.AsyncClient) -> None:
