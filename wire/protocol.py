@@ -26,6 +26,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_ar
 
 import msgspec
 
+from sluicegate.wire.guards import AnyDetector, models_of
 from sluicegate.wire.plans import Assignment, RevisionNumber, RevisionStatistics, Serving
 from sluicegate.wire.settings import stated
 
@@ -82,6 +83,7 @@ class Task(StrEnum):
     RERANK = "rerank"
     ENTITIES = "entities"
     ANSWER = "answer"
+    GUARD = "guard"
     INFER = "infer"
     TOKENIZE = "tokenize"
     DETOKENIZE = "detokenize"
@@ -186,6 +188,18 @@ class AnswerParameters(Parameters, frozen=True, kw_only=True):
         """Return the most tokens of a row and their overlap, in a model that reads `max_tokens`."""
         longest = self.max_row_tokens or min(max_tokens, 384)
         return longest, min(longest // 2, 128) if self.overlap is None else self.overlap
+
+
+class GuardParameters(Parameters, frozen=True, kw_only=True):
+    """Holds a guard's detectors, its `allow` and its `overlap`; see `GuardConfig`."""
+
+    detectors: tuple[AnyDetector, ...]
+    allow: tuple[str, ...] = ()
+    overlap: Overlap = 64
+
+    def window_overlap(self, max_tokens: int) -> int:
+        """Return the overlap of windows in a model that reads `max_tokens`."""
+        return min(self.overlap, max_tokens // 2)
 
 
 class InferParameters(Parameters, frozen=True, kw_only=True):
@@ -309,6 +323,15 @@ def most_entity_windows(
     return min(MAX_WINDOWS, windows)
 
 
+def most_guard_windows(item: str, parameters: GuardParameters, max_tokens: int) -> int:
+    """Return an upper bound of the rows of all detectors, as if each byte were a token."""
+    room = max(1, max_tokens - _SPECIAL_TOKENS)
+    rest = len(item.encode()) - room
+    step = max(1, room - parameters.window_overlap(max_tokens))
+    windows = min(MAX_WINDOWS, 1 if rest <= 0 else 1 - -rest // step)
+    return windows * len(models_of(parameters.detectors))
+
+
 class TaskTypes(msgspec.Struct, frozen=True):
     """Declares what a task takes: its parameters, and the type of an item's msgpack body.
 
@@ -348,6 +371,7 @@ TASKS: dict[Task, TaskTypes] = {
         rows=most_entity_windows,
     ),
     Task.ANSWER: TaskTypes(AnswerParameters, AnswerItem, has_windows=True, rows=most_windows),
+    Task.GUARD: TaskTypes(GuardParameters, str, has_windows=True, rows=most_guard_windows),
     Task.INFER: TaskTypes(InferParameters, Any, has_windows=True),
     Task.TOKENIZE: TaskTypes(TokenizeParameters, str),
     Task.DETOKENIZE: TaskTypes(DetokenizeParameters, tuple[TokenId, ...]),
@@ -379,6 +403,8 @@ def takes_text(task: Task) -> bool:
 #   entities             {"entities": [{"label", "score", "text", "start", "end"}, ...]}
 #   answer               {"answers": [{"answer", "score", "start", "end"}, ...],  best first
 #                        "no_answer_score": float}
+#   guard                {"verdict": str, "findings": [{"detector", "action", "label", "score",
+#                        "start", "end", "model"?, "revision"?}, ...]}           by their place
 #   infer                any JSON value
 #   tokenize             {"count": int, "fits": bool, "windows": int}, and without `counts_only`
 #                        also "ids": [int], "tokens": [str], "offsets": [[int, int] | null]

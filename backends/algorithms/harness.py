@@ -23,7 +23,7 @@ from sluicegate.backends.algorithms.custom import Custom
 from sluicegate.backends.algorithms.hosts import AlgorithmHosts
 from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.pipelines.ask import AlgorithmContext, Pipeline, encode_result
-from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.pipelines.windows import Span, Windows
 from sluicegate.backends.types import FloatArray, Prompt, RowInput, TokenOffsets
 from sluicegate.wire.protocol import InferParameters, Task
 
@@ -125,6 +125,10 @@ class _FakeRows(Pipeline):
         self, text: str, caller: RowCaller, windows: Windows, *, prompt: Prompt | None = None
     ) -> FloatArray:
         return await self.vectors([text], caller)
+
+    @override
+    async def window_places(self, text: str, windows: Windows) -> list[Span]:
+        return [(0, len(text))]
 
     @override
     async def pair_windows(

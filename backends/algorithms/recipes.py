@@ -6,6 +6,7 @@ from types import MappingProxyType
 from sluicegate.backends.algorithms.base import Recipe
 from sluicegate.backends.algorithms.cascade import CascadeRecipe
 from sluicegate.backends.algorithms.ensemble import EnsembleRecipe
+from sluicegate.backends.algorithms.guard import GuardRecipe
 from sluicegate.backends.algorithms.label_tree import LabelTreeRecipe
 from sluicegate.backends.algorithms.long_document import LongDocumentRecipe
 from sluicegate.backends.algorithms.pairs import (
@@ -29,6 +30,7 @@ RECIPES: Mapping[str, type[Recipe]] = MappingProxyType(
         "label-tree": LabelTreeRecipe,
         "tournament": TournamentRecipe,
         "reviewer": ReviewerRecipe,
+        "guard": GuardRecipe,
     }
 )
 CUSTOM = "custom"

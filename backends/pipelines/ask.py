@@ -11,7 +11,7 @@ from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.batching.fair_queue import BULK
 from sluicegate.backends.pipelines.encoder import Encoder, QuestionWindow, TextMarks
 from sluicegate.backends.pipelines.token_reader import TokenReader
-from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.pipelines.windows import Span, Windows
 from sluicegate.backends.pipelines.word_rows import WordFormat, WordOutputs
 from sluicegate.backends.types import (
     Encoding,
@@ -50,6 +50,10 @@ class Pipeline(Protocol):
 
         `prompt` is put before each window, and replaces the model's own prompt.
         """
+        ...
+
+    async def window_places(self, text: str, windows: Windows) -> list[Span]:
+        """Return the first character of each window of `windows`, and the one after its last."""
         ...
 
     async def pair_windows(
@@ -212,6 +216,10 @@ class AlgorithmContext:
         `prompt` is put before each window, and replaces the model's own prompt.
         """
         return await self._pipelines[model].windows(text, self._caller, windows, prompt=prompt)
+
+    async def window_places(self, model: str, text: str, windows: Windows) -> list[Span]:
+        """Return the first character of each window of `text`, and the character after its last."""
+        return await self._pipelines[model].window_places(text, windows)
 
     async def pair_windows(
         self,

@@ -333,6 +333,17 @@ class Encoder:
             self._note_cut(encodings[-1], whole, caller, is_cut=False)
         return await self._pooled(encodings, caller)
 
+    async def window_places(self, text: str, windows: Windows) -> list[Span]:
+        """Return the characters of each window that `windows` makes with the model's own prompt."""
+        parts = [self._prompt, text] if self._prompt else [text]
+        *before, tokens = await self.tokenizer.placed(parts)
+        taken = sum(len(each.ids) for each in before)
+        size = self._max_tokens - self.tokenizer.layout.added - taken
+        spans = self._spans(len(tokens.ids), size, windows)
+        return [
+            (int(tokens.places[start][0]), int(tokens.places[end - 1][1])) for start, end in spans
+        ]
+
     async def pair_windows(
         self,
         text: str,

@@ -12,7 +12,7 @@ from sluicegate.backends.errors import ModelProblem
 from sluicegate.backends.pipelines.encoder import Encoder
 from sluicegate.backends.pipelines.scores import gelu, normalize, relu
 from sluicegate.backends.pipelines.token_work import run_token_work
-from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.pipelines.windows import Span, Windows
 from sluicegate.backends.repository.manifest import HeadManifest
 from sluicegate.backends.repository.model import Model
 from sluicegate.backends.types import FloatArray, Prompt, RowInput, TokenOffsets
@@ -73,6 +73,10 @@ class Head:
         """Return the logits of each window of a text."""
         found = await self.encoder.windows(text, caller, windows, prompt=prompt)
         return self._weights.apply(found)
+
+    async def window_places(self, text: str, windows: Windows) -> list[Span]:
+        """Return the characters of each window of a text."""
+        return await self.encoder.window_places(text, windows)
 
     async def pair_windows(
         self,

@@ -26,7 +26,13 @@ _ROW_TOKEN: Final = 16
 # Bytes that the tokenizer needs per byte of text, if each byte is a token: to count tokens, and to
 # return tokens with their offsets.
 _COUNTED: Final = 448
-_TOKENS: Final = {Task.TOKENIZE: 768, Task.DETOKENIZE: 64, Task.ENTITIES: 960, Task.ANSWER: 768}
+_TOKENS: Final = {
+    Task.TOKENIZE: 768,
+    Task.DETOKENIZE: 64,
+    Task.ENTITIES: 960,
+    Task.ANSWER: 768,
+    Task.GUARD: 960,
+}
 # Bytes of the output for a token: the scores of spans of 12 lengths for 64 labels.
 _SPANS: Final = 12 * 64 * 4
 _MOST_WAITING: Final = 8192

@@ -133,11 +133,16 @@ def failed_usage(items: int) -> Usage:
     return Usage.of(failed=items)
 
 
-def first_failure(answer: Answer, *, continue_on_error: bool) -> GatewayError | None:
+def first_failure(
+    answer: Answer, *, continue_on_error: bool, answers_failures: bool = False
+) -> GatewayError | None:
     """Return the error that fails the whole request, `None` when it is answered.
 
-    With `continue_on_error` a request fails only when no backend could be called for any item.
+    With `continue_on_error` a request fails only when no backend could be called for any item, and
+    not even then if its route `answers_failures`.
     """
+    if answers_failures:
+        return None
     failures = [(i, o.failure) for i, o in enumerate(answer.outcomes) if o.failure is not None]
     if not failures:
         return None

@@ -94,6 +94,8 @@ class InferenceRoute:
     """The served models decide what a body means: equal bodies are decoded anew."""
     answer_growth = 1.0
     """How many times as long as a native answer the route's answer may be."""
+    answers_failures = False
+    """The route has an answer even if no item could be computed."""
     takes_json = True
     """Bodies are JSON, so that lines of batches may have them."""
 
@@ -125,7 +127,9 @@ class InferenceRoute:
         return False
 
     def encode(self, body: Any, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
-        """Return the answer to `body`, which `decode` returned; no item of `answer` failed.
+        """Return the answer to `body`, which `decode` returned.
+
+        Items of `answer` have failed only if the request has `continue_on_error`.
 
         A memory hit is rendered once: later hits are sent the same bytes, with other headers. Large
         answers are encoded in a thread. A call that holds the GIL stops the event loop, too: encode

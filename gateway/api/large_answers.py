@@ -43,7 +43,11 @@ class LargeAnswers:
         if size <= LARGE_BYTES:
             return
         continues = parsed.request.continue_on_error
-        if first_failure(answer, continue_on_error=continues) is not None:
+        answers_failures = state.route.answers_failures
+        failure = first_failure(
+            answer, continue_on_error=continues, answers_failures=answers_failures
+        )
+        if failure is not None:
             return
         # Room for the results and for the encoded answer.
         state.held_bytes = await self._unsent.hold(caller.key, 2 * size, state.deadline)

@@ -42,6 +42,8 @@ _CHARGED_BYTES: Final = 64 * 1024
 _ITEM, _LABEL, _SCORE, _NUMBER = 100, 48, 25, 15
 # An entity without its text, and the least bytes of text that have an entity.
 _ENTITY, _ENTITY_TEXT = 96, 2
+# A finding of a guard without its text, and the bytes of text that rarely have more than one.
+_FINDING, _FINDING_TEXT = 256, 8
 # An answer to a question, without its text.
 _ANSWER = 96
 # The most entities with a word in common, if one may be inside another.
@@ -220,6 +222,11 @@ def _answer(asked: _Asked) -> _Product:
     return _Product(expanded, answer, what)
 
 
+def _guard(asked: _Asked) -> _Product:
+    what = f"the findings in {asked.texts:,} bytes of text"
+    return _Product(0, asked.texts // _FINDING_TEXT * _FINDING, what)
+
+
 def _infer(asked: _Asked) -> _Product:
     items = len(asked.request.items)
     return _Product(0, items * _OWN_ANSWER, _many(items, "input"))
@@ -273,6 +280,7 @@ _PRODUCTS: Final[dict[Task, Callable[[_Asked], _Product]]] = {
     Task.RERANK: _rerank,
     Task.ENTITIES: _entities,
     Task.ANSWER: _answer,
+    Task.GUARD: _guard,
     Task.INFER: _infer,
     Task.TOKENIZE: _tokenize,
     Task.DETOKENIZE: _detokenize,

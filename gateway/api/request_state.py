@@ -326,7 +326,11 @@ class RequestState:
 
     def _sum_up_mixed(self, answer: Answer, *, continue_on_error: bool) -> bytes:
         outcomes = answer.outcomes
-        failure = first_failure(answer, continue_on_error=continue_on_error)
+        failure = first_failure(
+            answer,
+            continue_on_error=continue_on_error,
+            answers_failures=self.route.answers_failures,
+        )
         if failure is not None:
             self.arms = count_revisions([one for one in outcomes if one.failure is not None])
             raise failure

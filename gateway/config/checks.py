@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from urllib.parse import urlsplit
 
+import re2
+
 from sluicegate.gateway.config.document import (
     BackendConfig,
     CorsConfig,
@@ -23,6 +25,15 @@ from sluicegate.gateway.config.spelling import closest
 from sluicegate.gateway.config.tree import Path
 from sluicegate.gateway.periods import PERIODS
 from sluicegate.gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
+from sluicegate.wire.guards import (
+    MAX_DETECTORS,
+    MAX_PATTERN_CHARACTERS,
+    ClassifierDetector,
+    EntityDetector,
+    GuardConfig,
+    ModelDetector,
+    PatternDetector,
+)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})")
@@ -48,6 +59,9 @@ def findings(document: Document) -> Iterator[ConfigFinding]:
     for name, entry in document.models.items():
         yield from _named(name, ("models", name))
         yield from _model_limits(entry.limits, ("models", name, "limits"))
+    for name, guard in document.guards.items():
+        yield from _named(name, ("guards", name))
+        yield from _guard(guard, ("guards", name))
     yield from _deadline(document)
     yield from _cors(document.cors)
     yield from rule_findings(document.limits.tenant, ("limits", "tenant"))
@@ -78,28 +92,34 @@ def unknown_models(document: Document, known: Collection[str]) -> Iterator[tuple
 def unknown_labels(
     document: Document, known: Mapping[str, Collection[str]]
 ) -> Iterator[tuple[Path, str]]:
-    """Yield the path and the problem of each moderation label that its model does not have.
+    """Yield the path and the problem of each label that its model does not have.
 
-    `known` maps models to their labels. Models that are not in `known` are skipped.
+    Moderation and guards name labels. `known` maps models to their labels. Models that are not in
+    `known` are skipped.
     """
-    for name, entry in document.models.items():
+    for path, name, labels in _labelled(document):
         has = known.get(name)
-        for label in entry.moderation if has is not None else ():
+        for label in labels if has is not None else ():
             if has and label not in has:
                 shown = [f"`{one}`" for one in has]
                 more = f" and {len(has) - _MAX_SHOWN} more" if len(has) > _MAX_SHOWN else ""
                 listed = ", ".join(shown[:_MAX_SHOWN]) + more
                 meant = closest(label, has)
                 hint = f"; did you mean `{meant}`?" if meant else "."
-                yield (
-                    ("models", name, "moderation", label),
-                    f"the model has no label `{label}`{hint} It has {listed}",
-                )
+                yield (*path, label), f"the model has no label `{label}`{hint} It has {listed}"
             elif not has:
-                yield (
-                    ("models", name, "moderation"),
-                    "the model has no labels of its own; name a classifier",
-                )
+                yield path, "the model has no labels of its own; name a classifier"
+
+
+def _labelled(document: Document) -> Iterator[tuple[Path, str, Collection[str]]]:
+    """Yield the path, the model and the labels of each part that names labels of a classifier."""
+    for name, entry in document.models.items():
+        yield ("models", name, "moderation"), name, entry.moderation
+    for name, guard in document.guards.items():
+        for path, detector in _model_detectors(guard, ("guards", name)):
+            if isinstance(detector, ClassifierDetector):
+                yield (*path, "labels"), detector.model, detector.labels
+                yield (*path, "expected"), detector.model, detector.expected
 
 
 def _references(document: Document) -> Iterator[tuple[Path, str]]:
@@ -107,9 +127,19 @@ def _references(document: Document) -> Iterator[tuple[Path, str]]:
         for index, rule in enumerate(getattr(document.limits, kind)):
             if rule.model:
                 yield ("limits", kind, index, "model"), rule.model
+    for name, guard in document.guards.items():
+        yield ("guards", name, "model"), guard.model
+        for path, detector in _model_detectors(guard, ("guards", name)):
+            yield (*path, "model"), detector.model
     for index, price in enumerate(document.prices):
         if price.model != ANY_MODEL:
             yield ("prices", index, "model"), price.model
+
+
+def _model_detectors(guard: GuardConfig, path: Path) -> Iterator[tuple[Path, ModelDetector]]:
+    for index, detector in enumerate(guard.detectors):
+        if isinstance(detector, ModelDetector):
+            yield (*path, "detectors", index), detector
 
 
 def rule_findings(rules: Iterable[Rule], path: Path) -> Iterator[ConfigFinding]:
@@ -159,6 +189,40 @@ def _refill(rule: Rule, here: Path) -> Iterator[ConfigFinding]:
         yield ConfigFinding((*here, "window"), detail)
     elif math.isinf(rule.window):
         yield ConfigFinding((*here, "window"), "must be a number of seconds")
+
+
+def _guard(guard: GuardConfig, path: Path) -> Iterator[ConfigFinding]:
+    if not 0 < len(guard.detectors) <= MAX_DETECTORS:
+        yield ConfigFinding((*path, "detectors"), f"must have 1 to {MAX_DETECTORS} detectors")
+    yield from _unique([one.name for one in guard.detectors], (*path, "detectors"), "name")
+    for index, detector in enumerate(guard.detectors):
+        here = (*path, "detectors", index)
+        yield from _named(detector.name, (*here, "name"))
+        if isinstance(detector, ClassifierDetector):
+            if bool(detector.labels) == bool(detector.expected):
+                yield ConfigFinding(here, "needs either `labels` or `expected`")
+        elif isinstance(detector, EntityDetector) and not detector.labels:
+            yield ConfigFinding((*here, "labels"), "needs at least one label")
+        elif isinstance(detector, PatternDetector) and (problem := _pattern(detector.pattern)):
+            yield ConfigFinding((*here, "pattern"), problem)
+
+
+def _pattern(pattern: str) -> str:
+    """Return the problem of a regular expression, or an empty text."""
+    if not 0 < len(pattern) <= MAX_PATTERN_CHARACTERS:
+        return f"must have 1 to {MAX_PATTERN_CHARACTERS} characters"
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        found = re2.compile(pattern, options)
+    except re2.error as error:
+        return f"is no regular expression of RE2: {_text(error)}"
+    return "matches an empty text; it would find nothing" if found.fullmatch("") else ""
+
+
+def _text(error: Exception) -> str:
+    (detail,) = error.args
+    return detail.decode(errors="replace") if isinstance(detail, bytes) else str(detail)
 
 
 def _regions(regions: tuple[RegionConfig, ...]) -> Iterator[ConfigFinding]:

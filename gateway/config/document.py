@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from sluicegate.gateway.types import Rule
+from sluicegate.wire.guards import GuardConfig
 from sluicegate.wire.settings import (
     BYTES,
     SECONDS,
@@ -312,6 +313,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     regions: tuple[RegionConfig, ...] = ()
     models: dict[str, ModelConfig] = {}
+    guards: dict[str, GuardConfig] = {}
     deadline: DeadlineConfig = DeadlineConfig()
     cache: CacheConfig = CacheConfig()
     request: RequestConfig = RequestConfig()

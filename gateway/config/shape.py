@@ -2,7 +2,8 @@
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import UnionType
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 import msgspec
@@ -56,20 +57,23 @@ def _inspect(value: object, kind: Any, path: Path) -> None:
     msgspec's own errors do not name the keys of mappings.
     """
     origin = get_origin(kind)
+    if origin is UnionType:
+        kind, origin = _member(value, kind, path), None
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         _inspect_struct(value, kind, path)
     elif origin is Annotated:
         if isinstance(value, int | float) and not isinstance(value, bool):
             _inspect_range(value, get_args(kind)[1:], path)
         _inspect(value, get_args(kind)[0], path)
-    elif origin is dict:
-        for key, entry in _mapping(value, path).items():
-            _inspect(entry, get_args(kind)[1], (*path, key))
-    elif origin is tuple:
-        for index, entry in enumerate(_list(value, path)):
-            _inspect(entry, get_args(kind)[0], (*path, index))
+    elif origin in (dict, tuple):
+        for key, entry in _entries(value, origin, path):
+            _inspect(entry, get_args(kind)[origin is dict], (*path, key))
     else:
         _inspect_scalar(value, kind, path)
+
+
+def _entries(value: object, kind: Any, path: Path) -> Iterable[tuple[Any, object]]:
+    return _mapping(value, path).items() if kind is dict else enumerate(_list(value, path))
 
 
 def _inspect_scalar(value: object, kind: Any, path: Path) -> None:
@@ -86,12 +90,29 @@ def _inspect_struct(value: object, kind: type[msgspec.Struct], path: Path) -> No
     entries = _mapping(value, path)
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     for key, entry in entries.items():
+        if key == kind.__struct_config__.tag_field:
+            continue
         if key not in fields:
             raise SchemaViolation((*path, key), _unknown(key, list(fields)))
         _inspect(entry, fields[key].type, (*path, key))
     for name, field in fields.items():
         if field.required and name not in entries:
             raise SchemaViolation(path, f"the field `{name}` is missing")
+
+
+def _member(value: object, kind: Any, path: Path) -> type[msgspec.Struct]:
+    """Return the struct of a union whose tag `value` has."""
+    by_tag = {each.__struct_config__.tag: each for each in get_args(kind)}
+    field = get_args(kind)[0].__struct_config__.tag_field
+    tag = _mapping(value, path).get(field)
+    if tag is None:
+        raise SchemaViolation(path, f"the field `{field}` is missing")
+    if tag not in by_tag:
+        meant = closest(str(tag), list(by_tag))
+        hint = f"; did you mean `{meant}`?" if meant else f"; known: {', '.join(sorted(by_tag))}"
+        raise SchemaViolation((*path, field), f"unknown `{field}`{hint}")
+    found: type[msgspec.Struct] = by_tag[tag]
+    return found
 
 
 def _inspect_range(value: float, marks: tuple[msgspec.Meta, ...], path: Path) -> None:

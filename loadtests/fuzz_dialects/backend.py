@@ -190,6 +190,7 @@ _RESULTS: dict[Task, Callable[[str, Any], Any]] = {
         "answers": [span(scope, body["question"], body["context"])],
         "no_answer_score": score(scope, body["question"], body["context"]),
     },
+    Task.GUARD: lambda *_: {"verdict": "allow", "findings": []},
     Task.CHOOSE: _chosen,
     Task.INFER: lambda scope, body: {"scope": scope, "item": body},
     Task.TOKENIZE: _tokens,

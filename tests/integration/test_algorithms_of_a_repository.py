@@ -35,6 +35,7 @@ SERVED: dict[str, tuple[list[str], str, dict[str, Any]]] = {
     "label-tree": (["topics"], "classify", {"tree": TREE, "beam": 2}),
     "tournament": (["mood"], "infer", {"better": "positive"}),
     "reviewer": (["mood", "topics", "intents"], "infer", {}),
+    "guard": (["mood", "names"], "guard", {}),
 }
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from sluicegate.wire.guards import FormatDetector, GuardConfig
 from sluicegate.wire.protocol import EmbedOutput, Task, embed_output
 from tests.support.api import Api
 from tests.support.documents import conforms, documents
@@ -22,12 +23,23 @@ _RESULTS = {
         b'{"answers":[{"answer":"me","score":0.5,"start":3,"end":5},'
         b'{"answer":"you","score":0.25,"start":0,"end":3}],"no_answer_score":0.375}'
     ),
+    Task.GUARD: (
+        b'{"verdict":"redact","findings":[{"detector":"contacts","action":"redact","label":"EMAIL",'
+        b'"score":1.0,"start":9,"end":24}]}'
+    ),
     Task.ENTITIES: (
         b'{"entities":[{"label":"PER","score":0.9,"text":"Sarah","start":11,"end":16}]}'
     ),
 }
 
 
+# The guard of the example in the OpenAPI document.
+GUARDS = {
+    "chat": GuardConfig(
+        model="chat-detectors",
+        detectors=(FormatDetector(name="contacts", formats=("email",), action="redact"),),
+    )
+}
 # The outputs of a text.
 OUTPUTS: dict[EmbedOutput, bytes] = {
     "dense": b'{"embedding":[0.25,-0.5]}',
@@ -52,6 +64,7 @@ def serve_models(api: Api) -> Api:
         "gliner": [Task.ENTITIES],
         "splade": [Task.EMBED],
         "answers": [Task.ANSWER],
+        "chat-detectors": [Task.GUARD],
     }
     for name, tasks in kinds.items():
         api.scene.models.infos[name] = msgspec.structs.replace(

@@ -8,7 +8,7 @@ import numpy as np
 
 from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.pipelines.ask import AlgorithmContext
-from sluicegate.backends.pipelines.windows import Windows
+from sluicegate.backends.pipelines.windows import Span, Windows
 from sluicegate.backends.types import FloatArray, Prompt, Text, TokenOffsets
 
 
@@ -53,6 +53,13 @@ class FakeModel:
     ) -> FloatArray:
         pairs = [(part, other) for part in parts(text, windows) for other in others]
         return await self.vectors([pair if text_first else pair[::-1] for pair in pairs], caller)
+
+    async def window_places(self, text: str, windows: Windows) -> list[Span]:
+        places, start = [], 0
+        for part in parts(text, windows):
+            places.append((start, start + len(part)))
+            start += len(part) + 1
+        return places
 
     async def token_vectors(
         self, text: str, caller: RowCaller

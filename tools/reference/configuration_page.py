@@ -5,6 +5,7 @@ it has the meaning.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,10 +108,37 @@ def _below(kind: msgspec.inspect.Type, path: str, effect: str) -> Iterator[Entry
         yield from _below(kind.item_type, f"{path}[]", effect)
     elif isinstance(kind, msgspec.inspect.DictType):
         yield from _below(kind.value_type, f"{path}.*", effect)
+    elif isinstance(kind, msgspec.inspect.UnionType):
+        yield from _below_kinds(kind, path, effect)
     elif isinstance(kind, msgspec.inspect.StructType):
         for entry in _entries(kind.cls, lambda name: f"{path}.{name}", effect):
             yield entry
             yield from _below(entry.kind, entry.name, entry.takes_effect)
+
+
+def _below_kinds(union: msgspec.inspect.UnionType, path: str, effect: str) -> Iterator[Entry]:
+    """Yield the fields of structs that a field tells apart, such as `kind`.
+
+    Fields that all of them have come first and once.
+    """
+    structs = [each for each in union.types if isinstance(each, msgspec.inspect.StructType)]
+    below = [(each, list(_below(each, path, effect))) for each in structs]
+    tags = ", ".join(f"`{each.tag}`" for each in structs)
+    counts = Counter(entry.name + entry.meaning for _, found in below for entry in found)
+    shared = [each for each in below[0][1] if counts[each.name + each.meaning] == len(structs)]
+    yield Entry(
+        name=f"{path}.{structs[0].tag_field}",
+        kind=msgspec.inspect.StrType(),
+        default=msgspec.NODEFAULT,
+        meaning=f"One of {tags}.",
+        takes_effect=effect,
+    )
+    yield from shared
+    for struct, entries in below:
+        for entry in entries:
+            if counts[entry.name + entry.meaning] < len(structs):
+                name = entry.name.replace(path, f"{path.removesuffix(']')}{struct.tag}]", 1)
+                yield msgspec.structs.replace(entry, name=name)
 
 
 def _entries(
@@ -189,7 +217,7 @@ def type_name(kind: msgspec.inspect.Type) -> str:
         return _values(kind.values)
     if isinstance(kind, msgspec.inspect.UnionType):
         known = [one for one in kind.types if not isinstance(one, msgspec.inspect.NoneType)]
-        return " or ".join(map(type_name, known))
+        return " or ".join(dict.fromkeys(map(type_name, known)))
     if isinstance(kind, msgspec.inspect.CustomType) and kind.cls is Path:
         return "path"
     if isinstance(kind, _NUMBERS):
@@ -207,6 +235,8 @@ def _several(kind: msgspec.inspect.Type) -> str:
     if isinstance(kind, msgspec.inspect.DictType):
         return f"mapping of {type_name(kind.value_type)}"
     if isinstance(kind, msgspec.inspect.StructType):
+        if kind.tag_field:
+            return f"mappings, which `{kind.tag_field}` tells apart"
         return kind.cls.__name__.removesuffix("Config").lower() + "s"
     return ""
 

@@ -6,7 +6,7 @@ import pytest
 from sluicegate.gateway.api.native_routes import NATIVE_ROUTES
 from sluicegate.gateway.config.document import ModelConfig
 from tests.support.api import KEY, Api
-from tests.support.dialects import answer_alike, sent, serve_models
+from tests.support.dialects import GUARDS, answer_alike, sent, serve_models
 from tests.support.documents import conforms, documents
 from tests.unit.gateway.dialects.test_nulls_of_all_routes import ROUTES, example
 
@@ -19,7 +19,10 @@ def prepare(api: Api) -> None:
     serve_models(api)
     infos = api.scene.models.infos
     infos["sentiment"] = msgspec.structs.replace(infos["sentiment"], labels=["good", "bad"])
-    api.configure(models={"sentiment": ModelConfig(moderation={"bad": "rude"})})
+    api.configure(
+        models={"sentiment": ModelConfig(moderation={"bad": "rude"})},
+        guards=GUARDS,
+    )
 
 
 @pytest.mark.parametrize("path", _DIALECTS)

@@ -34,6 +34,7 @@ NAMES = {
     "entities-demo",
     "topics",
     "reviewer",
+    "chat-detectors",
 }
 
 

@@ -1,0 +1,122 @@
+"""Implements LiteLLM's generic guardrail API: a guard looks at what a model is asked and answers.
+
+LiteLLM (litellm 1.106) posts the texts of messages and answers, and replaces them by the `texts` of
+the response. See `generic_guardrail_api` of `litellm.proxy.guardrails.guardrail_hooks`.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from typing_extensions import override
+
+from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from sluicegate.gateway.api.openapi_parts import Operation
+from sluicegate.gateway.dialects.base import dialect_operation
+from sluicegate.gateway.dialects.guards.route import GROWTH, GuardedTexts, GuardResult, guard_of
+from sluicegate.gateway.http.body_decoding import BodyDecoder
+from sluicegate.gateway.types import Answer, RequestId, Usage
+from sluicegate.wire.protocol import Task
+
+_REASON = "The text is not allowed."
+_NOT_READ = "The text could not be looked at completely."
+
+
+class LiteLlmFunction(msgspec.Struct, frozen=True):
+    """A function that a model calls."""
+
+    arguments: str | None = None
+    """Its arguments, which the guard looks at."""
+
+
+class LiteLlmToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool."""
+
+    function: LiteLlmFunction = LiteLlmFunction()
+    """The function."""
+
+
+class LiteLlmGuardBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Look at the texts of a request to a language model, or of its answer.
+
+    Other fields that LiteLLM sends are ignored.
+    """
+
+    texts: list[str] | None = None
+    """The texts."""
+    tool_calls: list[LiteLlmToolCall] | None = None
+    """The tools that a model calls. Arguments cannot be redacted, so they are blocked instead."""
+
+
+class LiteLlmGuardAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What LiteLLM should do."""
+
+    action: Literal["NONE", "BLOCKED", "GUARDRAIL_INTERVENED"]
+    """Go on, block the request, or go on with `texts`."""
+    texts: list[str] | None = None
+    """With `GUARDRAIL_INTERVENED`: all texts, with placeholders for what was redacted."""
+    blocked_reason: str = ""
+    """With `BLOCKED`: why."""
+
+
+class _Asked(GuardedTexts, frozen=True):
+    """Holds texts, after which come the arguments of tool calls."""
+
+    arguments: int = 0
+    """The number of arguments."""
+
+
+class LiteLlmGuardRoute(InferenceRoute):
+    """Serves LiteLLM's path below the path of a guard."""
+
+    path = "/guard/{name}/beta/litellm_basic_guardrail_api"
+    task = Task.GUARD
+    answer_growth = GROWTH
+    answers_failures = True
+    _decode = BodyDecoder(LiteLlmGuardBody)
+
+    @override
+    def decode(self, source: BodySource) -> _Asked:
+        name = source.parameters["name"]
+        guard, body = guard_of(source, name), self._decode(source.raw)
+        calls = [call.function.arguments for call in body.tool_calls or ()]
+        arguments = [each for each in calls if each]
+        # A request without a text, such as one with images only, has an answer, too.
+        texts = [*(body.texts or ()), *arguments] or [""]
+        return _Asked(name, guard, texts, arguments=len(arguments))
+
+    @override
+    def encode(self, body: _Asked, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
+        results, _ = body.judge(answer)
+        texts = len(results) - body.arguments
+        return Rendered(JSON, msgspec.json.encode(_answer(body, results[:texts], results[texts:])))
+
+
+def _answer(
+    body: _Asked, texts: list[GuardResult], arguments: list[GuardResult]
+) -> LiteLlmGuardAnswer:
+    blocking = [one for one in texts if one.verdict == "block"]
+    blocking += [one for one in arguments if one.verdict in ("block", "redact")]
+    if blocking:
+        reason = _NOT_READ if any(one.error for one in blocking) else _REASON
+        return LiteLlmGuardAnswer(action="BLOCKED", blocked_reason=body.guard.message or reason)
+    if not any(one.verdict == "redact" for one in texts):
+        return LiteLlmGuardAnswer(action="NONE")
+    pairs: Any = zip(body.texts, texts, strict=False)
+    redacted = [one.text if one.verdict == "redact" else text for text, one in pairs]
+    return LiteLlmGuardAnswer(action="GUARDRAIL_INTERVENED", texts=redacted)
+
+
+_ROUTE = LiteLlmGuardRoute()
+LITELLM_ROUTES: dict[InferenceRoute, Operation] = {
+    _ROUTE: dialect_operation(
+        _ROUTE,
+        dialect="guards",
+        id="litellm_guard",
+        summary="Look at texts for LiteLLM",
+        body=LiteLlmGuardBody,
+        example={"texts": ["Write to ada@example.com"]},
+        answer=LiteLlmGuardAnswer,
+        answer_example={"action": "GUARDRAIL_INTERVENED", "texts": ["Write to <EMAIL_1>"]},
+        path_example={"name": "chat"},
+    )
+}

@@ -1,0 +1,72 @@
+"""Replaces spans of texts by placeholders that can be replaced by the spans again."""
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import NamedTuple
+
+_NOT_IN_NAMES = re.compile("[^A-Z0-9]+")
+
+
+class MarkedSpan(NamedTuple):
+    """Holds a span of a text, in code points, and what it is."""
+
+    start: int
+    end: int
+    label: str
+
+
+class Placeholders:
+    """Makes placeholders, such as `<PERSON_1>`, for the texts of one request.
+
+    Equal spans with the same label have the same placeholder. No placeholder occurs in `texts`, so
+    that replacing the placeholders restores the texts.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._texts = texts
+        self._names: dict[tuple[str, str], str] = {}
+        self._numbers: dict[str, count[int]] = {}
+
+    @property
+    def originals(self) -> dict[str, str]:
+        """The original text of each placeholder."""
+        return {name: original for (_, original), name in self._names.items()}
+
+    def redact(self, text: str, spans: Iterable[MarkedSpan]) -> str:
+        """Return a text with placeholders for `spans`. Overlapping spans are one span."""
+        parts, reached = [], 0
+        for start, end, label in _merged(spans):
+            parts += [text[reached:start], self._name(label, text[start:end])]
+            reached = end
+        return "".join([*parts, text[reached:]])
+
+    def _name(self, label: str, original: str) -> str:
+        kind = _NOT_IN_NAMES.sub("_", label.upper()).strip("_") or "TEXT"
+        found = self._names.get((kind, original))
+        if found is None:
+            numbers = self._numbers.setdefault(kind, count(1))
+            found = next(
+                name
+                for name in map(f"<{kind}_{{}}>".format, numbers)
+                if not any(name in text for text in self._texts)
+            )
+            self._names[kind, original] = found
+        return found
+
+
+def _merged(spans: Iterable[MarkedSpan]) -> list[MarkedSpan]:
+    """Return spans without overlaps, in order. The label of the longest of several is kept."""
+    merged: list[MarkedSpan] = []
+    longest = 0
+    for span in sorted(span for span in spans if span.start < span.end):
+        length = span.end - span.start
+        if not merged or span.start >= merged[-1].end:
+            merged.append(span)
+            longest = length
+            continue
+        last = merged[-1]
+        label = span.label if length > longest else last.label
+        longest = max(length, longest)
+        merged[-1] = MarkedSpan(last.start, max(last.end, span.end), label)
+    return merged

@@ -1,0 +1,199 @@
+"""A guard's detectors look at all of a text, over real heads of one encoder."""
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.wire.guards import AnyDetector
+from sluicegate.wire.protocol import MAX_WINDOWS, Done, Failed, GuardParameters, Task
+from testing.model_repository import DIMENSIONS, write_model, write_repository
+from tests.support.backend_calls import Backend, running_backend
+
+pytestmark = pytest.mark.anyio
+_MODELS = ["mood", "intents", "names"]
+_NEVER = {"negative": 1.0}
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
+    models = write_repository(tmp_path / "models")
+    manifest = {"kind": "algorithm", "algorithm": "guard", "uses": _MODELS, "tasks": ["guard"]}
+    write_model(models, "detectors", manifest)
+    async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS)) as running:
+        yield running
+
+
+def declared(*detectors: dict[str, Any], **more: Any) -> GuardParameters:
+    """Return the parameters of a guard as a document declares it."""
+    named = [{"name": f"d{number}"} | detector for number, detector in enumerate(detectors)]
+    return GuardParameters(
+        detectors=msgspec.convert(named, tuple[AnyDetector, ...]),
+        **more,
+    )
+
+
+async def judge(backend: Backend, text: str, *detectors: dict[str, Any], **more: Any) -> Any:
+    return await backend.answer(
+        "detectors", Task.GUARD, text, parameters=declared(*detectors, **more)
+    )
+
+
+async def refusal(backend: Backend, text: str, *detectors: dict[str, Any]) -> Failed:
+    parameters = declared(*detectors)
+    (outcome,) = await backend.ask("detectors", Task.GUARD, [text], parameters=parameters)
+    assert isinstance(outcome, Failed), outcome
+    return outcome
+
+
+def mood(**changes: Any) -> dict[str, Any]:
+    return {"kind": "classifier", "model": "mood", "labels": {"negative": 0.0}} | changes
+
+
+async def test_a_classifier_finds_its_labels_above_their_thresholds(backend: Backend) -> None:
+    ranked = await backend.answer("mood", Task.CLASSIFY, "the bad film")
+    score = next(one["score"] for one in ranked["labels"] if one["label"] == "negative")
+
+    found = await judge(backend, "the bad film", mood(labels={"negative": score - 1e-5}))
+    none = await judge(backend, "the bad film", mood(labels={"negative": score + 1e-5}))
+
+    (finding,) = found["findings"]
+    assert finding["score"] == pytest.approx(score, abs=1e-6)
+    assert (finding["start"], finding["end"]) == (0, len("the bad film"))
+    assert (finding["model"], len(finding["revision"])) == ("mood", 12)
+    assert none == {"verdict": "allow", "findings": []}
+
+
+async def test_a_text_without_an_expected_label_is_found(backend: Backend) -> None:
+    ranked = (await backend.answer("intents", Task.CLASSIFY, "money"))["labels"]
+    best, worst = ranked[0], ranked[-1]
+    detector = {"kind": "classifier", "model": "intents", "action": "flag"}
+
+    found = await judge(backend, "money", detector | {"expected": {worst["label"]: 0.99}})
+    none = await judge(backend, "money", detector | {"expected": {best["label"]: 0.0}})
+
+    assert [one["label"] for one in found["findings"]] == [best["label"]]
+    assert (found["verdict"], none["verdict"]) == ("flag", "allow")
+
+
+async def test_detectors_over_one_encoder_share_its_rows(backend: Backend) -> None:
+    intents = mood(model="intents", labels={"card": 0.5})
+    parameters = declared(mood(), intents, mood(labels=_NEVER))
+
+    (outcome,) = await backend.ask("detectors", Task.GUARD, ["good money"], parameters=parameters)
+
+    assert isinstance(outcome, Done)
+    assert (outcome.rows, outcome.known) == (1, 2)
+
+
+async def test_every_window_of_a_long_text_is_looked_at(backend: Backend) -> None:
+    """A window has 30 tokens, and the windows share 4 of them."""
+    windows = [(0, 30), (26, 56), (52, 82), (78, 100)]
+    words = ["good"] * 100
+    words[90] = "bad"
+    text = " ".join(words)
+
+    found = await judge(backend, text, mood(), overlap=4)
+
+    spans = [(one["start"], one["end"]) for one in found["findings"]]
+    assert [text[start:end] for start, end in spans] == [
+        " ".join(words[start:end]) for start, end in windows
+    ]
+    first, *same, last = [one["score"] for one in found["findings"]]
+    assert same == [first] * 2
+    assert last != first
+
+
+async def test_a_text_that_is_too_long_to_look_at_is_refused(backend: Backend) -> None:
+    text = "good " * (30 * MAX_WINDOWS + 30)
+
+    refused = await refusal(backend, text, mood())
+
+    assert (refused.status, refused.code) == (422, "input_too_long")
+
+
+@pytest.mark.parametrize(
+    ("actions", "verdict"),
+    [
+        ((), "allow"),
+        (("flag",), "flag"),
+        (("redact", "flag"), "redact"),
+        (("flag", "block", "redact"), "block"),
+    ],
+)
+async def test_the_strongest_action_is_the_verdict(
+    backend: Backend, actions: Sequence[str], verdict: str
+) -> None:
+    others = {"kind": "words", "words": ["absent"]}
+    found = [{"kind": "words", "words": ["film"], "action": action} for action in actions]
+
+    answer = await judge(backend, "a film", others, *found)
+
+    assert answer["verdict"] == verdict
+    assert len(answer["findings"]) == len(actions)
+
+
+async def test_an_allowed_span_is_no_finding(backend: Backend) -> None:
+    emails = {"kind": "formats", "formats": ["email"]}
+
+    answer = await judge(backend, "to Us@x.org and you@x.org", emails, allow=("us@X.org",))
+
+    assert [(one["start"], one["end"]) for one in answer["findings"]] == [(16, 25)]
+
+
+async def test_hidden_characters_hide_nothing_and_spans_are_those_of_the_text(
+    backend: Backend,
+) -> None:
+    text = "a f\u200bi\u00adlm"
+    plain, hidden = "the bad film", "the b\u200bad ﬁlm"
+
+    found = await judge(backend, text, {"kind": "words", "words": ["FILM"]})
+    seen = [await judge(backend, each, mood()) for each in (plain, hidden)]
+
+    assert [(one["start"], one["end"]) for one in found["findings"]] == [(2, len(text))]
+    assert seen[0]["findings"][0]["score"] == seen[1]["findings"][0]["score"]
+    assert seen[1]["findings"][0]["end"] == len(hidden)
+
+
+async def test_entities_are_found_by_their_types(backend: Backend) -> None:
+    text = "paris is the film"
+    everything = await backend.answer("names", Task.ENTITIES, text)
+    assert everything["entities"]
+
+    answer = await judge(
+        backend,
+        text,
+        {"kind": "entities", "model": "names", "labels": {"PER": 0.0}, "action": "redact"},
+    )
+
+    assert [(one["start"], one["end"]) for one in answer["findings"]] == [
+        (one["start"], one["end"]) for one in everything["entities"]
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "  \n"])
+async def test_a_text_without_words_has_nothing_to_find(backend: Backend, text: str) -> None:
+    assert await judge(backend, text, mood()) == {"verdict": "allow", "findings": []}
+
+
+@pytest.mark.parametrize(
+    ("detector", "said"),
+    [
+        (mood(model="other"), "names the model `other`; this guard has `mood`"),
+        (mood(model="names"), "needs a classifier"),
+        (mood(labels={"sad": 0.5}), "names the label `sad`"),
+        (mood(labels={}), "either `labels` or `expected`"),
+        ({"kind": "entities", "model": "mood", "labels": {"PER": 0}}, "a model of entities"),
+        ({"kind": "pattern", "pattern": "(a"}, "a pattern of the guard is invalid"),
+    ],
+)
+async def test_a_guard_that_fits_no_model_allows_nothing(
+    backend: Backend, detector: dict[str, Any], said: str
+) -> None:
+    refused = await refusal(backend, "a film", detector)
+
+    assert refused.code == "guard_invalid"
+    assert said in refused.detail

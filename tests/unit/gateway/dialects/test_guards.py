@@ -1,0 +1,208 @@
+"""A guard of the document judges texts, fails closed, and redacts what can be restored."""
+
+import random
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from sluicegate.gateway.dialects.guards.redaction import MarkedSpan, Placeholders
+from sluicegate.gateway.types import ItemFailure
+from sluicegate.wire.guards import GuardConfig
+from sluicegate.wire.protocol import GuardParameters, Task
+from tests.support.api import Api
+from tests.support.inference_scene import INFO
+
+pytestmark = pytest.mark.anyio
+_WORDS = {"kind": "words", "name": "words", "words": ["film"]}
+_FOUND = (
+    b'{"verdict":"%b","findings":[{"detector":"names","action":"%b","label":"PER","score":0.9,'
+    b'"start":3,"end":6}]}'
+)
+# Of twelve scripts, with emoji, combining characters and text from right to left.
+_ALPHABETS = (
+    "abc déf",
+    "где жил",
+    "αβγ δέ",
+    "אבג דה",
+    "ابت ثج",
+    "हिन्दी",
+    "ไทยกำ",
+    "中文字符",
+    "にほん語",
+    "한글한글",
+    "ქართული",
+    "👩‍👩‍👧🏽e\u0301<_1>",
+)
+
+
+def guard(**changes: Any) -> GuardConfig:
+    return msgspec.convert({"model": "detectors", "detectors": [_WORDS]} | changes, GuardConfig)
+
+
+@pytest.fixture
+async def api(anyio_backend: str) -> Api:
+    made = Api()
+    made.scene.models.infos["detectors"] = msgspec.structs.replace(
+        INFO, name="detectors", tasks=[Task.GUARD]
+    )
+    made.scene.runner.result = lambda _: b'{"verdict":"allow","findings":[]}'
+    made.configure(guards={"chat": guard()})
+    return made
+
+
+@pytest.fixture
+async def client(api: Api) -> AsyncIterator[httpx.AsyncClient]:
+    async with api.client() as opened:
+        yield opened
+
+
+async def test_a_text_without_findings_is_allowed(api: Api, client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/guard/chat", json={"input": ["a", "b"]})
+
+    answer = response.json()
+    assert answer["results"] == [{"verdict": "allow", "findings": []}] * 2
+    assert (answer["guard"], answer["model"], answer["usage"]["items"]) == ("chat", "detectors", 2)
+    work = api.scene.runner.works[-1]
+    assert work.task is Task.GUARD
+    assert not work.truncate
+    sent = msgspec.msgpack.decode(work.parameters, type=GuardParameters)
+    assert sent.detectors == guard().detectors
+
+
+@pytest.mark.parametrize(("restore", "originals"), [(True, {"<PER_1>": "Ada"}), (False, None)])
+async def test_a_span_is_redacted_and_can_be_restored(
+    api: Api, client: httpx.AsyncClient, *, restore: bool, originals: Any
+) -> None:
+    api.scene.runner.result = lambda _: _FOUND % (b"redact", b"redact")
+
+    response = await client.post(
+        "/v1/guard/chat", json={"input": ["to Ada.", "so Ada!"], "restore": restore}
+    )
+
+    answer = response.json()
+    assert [one["text"] for one in answer["results"]] == ["to <PER_1>.", "so <PER_1>!"]
+    assert answer.get("placeholders") == originals
+
+
+async def test_a_blocked_text_has_the_message_and_no_redacted_text(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    api.configure(guards={"chat": guard(message="Not here.")})
+    api.scene.runner.result = lambda _: _FOUND % (b"block", b"block")
+
+    (result,) = (await client.post("/v1/guard/chat", json={"input": "to Ada."})).json()["results"]
+
+    assert (result["verdict"], result["message"]) == ("block", "Not here.")
+    assert "text" not in result
+
+
+@pytest.mark.parametrize("on_error", ["block", "allow"])
+async def test_a_text_that_was_not_looked_at_gets_the_verdict_of_the_configuration(
+    api: Api, client: httpx.AsyncClient, on_error: str
+) -> None:
+    api.configure(guards={"chat": guard(on_error=on_error)})
+    api.scene.runner.failure = ItemFailure(
+        status=503, code="upstream_unavailable", detail="no backend", retryable=True
+    )
+
+    response = await client.post("/v1/guard/chat", json={"input": ["a", "b"]})
+
+    assert response.status_code == 200
+    error = {"code": "upstream_unavailable", "detail": "no backend"}
+    for result in response.json()["results"]:
+        assert result == {"verdict": on_error, "findings": [], "error": error}
+    (event,) = api.events.events
+    assert (event.usage.items, event.usage.failed) == (2, 2)
+
+
+async def test_a_change_of_the_guard_makes_old_verdicts_void(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    verdicts: list[str] = []
+    for verdict in (b"block", b"allow"):
+        result = _FOUND % (verdict, b"flag")
+        api.scene.runner.result = partial(_constant, result)
+        api.configure(guards={"chat": guard(overlap=len(verdicts))})
+        for _ in range(3):
+            answer = (await client.post("/v1/guard/chat", json={"input": "to Ada."})).json()
+            verdicts.append(answer["results"][0]["verdict"])
+
+    assert verdicts == ["block"] * 3 + ["allow"] * 3
+
+
+@pytest.mark.parametrize(
+    ("verdict", "asked", "expected"),
+    [
+        (b"allow", {"texts": ["a"]}, {"action": "NONE"}),
+        (b"flag", {"texts": ["a"]}, {"action": "NONE"}),
+        (b"allow", {"images": ["https://x.org/a.png"]}, {"action": "NONE"}),
+        (
+            b"redact",
+            {"texts": ["to Ada.", "so Ada!"]},
+            {"action": "GUARDRAIL_INTERVENED", "texts": ["to <PER_1>.", "so <PER_1>!"]},
+        ),
+        (b"block", {"texts": ["a"]}, {"action": "BLOCKED", "blocked_reason": "Not here."}),
+        (
+            b"redact",
+            {"tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "to Ada."}}]},
+            {"action": "BLOCKED", "blocked_reason": "Not here."},
+        ),
+    ],
+)
+async def test_litellm_is_told_what_to_do(
+    api: Api, client: httpx.AsyncClient, verdict: bytes, asked: dict[str, Any], expected: Any
+) -> None:
+    api.configure(guards={"chat": guard(message="Not here.")})
+    api.scene.runner.result = partial(_constant, _FOUND % (verdict, verdict.replace(b"allow", b"flag")))
+    body = {"input_type": "request", "request_data": {}, "litellm_call_id": "1"} | asked
+
+    answer = await client.post("/guard/chat/beta/litellm_basic_guardrail_api", json=body)
+
+    assert answer.json() == expected
+
+
+async def test_litellm_is_told_to_block_what_was_not_looked_at(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    api.scene.runner.failure = ItemFailure(status=504, code="deadline_exceeded", detail="late")
+
+    answer = await client.post(
+        "/guard/chat/beta/litellm_basic_guardrail_api", json={"texts": ["a", "b"]}
+    )
+
+    assert answer.json()["action"] == "BLOCKED"
+    assert "could not be looked at" in answer.json()["blocked_reason"]
+
+
+def _constant(result: bytes, _: bytes) -> bytes:
+    return result
+
+
+async def test_an_unknown_guard_is_not_found(client: httpx.AsyncClient) -> None:
+    response = await client.post("/v1/guard/other", json={"input": "a"})
+
+    assert (response.status_code, response.json()["code"]) == (404, "not_found")
+
+
+def test_redacted_texts_are_restored_in_any_script() -> None:
+    drawn = random.Random(7)
+    for _ in range(10_000):
+        letters = [drawn.choice(_ALPHABETS) for _ in range(drawn.randrange(1, 9))]
+        text = "".join(drawn.choice((" ", "", "<PER_1>")) + one for one in letters)
+        spans = []
+        for _ in range(drawn.randrange(5)):
+            start = drawn.randrange(len(text))
+            end = drawn.randrange(start, len(text) + 1)
+            spans.append(MarkedSpan(start, end, drawn.choice(("PER", "e-mail", "名"))))
+        placeholders = Placeholders([text])
+
+        redacted = placeholders.redact(text, spans)
+
+        for name, original in placeholders.originals.items():
+            assert name not in text
+            redacted = redacted.replace(name, original)
+        assert redacted == text

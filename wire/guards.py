@@ -1,0 +1,128 @@
+"""Defines guards: which detectors look at a text, and what follows from their findings.
+
+The configuration document declares guards, and backends run their detectors. A guard's detectors
+are the parameters of the task `guard`, so they are part of the cache key. A verdict from before a
+change of the guard is therefore never returned.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from sluicegate.wire.settings import stated, unit
+
+Action = Literal["flag", "redact", "block"]
+"""What follows from a finding; the strongest action of all findings decides."""
+Verdict = Literal["allow", "flag", "redact", "block"]
+VERDICTS: tuple[Verdict, ...] = ("allow", "flag", "redact", "block")
+"""All verdicts, weakest first."""
+Format = Literal["credit_card", "email", "iban", "ip_address", "phone", "url", "us_ssn"]
+Threshold = Annotated[float, unit("score"), msgspec.Meta(ge=0, le=1)]
+MAX_DETECTORS = 64
+MAX_PATTERN_CHARACTERS = 4096
+"""The most characters of a pattern, which bounds its memory."""
+_LABELS = stated(minProperties=1)
+
+
+class Detector(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    tag_field="kind",
+):
+    """Looks at a text, and reports findings."""
+
+    name: Annotated[str, stated(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    """The detector's name in findings, unique in the guard."""
+    action: Action = "block"
+    """What follows from a finding: the text is flagged, its span is redacted, or it is blocked."""
+
+
+class ClassifierDetector(Detector, frozen=True, kw_only=True, tag="classifier"):
+    """Finds windows of the text to which a classifier gives a label."""
+
+    model: str
+    """A classifier, as the guard's model names it in `uses`."""
+    labels: Annotated[dict[str, Threshold], _LABELS] = {}
+    """The lowest score of each label at which a window is a finding."""
+    expected: Annotated[dict[str, Threshold], _LABELS] = {}
+    """Instead of `labels`: a window is a finding if none of these labels reaches its score. For
+    example, a model of languages finds texts in other languages."""
+
+
+class EntityDetector(Detector, frozen=True, kw_only=True, tag="entities"):
+    """Finds entities, such as names of persons."""
+
+    model: str
+    """A model that finds entities, as the guard's model names it in `uses`."""
+    labels: Annotated[dict[str, Threshold], _LABELS]
+    """The lowest score of each type of entity. A model that finds entities of any type, such as
+    GLiNER, looks for these types."""
+
+
+class FormatDetector(Detector, frozen=True, kw_only=True, tag="formats"):
+    """Finds what has a known format, such as card numbers, whose check digits must be right."""
+
+    formats: Annotated[tuple[Format, ...], stated(minItems=1, uniqueItems=True)]
+    """The formats to find."""
+
+
+class PatternDetector(Detector, frozen=True, kw_only=True, tag="pattern"):
+    """Finds a regular expression in RE2's syntax, which cannot backtrack."""
+
+    pattern: Annotated[str, stated(minLength=1, maxLength=MAX_PATTERN_CHARACTERS)]
+    """The regular expression."""
+    label: str = "MATCH"
+    """The label of findings."""
+
+
+class WordDetector(Detector, frozen=True, kw_only=True, tag="words"):
+    """Finds whole words and phrases in any case."""
+
+    words: Annotated[tuple[str, ...], stated(minItems=1)]
+    """The words and phrases."""
+    label: str = "WORD"
+    """The label of findings."""
+
+
+class LengthDetector(Detector, frozen=True, kw_only=True, tag="length"):
+    """Finds texts that are too long."""
+
+    max_characters: Annotated[int, unit("characters"), msgspec.Meta(ge=1)]
+    """The most characters of a text."""
+
+
+ModelDetector = ClassifierDetector | EntityDetector
+AnyDetector = (
+    ClassifierDetector
+    | EntityDetector
+    | FormatDetector
+    | PatternDetector
+    | WordDetector
+    | LengthDetector
+)
+
+
+class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A guard: `POST /v1/guard/{name}` looks at texts with its detectors."""
+
+    model: str
+    """The model that runs the detectors: one with the algorithm `guard`."""
+    detectors: Annotated[tuple[AnyDetector, ...], stated(minItems=1, maxItems=MAX_DETECTORS)]
+    """The detectors."""
+    on_error: Literal["block", "allow"] = "block"
+    """The verdict about a text that could not be looked at completely."""
+    message: str = ""
+    """What callers are told about a blocked text."""
+    allow: tuple[str, ...] = ()
+    """Spans that are no findings, in any case of letters, such as the company's own e-mail
+    address."""
+    overlap: Annotated[int, unit("tokens"), msgspec.Meta(ge=0)] = 64
+    """Tokens that each window of a long text shares with the window before it."""
+
+
+def models_of(detectors: tuple[AnyDetector, ...]) -> list[str]:
+    """Return the models that detectors name."""
+    return [one.model for one in detectors if isinstance(one, ModelDetector)]
