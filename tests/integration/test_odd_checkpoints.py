@@ -76,7 +76,17 @@ def add_module(folder: Path, kind: str, config: dict[str, Any], prefix: str = "s
 
 def run(folder: Path, *options: str, name: str = "odd") -> Result:
     models = folder.parent / "m"
-    given = ["models", "import", str(folder), "--models", str(models), "--name", name, *options]
+    given = [
+        "models",
+        "import",
+        "--quick",
+        str(folder),
+        "--models",
+        str(models),
+        "--name",
+        name,
+        *options,
+    ]
     return CliRunner().invoke(main, given)
 
 
