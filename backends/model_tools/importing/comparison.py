@@ -19,6 +19,7 @@ from sluicegate.backends.model_tools.comparing.results import (
     Results,
     compare_results,
 )
+from sluicegate.backends.model_tools.importing.origins import weight_types
 from sluicegate.backends.model_tools.importing.source import CheckpointFolder
 from sluicegate.backends.model_tools.trials.examples import AnsweredExample
 from sluicegate.backends.qualification.golden_texts import default_texts
@@ -28,6 +29,8 @@ from sluicegate.wire.protocol import Task
 
 _MORE_TEXTS, _MOST_WORDS = 8, 12
 _TOLERANCE = 1e-3
+# The tensor by which a table of model2vec differs from one of sentence-transformers.
+_TABLE = "embeddings"
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -141,7 +144,7 @@ def _obstacle(source: CheckpointFolder) -> str | None:
 def _library(source: CheckpointFolder, task: Task) -> str:
     if source.gliner is not None:
         return "gliner"
-    is_table = source.table is not None and source.config.get("model_type") == "model2vec"
+    is_table = source.table is not None and _TABLE in weight_types(source.folder)
     return "model2vec" if is_table else LIBRARIES[task]
 
 

@@ -48,7 +48,7 @@ from sluicegate.backends.repository.publishing import publish_revision
 from sluicegate.backends.repository.staging import open_staging
 from sluicegate.backends.serving.core import ModelSetEntry
 from sluicegate.backends.settings import BackendSettings
-from sluicegate.wire.protocol import PARAMETERS, ChooseItem, EmbedItem, ModelInfo, Task
+from sluicegate.wire.protocol import PARAMETERS, AnswerItem, ChooseItem, EmbedItem, ModelInfo, Task
 
 _STAGING = ".importing-"
 # The largest number of special tokens to try. A tokenizer may have thousands.
@@ -273,6 +273,8 @@ async def _try_task(
     items: list[Any] = list(texts)
     if task is Task.CHOOSE:
         items = [ChooseItem(prompt=text, choices=list(texts[:2])) for text in texts]
+    elif task is Task.ANSWER:
+        items = [AnswerItem(question=texts[0], context=text) for text in texts]
     elif task is Task.EMBED and entry.served_model.info.outputs:
         names = entry.served_model.info.outputs
         items = [EmbedItem(input=text, output=name) for text in texts for name in names]

@@ -13,7 +13,7 @@ import msgspec
 
 from sluicegate.backends.model_tools.description import Field
 from sluicegate.backends.model_tools.importing.gliner import FILE as GLINER
-from sluicegate.backends.model_tools.importing.source import SHARDS, WEIGHTS, CheckpointFolder
+from sluicegate.backends.model_tools.importing.source import WEIGHTS, CheckpointFolder
 from sluicegate.backends.repository.sentence_modules import FILE as MODULES
 from sluicegate.wire.protocol import Task
 
@@ -29,7 +29,7 @@ _WINDOWED = (Task.ENTITIES, Task.ANSWER)
 def checkpoint_fields(source: CheckpointFolder) -> list[Field]:
     """Return what a checkpoint says about its family and its weights."""
     fields = [Field(name="family", value=_family(source), source=_family_source(source))]
-    if (found := weight_precision(source.folder)) is not None:
+    if (found := _precision(source.folder)) is not None:
         fields.append(found)
     return fields
 
@@ -58,24 +58,36 @@ def module_fields(source: CheckpointFolder, tasks: list[Task], max_tokens: int) 
     return fields
 
 
-def weight_precision(folder: Path) -> Field | None:
-    """Return the number formats of the weights; `None` without safetensors."""
-    paths = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else []
-    if not paths and (folder / SHARDS).is_file():
-        paths = sorted(folder.glob("model-*.safetensors"))
-    counts: Counter[str] = Counter()
-    for path in paths:
+def weight_types(folder: Path) -> dict[str, str]:
+    """Return the number formats of the tensors in a folder's safetensors, by the tensors' names.
+
+    A file that cannot be read has none; reading its weights gives the better error.
+    """
+    found: dict[str, str] = {}
+    for path in _weight_files(folder):
         try:
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
                 header = json.loads(file.read(length))
-            counts.update(e["dtype"] for name, e in header.items() if name != "__metadata__")
+            found |= {n: entry["dtype"] for n, entry in header.items() if n != "__metadata__"}
         except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError):
-            return None  # reading the weights gives the better error
+            return {}
+    return found
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    return sorted(folder.glob("model-*.safetensors"))
+
+
+def _precision(folder: Path) -> Field | None:
+    counts = Counter(weight_types(folder).values())
     names = [_PRECISIONS[kind] for kind, _ in counts.most_common() if kind in _PRECISIONS]
     if not names:
         return None
-    return Field(name="weights", value=", ".join(names), source=f"`dtype` in {paths[0].name}")
+    source = f"`dtype` in {_weight_files(folder)[0].name}"
+    return Field(name="weights", value=", ".join(names), source=source)
 
 
 def _family(source: CheckpointFolder) -> str:

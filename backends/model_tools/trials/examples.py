@@ -23,7 +23,7 @@ from sluicegate.wire.protocol import (
     Task,
 )
 
-_OWN = "Sluicegate: the checkpoint has no README.md with examples"
+_OWN = "our own input: README.md has no example"
 _MOST_EXAMPLES, _MOST_ITEMS, _MOST_CHARACTERS = 3, 8, 2000
 _MOST_LABELS = 16
 _TEXTS = ["The film is a joy to watch.", "My card has not arrived yet."]
@@ -60,9 +60,12 @@ def choose_examples(info: ModelInfo, card: Sequence[CardInput]) -> list[Example]
     if not info.tasks:
         return []  # only other models use it
     output = info.outputs[0] if info.outputs else "dense"
+    # A cross-encoder labels pairs, too, but it was trained to rank.
+    left_out = Task.CLASSIFY if Task.RERANK in info.tasks else None
     found = [
         example
         for task in info.tasks
+        if task is not left_out
         for example in list(_of_card(task, info, card))[:_MOST_EXAMPLES]
     ]
     found = found or [_own_example(info)]

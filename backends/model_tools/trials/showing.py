@@ -15,7 +15,7 @@ _MOST_TEXT, _MOST_SHOWN, _MOST_NUMBERS = 60, 4, 4
 def describe_results(answered: AnsweredExample) -> list[str]:
     """Return the lines that show the results of an example."""
     example, results = answered.example, answered.results
-    shown = [f"{example.task}: {_asked(example)}(from {example.source})"]
+    shown = [f"{example.task} {_asked(example)}({example.source})"]
     if example.task is Task.RERANK:
         pairs = sorted(
             zip(example.items, results, strict=True),

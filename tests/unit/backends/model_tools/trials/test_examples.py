@@ -109,7 +109,7 @@ def test_results_are_shown_on_a_line_each(
 
     lines = describe_results(AnsweredExample(example=example, results=[result]))
 
-    assert lines == [f"{task}: (from `widget` in README.md)", f"  {shown}"]
+    assert lines == [f"{task} (`widget` in README.md)", f"  {shown}"]
 
 
 def test_ranked_documents_are_shown_best_first() -> None:
@@ -117,4 +117,4 @@ def test_ranked_documents_are_shown_best_first() -> None:
 
     lines = describe_results(AnsweredExample(example=example, results=[{"score": 1}, {"score": 2}]))
 
-    assert lines == ['rerank: "q" (from card)', '  2.0000 "b"', '  1.0000 "a"']
+    assert lines == ['rerank "q" (card)', '  2.0000 "b"', '  1.0000 "a"']
