@@ -129,8 +129,9 @@ def test_each_kind_is_told_with_its_sources_and_its_answers(
     assert f"sluicegate up --models {tmp_path / 'm'}" in result.output
 
 
-def test_a_model_is_priced_on_this_machine(tmp_path: Path) -> None:
-    result = run(bert("text")(tmp_path), "--models", tmp_path / "m", "--dry-run")
+@pytest.mark.parametrize("purpose", ["text", "choice"])
+def test_a_model_is_priced_on_this_machine(tmp_path: Path, purpose: Purpose) -> None:
+    result = run(bert(purpose)(tmp_path), "--models", tmp_path / "m", "--dry-run")
 
     assert "rows/s of 16 tokens; " in result.output
     assert "rows/s of 64 tokens (" in result.output

@@ -66,7 +66,7 @@ def choose_examples(info: ModelInfo, card: Sequence[CardInput]) -> list[Example]
         example
         for task in info.tasks
         if task is not left_out
-        for example in list(_of_card(task, info, card))[:_MOST_EXAMPLES]
+        for example in _of_card(task, info, card)
     ]
     found = found or [_own_example(info)]
     if output == "dense":
@@ -102,7 +102,17 @@ async def _result(entry: ModelSetEntry, example: Example, item: Any) -> Any:
     return msgspec.json.decode(encode_result(found))
 
 
-def _of_card(task: Task, info: ModelInfo, card: Sequence[CardInput]) -> Iterator[Example]:
+def _of_card(task: Task, info: ModelInfo, card: Sequence[CardInput]) -> list[Example]:
+    """Return the first different examples of a card for a task."""
+    found: list[Example] = []
+    for example in _all_of_card(task, info, card):
+        request = (example.items, example.parameters)
+        if all(request != (other.items, other.parameters) for other in found):
+            found.append(example)
+    return found[:_MOST_EXAMPLES]
+
+
+def _all_of_card(task: Task, info: ModelInfo, card: Sequence[CardInput]) -> Iterator[Example]:
     for given in card:
         # Entities of any type have the types of the example.
         labels = [] if info.labels else given.labels or _LABELS

@@ -6,6 +6,7 @@ its weights. It loads the model as a backend does, and sends texts as concurrent
 
 import asyncio
 import importlib
+import os
 import subprocess
 import sys
 import time
@@ -38,6 +39,8 @@ _DEADLINE = 300.0
 # Enough callers to fill the batches of each thread.
 _CALLERS = 16
 _TEXTS = 64
+# The most tokens of the second text.
+_ONE_WORD = 2
 _MIB = 1 << 20
 
 
@@ -52,10 +55,12 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
     """Holds what a model costs: seconds of its load with all checks, bytes, and rates.
 
     `memory_bytes` is what a backend's process takes more than before it loaded the model.
+    `load_average` counts the processes that wanted to run on the machine before the measurement.
     """
 
     load: float
     memory_bytes: int
+    load_average: float
     threads: int
     rates: list[Rate]
 
@@ -85,9 +90,12 @@ def describe_price(price: Price) -> list[str]:
         f"{rate.rows_per_second:,.0f} rows/s of {rate.tokens} tokens" for rate in price.rates
     )
     memory = f"{price.memory_bytes / _MIB:,.0f} MiB"
+    busy = f"the machine was busy (load average {price.load_average:.0f}): `models tune` when idle"
     return [
         f"{rates} ({price.threads} threads)",
         f"loads in {price.load:.1f} s with all checks, and takes {memory}",
+        # One process is the import itself.
+        *([busy] if price.load_average > price.threads + 1 else []),
     ]
 
 
@@ -96,17 +104,26 @@ async def _measure(settings: BackendSettings, name: str) -> Price:
     importlib.import_module("onnxruntime")
     model = read_catalogue(settings.models).models[name]
     tokenizer = Tokenizer.from_file(str(model.file("tokenizer.json")))
-    before, began = resident_bytes(), time.perf_counter()
+    busy, before, began = os.getloadavg()[0], resident_bytes(), time.perf_counter()
     async with open_model(settings, name) as entry:
         load = time.perf_counter() - began
         most = entry.served_model.info.max_tokens
         lengths = sorted({min(length, most) for length in LENGTHS})
+        pairs = bool({Task.CHOOSE, Task.RERANK, Task.ANSWER} & {*entry.served_model.info.tasks})
         rates = [
-            await _rate(entry, tokens, _texts(tokenizer, tokens), settings.worker_threads)
+            await _rate(
+                entry, tokens, _texts(tokenizer, tokens, pairs=pairs), settings.worker_threads
+            )
             for tokens in lengths
         ]
         memory = resident_bytes() - before
-    return Price(load=load, memory_bytes=memory, threads=settings.worker_threads, rates=rates)
+    return Price(
+        load=load,
+        memory_bytes=memory,
+        load_average=busy,
+        threads=settings.worker_threads,
+        rates=rates,
+    )
 
 
 async def _rate(entry: ModelSetEntry, tokens: int, texts: Sequence[str], threads: int) -> Rate:
@@ -139,10 +156,14 @@ def _item(task: Task, text: str, outputs: Sequence[Any]) -> Any:
     return text
 
 
-def _texts(tokenizer: Tokenizer, tokens: int) -> list[str]:
-    """Return different texts that make rows of at most `tokens` tokens, and hardly fewer."""
+def _texts(tokenizer: Tokenizer, tokens: int, *, pairs: bool) -> list[str]:
+    """Return different texts that make rows of at most `tokens` tokens, and hardly fewer.
+
+    With `pairs`, a row has room for a second text of one word.
+    """
     words = " ".join(default_texts()).split()
-    room = max(1, tokens - tokenizer.num_special_tokens_to_add(is_pair=False))
+    added = tokenizer.num_special_tokens_to_add(is_pair=pairs)
+    room = max(1, tokens - added - (_ONE_WORD if pairs else 0))
     found = []
     for number in range(_TEXTS):
         text = " ".join(words[number * 7 :][: tokens * 2])
@@ -166,3 +187,5 @@ if __name__ == "__main__":
         _main(sys.argv[1], sys.argv[2])
     except StartProblem as error:
         sys.exit(str(error))
+    except BaseExceptionGroup as error:  # of the callers, who fail alike
+        sys.exit(str(error.exceptions[0]))

@@ -68,6 +68,14 @@ def test_a_request_for_an_example_is_one_that_the_api_takes(
         assert len(body.items()) == len(example.items)
 
 
+def test_an_example_that_a_card_has_twice_is_shown_once() -> None:
+    twice = [CardInput(source=source, texts=["Paris is nice."]) for source in ("widget", "code")]
+
+    (example,) = choose_examples(info(Task.EMBED), twice)
+
+    assert example.source == "widget"
+
+
 def test_a_model_that_only_other_models_use_is_not_shown() -> None:
     assert choose_examples(info(), CARD) == []
 
