@@ -60,7 +60,7 @@ def describe_import(report: ImportReport) -> list[str]:
     examples = [line for each in report.examples for line in describe_results(each)]
     return [
         *_lines("made of", [report.origin]),
-        *_lines("left out", report.left_out),
+        *(f"{'left out':{_WIDTH}} {line}" for line in report.left_out),
         *(field.line() for field in report.fields),
         *_lines("examples", examples),
     ]
