@@ -16,8 +16,26 @@ _RARE = (
 )
 
 
+class Field(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds a field of a model as it is shown, and where its value was read, if it was inferred."""
+
+    name: str
+    value: str
+    source: str | None = None
+
+    def line(self) -> str:
+        """Return the line that shows the field."""
+        value = self.value.replace("\n", "\\n")
+        return f"{self.name:{_WIDTH}} {value}" + (f" ({self.source})" if self.source else "")
+
+
 def describe_model(info: ModelInfo, model: Model) -> list[str]:
     """Return one line for each field of a model; an inferred field shows its source."""
+    return [field.line() for field in model_fields(info, model)]
+
+
+def model_fields(info: ModelInfo, model: Model) -> list[Field]:
+    """Return the fields of a model that an operator may want to know."""
     fields: dict[str, str] = {
         "revision": f"{info.revision} in {info.profile}",
         "tasks": ", ".join(info.tasks) or "(none: only other models use it)",
@@ -37,7 +55,10 @@ def describe_model(info: ModelInfo, model: Model) -> list[str]:
         )
     if "pairs" in model.inferred:
         fields["pairs"] = "as the tokenizer joins them"
-    return [_line(field, value, model.inferred.get(field)) for field, value in fields.items()]
+    return [
+        Field(name=name, value=value, source=model.inferred.get(name))
+        for name, value in fields.items()
+    ]
 
 
 def _value(written: Any) -> str:
@@ -52,8 +73,3 @@ def _labels(labels: list[str]) -> str:
     shown = ", ".join(labels[:_MOST_LABELS])
     rest = len(labels) - _MOST_LABELS
     return f"{shown} and {rest} more" if rest > 0 else shown
-
-
-def _line(field: str, value: str, source: str | None) -> str:
-    value = value.replace("\n", "\\n")
-    return f"{field:{_WIDTH}} {value} ({source})" if source else f"{field:{_WIDTH}} {value}"

@@ -37,8 +37,17 @@ async def open_model(settings: BackendSettings, name: str) -> AsyncIterator[Mode
         yield entry
 
 
-async def answer(entry: ModelSetEntry, task: Task, item: Any, parameters: Parameters) -> Any:
+async def answer(
+    entry: ModelSetEntry,
+    task: Task,
+    item: Any,
+    parameters: Parameters,
+    *,
+    scope: str = "model-tools",
+) -> Any:
     """Return the result of an item, or `None` if the model answers the task without a graph.
+
+    Equal rows in flight are computed once if they have the same `scope`.
 
     Raises:
         BackendError: the model refuses the item, or fails.
@@ -46,7 +55,7 @@ async def answer(entry: ModelSetEntry, task: Task, item: Any, parameters: Parame
     algorithm = entry.served_model.algorithms.get(task)
     if algorithm is None:
         return None  # the task only tokenizes
-    caller = RowCaller(scope="model-tools", deadline=time.monotonic() + _DEADLINE)
+    caller = RowCaller(scope=scope, deadline=time.monotonic() + _DEADLINE)
     return await algorithm.run(
         item, parameters, AlgorithmContext(entry.model_set.pipelines, caller)
     )

@@ -120,14 +120,14 @@ class _ManifestInference:
                 raise ModelProblem(f"{self._files(_CONFIG)}: {error}") from None
             positions -= 0 if padding is None else padding + 1
             bound = _MOST_TOKENS.get(str(self._config.get("model_type")), positions)
-            limits[_CONFIG] = min(positions, bound)
+            limits[_field("max_position_embeddings", _CONFIG)] = min(positions, bound)
         if published is not None and published.max_tokens:
             # This limit replaces the tokenizer's limit, even if the tokenizer's is shorter.
-            limits[published.source] = published.max_tokens
+            limits[_field("max_seq_length", published.source)] = published.max_tokens
         else:
             length = self._json(TOKENIZER_CONFIG).get("model_max_length")
             if isinstance(length, int | float) and 0 < length < _NO_LIMIT:
-                limits[TOKENIZER_CONFIG] = int(length)
+                limits[_field("model_max_length", TOKENIZER_CONFIG)] = int(length)
         if limits:
             source = min(limits, key=limits.__getitem__)
             self._set("max_tokens", limits[source], source)
@@ -137,7 +137,7 @@ class _ManifestInference:
             # here, too.
             self._set("truncate", True, published.source)
             if published.lowercase:
-                self._set("lowercase", True, published.source)
+                self._set("lowercase", True, _field("do_lower_case", published.source))
 
     def _check_inputs(self, graph: GraphFile) -> None:
         """Refuse graphs with inputs other than token ids, attention mask and token types."""
@@ -184,7 +184,7 @@ class _ManifestInference:
         if width is not None:
             self._set("dimensions", width, f"the outputs of {graph}")
         elif isinstance(hidden, int):
-            self._set("dimensions", hidden, _CONFIG)
+            self._set("dimensions", hidden, _field("hidden_size", _CONFIG))
         self._require("dimensions", "how many values a vector has")
         self._infer_prompts()
 
@@ -209,16 +209,16 @@ class _ManifestInference:
     def _infer_prompts(self) -> None:
         prompts = read_prompts(self._files)
         if prompts.default:
-            self._set("prompt", prompts.default, PROMPT_FILE)
+            self._set("prompt", prompts.default, _field("default_prompt_name", PROMPT_FILE))
         modules = read_modules(self._files)
         # Without `include_prompt`, the graph leaves out the tokens of the default prompt only.
         if any(prompts.named.values()) and (modules is None or modules.include_prompt):
             is_usual = prompts.named.keys() <= _USUAL_PROMPTS.keys()
             named = {**(_USUAL_PROMPTS if is_usual else {}), **prompts.named}
-            self._set("prompts", named, PROMPT_FILE)
+            self._set("prompts", named, _field("prompts", PROMPT_FILE))
         if prompts.similarity is not None:
             # Ranking supports only the cosine, so a model with another similarity gets no `rerank`.
-            self._set("tasks", [Task.EMBED.value], f"`similarity_fn_name` in {PROMPT_FILE}")
+            self._set("tasks", [Task.EMBED.value], _field("similarity_fn_name", PROMPT_FILE))
         self._set("tasks", [Task.EMBED.value, Task.RERANK.value], "the kind")
 
     def _infer_classifier(self, outputs: Mapping[str, GraphValue]) -> None:
@@ -236,7 +236,8 @@ class _ManifestInference:
         names = self._config.get("id2label")
         fixed = [labels for purpose, labels in _LABELS.items() if self._is_for(purpose)]
         if fixed:
-            self._document["labels"], self._sources["labels"] = fixed[0], _CONFIG
+            self._document["labels"] = fixed[0]
+            self._sources["labels"] = _field("architectures", _CONFIG)
         elif isinstance(names, dict):
             numbers = [str(number) for number in range(len(names))]
             if set(names) != set(numbers):
@@ -245,7 +246,7 @@ class _ManifestInference:
                     "`model.yaml`"
                 )
             ordered = [str(names[number]) for number in numbers]
-            self._set("labels", ordered, _CONFIG)
+            self._set("labels", ordered, _field("id2label", _CONFIG))
         elif self._architectures():
             number = self._config.get("num_labels", 2)
             if isinstance(number, int) and number == width:
@@ -280,7 +281,11 @@ class _ManifestInference:
                 tasks.append(Task.RERANK)
             if any(str(label).lower().startswith("entail") for label in labels):
                 tasks.append(Task.ZERO_SHOT)
-        source = _CONFIG if self._architectures() else f"the outputs of {self._document['graph']}"
+        source = (
+            _field("architectures", _CONFIG)
+            if self._architectures()
+            else f"the outputs of {self._document['graph']}"
+        )
         self._set("tasks", [task.value for task in tasks], source)
 
     def _infer_function(self) -> None:
@@ -290,11 +295,13 @@ class _ManifestInference:
             raise ModelProblem(f"{self._files(_CONFIG)}: `problem_type` `{problem}` is unknown")
         tasks = self._document["tasks"]
         several = problem == "multi_label_classification"
+        source = _field("problem_type", _CONFIG)
         if problem == "regression":
-            self._set("function", "none", _CONFIG)
+            self._set("function", "none", source)
         elif not {Task.ENTITIES, Task.CHOOSE, Task.ANSWER} & set(tasks):
             alone = len(self._document["labels"]) == 1
-            self._set("function", "sigmoid" if several or alone else "softmax", _CONFIG)
+            source = source if problem else "the number of labels"
+            self._set("function", "sigmoid" if several or alone else "softmax", source)
         else:
             self._set("function", "softmax", "the task")
         published = read_limits(self._files)
@@ -325,7 +332,7 @@ class _ManifestInference:
         if isinstance(token, dict):
             token = token.get("content")
         if token is not None:
-            self._set("no_answer_token", token, TOKENIZER_CONFIG)
+            self._set("no_answer_token", token, _field("cls_token", TOKENIZER_CONFIG))
 
     def _infer_pairs(self, graph: GraphFile) -> None:
         takes = any(value.name == "token_type_ids" for value in graph.inputs)
@@ -334,7 +341,8 @@ class _ManifestInference:
             self._set("token_types", False, TOKENIZER_CONFIG)
         types = "with" if takes and self._document.get("token_types", True) else "without"
         if given.get("split_special_tokens"):
-            self._set("split_special_tokens", True, TOKENIZER_CONFIG)
+            source = _field("split_special_tokens", TOKENIZER_CONFIG)
+            self._set("split_special_tokens", True, source)
         self._sources["pairs"] = f"{self._document['tokenizer']}, {types} token types"
 
     def _set(self, field: str, value: Any, source: str) -> None:
@@ -351,6 +359,11 @@ class _ManifestInference:
 
     def _json(self, name: str) -> dict[str, Any]:
         return read_object(self._files(name))
+
+
+def _field(name: str, file: str) -> str:
+    """Return the source of a value that a field of a file gives."""
+    return f"`{name}` in {file}"
 
 
 def _quoted(names: Sequence[str]) -> str:

@@ -125,25 +125,28 @@ def read_prompts(files: Files) -> SentencePrompts:
 
 
 def read_score_function(files: Files) -> tuple[Function, str] | None:
-    """Return a cross-encoder's score function, and the name of the file that sets it.
+    """Return a cross-encoder's score function, and the field and file that set it.
 
     Raises:
         ModelProblem: the function is not supported.
     """
     own, config = read_object(files(PROMPT_FILE)), read_object(files(_CONFIG))
     nested = config.get("sentence_transformers")
-    named: list[tuple[Path, Any]] = [
-        (files(PROMPT_FILE), own.get("activation_fn")),
-        (files(_CONFIG), nested.get("activation_fn") if isinstance(nested, dict) else None),
-        (files(_CONFIG), config.get("sbert_ce_default_activation_function")),
+    nested = nested if isinstance(nested, dict) else {}
+    places: list[tuple[Path, str, Mapping[str, Any]]] = [
+        (files(PROMPT_FILE), "activation_fn", own),
+        (files(_CONFIG), "activation_fn", nested),
+        (files(_CONFIG), "sbert_ce_default_activation_function", config),
     ]
-    path, name = next(((path, name) for path, name in named if name), (None, None))
-    if path is None:
+    place = next((place for place in places if place[2].get(place[1])), None)
+    if place is None:
         return None
+    path, field, settings = place
+    name = settings[field]
     function = _FUNCTIONS.get(str(name).rpartition(".")[2])
     if function is None or not str(name).startswith(_TORCH):
         raise ModelProblem(
             f"{path}: the activation `{name}` is not supported; use one of torch's "
             f"{', '.join(f'`{known}`' for known in _FUNCTIONS)}"
         )
-    return function, path.name
+    return function, f"`{field}` in {path.name}"

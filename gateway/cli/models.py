@@ -19,7 +19,7 @@ _RELOAD, _DATA_DIR = "--reload", "--data-dir"
 _BACKEND_COMMANDS = {
     "check": "Load every model and run it once.",
     "compare": "Compare a model's results with transformers on a checkpoint.",
-    "import": "Import a Hugging Face folder.",
+    "import": "Import a checkpoint, and show what the model does.",
     "list": "List the models that a backend would serve.",
     "optimize": "Find the fastest variant of a model for this machine, and report.",
     "push": "Push a repository to object storage or a registry.",

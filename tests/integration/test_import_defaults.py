@@ -18,7 +18,7 @@ from tests.support.odd_checkpoints import edit
 
 def imported(folder: Path, models: Path) -> Path:
     """Import a folder, and return its revision."""
-    arguments = ["models", "import", str(folder), "--models", str(models), "--name", "m"]
+    arguments = ["models", "import", "--quick", str(folder), "--models", str(models), "--name", "m"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.output
     (graph,) = models.glob("m/*/model.onnx")

@@ -29,7 +29,7 @@ ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "owner/base", "task_t
 
 def run(folder: Path, *options: object) -> Result:
     models = folder.parent / "m"
-    given = ["import", folder, "--models", models, "--name", "own", *options]
+    given = ["import", "--quick", folder, "--models", models, "--name", "own", *options]
     return CliRunner().invoke(main, ["models", *map(str, given)])
 
 

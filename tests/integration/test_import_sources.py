@@ -31,7 +31,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunImport:
 
     def run_import(hub: str, name: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setenv("HF_ENDPOINT", hub)
-        given = ["models", "import", name, "--models", str(tmp_path / "m")]
+        given = ["models", "import", "--quick", name, "--models", str(tmp_path / "m")]
         return subprocess.run(
             [sys.executable, "-m", "sluicegate.backends", *given],
             capture_output=True,
@@ -43,14 +43,18 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunImport:
     return run_import
 
 
+@pytest.mark.parametrize("name", ["owner/model", "hf://owner/model@main"])
 def test_a_name_is_fetched_from_the_hub_without_what_is_not_needed(
-    source: Path, tmp_path: Path, run: RunImport
+    source: Path, tmp_path: Path, run: RunImport, name: str
 ) -> None:
+    (source / "pytorch_model.bin").write_bytes(b"a pickle")
+    (source / "README.md").write_text("---\nwidget: [{text: A witty film.}]\n---\n")
     with running_hub(source) as hub:
-        result = run(hub.address, "owner/model")
+        result = run(hub.address, name)
 
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "m" / "model" / "1" / "model.onnx").is_file()
+    assert '"A witty film.": ' in result.stdout
     assert any("/resolve/" in path and path.endswith("model.safetensors") for path in hub.asked)
     assert not any(path.endswith(".bin") for path in hub.asked)
 
@@ -75,7 +79,7 @@ def test_a_hub_that_cannot_be_reached_is_told_in_one_line(run: RunImport) -> Non
 
 
 def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["models", "import", *map(str, arguments)])
+    return CliRunner().invoke(main, ["models", "import", "--quick", *map(str, arguments)])
 
 
 def test_what_is_neither_a_folder_nor_a_name_is_refused(source: Path, tmp_path: Path) -> None:
@@ -83,7 +87,7 @@ def test_what_is_neither_a_folder_nor_a_name_is_refused(source: Path, tmp_path: 
     revision = invoke(source, "--revision", "main", "--models", tmp_path / "m")
 
     assert "there is no folder" in missing.output
-    assert "`owner/name`" in missing.output
+    assert "`hf://owner/name`" in missing.output
     assert "`--revision`" in revision.output
     assert (missing.exit_code, revision.exit_code) == (2, 2)
 

@@ -22,7 +22,7 @@ _NAMES = ["input_ids", "token_type_ids", "attention_mask"]
 
 
 def import_folder(folder: Path, models: Path) -> Result:
-    arguments = ["models", "import", folder, "--models", models, "--name", "m"]
+    arguments = ["models", "import", "--quick", folder, "--models", models, "--name", "m"]
     return CliRunner().invoke(main, list(map(str, arguments)))
 
 
@@ -119,4 +119,7 @@ def test_special_tokens_are_split_where_the_configuration_says_so(tmp_path: Path
 
     result = import_folder(folder, tmp_path / "m")
 
-    assert "split_special_tokens   yes (tokenizer_config.json)" in result.output
+    assert (
+        "split_special_tokens   yes (`split_special_tokens` in tokenizer_config.json)"
+        in result.output
+    )

@@ -41,7 +41,7 @@ def import_with(
     calibrate, judge = files
     given = [source, "--models", tmp_path / "m", "--name", "mood", "--truncate"]
     given += ["--calibrate", calibrate, "--judge", judge, *options]
-    return CliRunner().invoke(main, ["models", "import", *map(str, given)])
+    return CliRunner().invoke(main, ["models", "import", "--quick", *map(str, given)])
 
 
 @pytest.mark.anyio
@@ -108,7 +108,7 @@ def test_a_precision_needs_texts_to_judge_by(tmp_path: Path) -> None:
 
     for precision in ("fp16", "int8"):
         given = [str(source), "--models", str(tmp_path / "m"), "--precision", precision]
-        result = CliRunner().invoke(main, ["models", "import", *given])
+        result = CliRunner().invoke(main, ["models", "import", "--quick", *given])
 
         assert result.exit_code == 2
         assert "needs `--judge`" in result.output
@@ -123,7 +123,7 @@ def test_a_graph_in_fp16_is_served_as_such(tmp_path: Path, keep_io_types: bool) 
     onnx.save(half, source / "model.onnx")
     given = [str(source), "--models", str(tmp_path / "m"), "--precision", "fp16"]
 
-    result = CliRunner().invoke(main, ["models", "import", *given])
+    result = CliRunner().invoke(main, ["models", "import", "--quick", *given])
 
     assert result.exit_code == 0, result.output
     manifest = read_catalogue(tmp_path / "m").models["source"].manifest

@@ -40,7 +40,16 @@ def test_a_killed_import_leaves_nothing(
     checkpoint: Path, tmp_path: Path, by: signal.Signals
 ) -> None:
     models = tmp_path / "m"
-    given = ["models", "import", str(checkpoint), "--models", str(models), "--name", "odd"]
+    given = [
+        "models",
+        "import",
+        "--quick",
+        str(checkpoint),
+        "--models",
+        str(models),
+        "--name",
+        "odd",
+    ]
     with subprocess.Popen(
         [sys.executable, "-m", "sluicegate.backends", *given], stdout=subprocess.PIPE
     ) as child:

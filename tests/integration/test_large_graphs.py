@@ -27,7 +27,17 @@ def test_int8_of_a_large_graph_has_its_weights_inside(
         files += [name, str(path)]
     folder = unpack("qwen3-04", tmp_path)
 
-    given = ["models", "import", str(folder), "--models", str(models), "--name", "m", *files]
+    given = [
+        "models",
+        "import",
+        "--quick",
+        str(folder),
+        "--models",
+        str(models),
+        "--name",
+        "m",
+        *files,
+    ]
     result = CliRunner().invoke(main, [*given, "--precision", "int8", *LOOSE])
 
     assert result.exit_code == 0, result.output

@@ -24,7 +24,16 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *options: str) -> Result:
-    given = ["import", str(folder), "--models", str(folder.parent / "m"), "--name", "odd", *options]
+    given = [
+        "import",
+        "--quick",
+        str(folder),
+        "--models",
+        str(folder.parent / "m"),
+        "--name",
+        "odd",
+        *options,
+    ]
     return CliRunner().invoke(main, ["models", *given])
 
 

@@ -12,6 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sluicegate.backends.cli import main
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.comparing.asking import reference_results
+from sluicegate.wire.protocol import Task
 from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
 from tests.parity.served import write_models
 from tests.parity.texts import read_texts
@@ -57,11 +60,7 @@ print(json.dumps([[one.exit_code, one.stdout] for one in ran]))
 """
 
 
-def test_without_the_libraries_one_line_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-
+def test_without_the_libraries_one_line_says_what_to_install(tmp_path: Path) -> None:
     result = compare(*arguments(tmp_path))
 
     assert result.exit_code == 2
@@ -99,3 +98,53 @@ def test_imports_answer_as_the_reference_does_and_swapped_labels_do_not(tmp_path
     assert all("different results      0" in output for _, output in equal)
     assert code == 1
     assert "of texts" in output
+
+
+def install_library(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a package that stands for transformers, for the process that asks the library."""
+    folder.mkdir()
+    pipeline = "def pipeline(task, model, **options):"
+    (folder / "transformers.py").write_text(f"import os, signal\n\n{pipeline}\n    {body}\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise ValueError('an odd head')", "the reference library failed: an odd head"),
+        ("os._exit(3)", "the reference library ended early: exit code 3"),
+        ("signal.pause()", "the reference library took longer than 3 s"),
+    ],
+)
+def test_a_library_that_fails_or_hangs_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+) -> None:
+    install_library(tmp_path / "packages", body, monkeypatch)
+
+    with pytest.raises(StartProblem, match=message):
+        reference_results(tmp_path, Task.CLASSIFY, ["a"], deadline=3.0)
+
+
+def test_another_python_may_have_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = "[{'label': 'good', 'score': 0.75}, {'label': 'bad', 'score': 0.25}]"
+    install_library(tmp_path / "packages", f"return lambda text, **_: {labels}", monkeypatch)
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+
+    found = reference_results(tmp_path, Task.CLASSIFY, ["a"], python=python)
+
+    assert found.scores == [{"good": 0.75, "bad": 0.25}]
+
+
+def test_a_library_does_not_see_our_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICEGATE_BACKEND_TOKEN", "a-secret")
+    body = "return lambda text, **_: [{'label': str(dict(os.environ)), 'score': 1}]"
+    install_library(tmp_path / "packages", body, monkeypatch)
+
+    found = reference_results(tmp_path, Task.CLASSIFY, ["a"])
+
+    assert "a-secret" not in str(found.scores)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sluicegate.backends.cli import main
-from sluicegate.backends.model_tools.importing import hub
+from sluicegate.backends.model_tools.importing import places
 from sluicegate.backends.model_tools.importing.convert import convert
 from sluicegate.wire.protocol import Task
 from tests.parity.checkpoints import (
@@ -41,11 +41,11 @@ async def test_a_folder_of_weights_becomes_a_model_that_answers(
     folder = write_checkpoint(checkpoint, tmp_path / "source")
 
     result = await asyncio.to_thread(
-        run, "import", folder, "--models", tmp_path / "m", "--name", "nli"
+        run, "import", "--quick", folder, "--models", tmp_path / "m", "--name", "nli"
     )
 
     assert result.exit_code == 0, result.output
-    assert "contradiction, neutral, entailment (config.json)" in result.output
+    assert "contradiction, neutral, entailment (`id2label` in config.json)" in result.output
     async with running_backend(tmp_path / "m", threads=1) as backend:
         answer = await backend.answer("nli", Task.CLASSIFY, ("A man sleeps.", "He rests."))
     assert {label["label"] for label in answer["labels"]} == set(checkpoint.labels)
@@ -58,7 +58,7 @@ def test_the_graph_of_a_folder_that_has_one_is_taken(source: Path, tmp_path: Pat
     (source / "onnx" / "model.onnx").write_bytes(graph)
     (source / "model.safetensors").unlink()
 
-    result = run("import", source, "--models", tmp_path / "m")
+    result = run("import", "--quick", source, "--models", tmp_path / "m")
 
     assert "the graph `onnx/model.onnx`, rebuilt as a `bert`" in result.output
     assert (tmp_path / "m" / "source" / "1" / "model.onnx").read_bytes() == graph
@@ -66,7 +66,7 @@ def test_the_graph_of_a_folder_that_has_one_is_taken(source: Path, tmp_path: Pat
 
 def test_an_import_is_the_next_revision(source: Path, tmp_path: Path) -> None:
     for _ in range(2):
-        assert run("import", source, "--models", tmp_path / "m").exit_code == 0
+        assert run("import", "--quick", source, "--models", tmp_path / "m").exit_code == 0
 
     found = sorted(path.name for path in (tmp_path / "m" / "source").iterdir())
     assert found == ["1", "2"]
@@ -74,7 +74,7 @@ def test_an_import_is_the_next_revision(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_writes_nothing(source: Path, tmp_path: Path) -> None:
-    result = run("import", source, "--models", tmp_path / "m", "--dry-run")
+    result = run("import", "--quick", source, "--models", tmp_path / "m", "--dry-run")
 
     assert result.exit_code == 0
     assert list((tmp_path / "m").iterdir()) == []
@@ -98,7 +98,7 @@ def test_a_folder_that_is_no_model_is_refused_in_one_line(
     if content is not None:
         (source / name).write_bytes(content)
 
-    result = run("import", source, "--models", tmp_path / "m")
+    result = run("import", "--quick", source, "--models", tmp_path / "m")
 
     assert result.exit_code == 2
     assert message in result.output
@@ -114,7 +114,7 @@ def test_a_folder_without_a_configuration_is_not_searched(
 
     monkeypatch.setattr(os, "walk", search)
 
-    result = run("import", tmp_path, "--models", tmp_path / "m", "--name", "large")
+    result = run("import", "--quick", tmp_path, "--models", tmp_path / "m", "--name", "large")
 
     assert result.exit_code == 2
     assert "has no `config.json`" in result.output
@@ -136,7 +136,7 @@ def test_a_model_that_cannot_be_built_says_why(
     config = json.loads((source / "config.json").read_bytes()) | {field: value}
     (source / "config.json").write_text(json.dumps(config))
 
-    result = run("import", source, "--models", tmp_path / "m")
+    result = run("import", "--quick", source, "--models", tmp_path / "m")
 
     assert result.exit_code == 2
     assert message in result.output
@@ -152,29 +152,29 @@ def test_a_model_that_cannot_be_built_says_why(
 def test_wrong_options_are_told_before_a_download(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
 ) -> None:
-    def find_folder(source: str, *, revision: str | None) -> NoReturn:
+    def open_place(source: str, *, revision: str | None) -> NoReturn:
         pytest.fail(f"`{source}` at {revision} was looked for")
 
-    monkeypatch.setattr(hub, "find_folder", find_folder)
+    monkeypatch.setattr(places, "open_place", open_place)
 
-    result = run("import", "owner/name", "--models", tmp_path / "m", *options)
+    result = run("import", "--quick", "owner/name", "--models", tmp_path / "m", *options)
 
     assert result.exit_code == 2
     assert message in result.output
 
 
 def test_a_name_that_no_call_could_use_is_refused(source: Path, tmp_path: Path) -> None:
-    result = run("import", source, "--models", tmp_path / "m", "--name", "../up")
+    result = run("import", "--quick", source, "--models", tmp_path / "m", "--name", "../up")
 
     assert result.exit_code == 2
     assert "not a valid model name" in result.output
 
 
 def test_check_shows_what_was_inferred_and_from_what(source: Path, tmp_path: Path) -> None:
-    run("import", source, "--models", tmp_path / "m", "--name", "nli")
+    run("import", "--quick", source, "--models", tmp_path / "m", "--name", "nli")
 
     lines = run("check", "--models", tmp_path / "m")
     document = json.loads(run("check", "--models", tmp_path / "m", "--json").stdout)
 
-    assert "max_tokens             64 (config.json)" in lines.output
-    assert document["inferred"]["nli"]["labels"] == "config.json"
+    assert "max_tokens             64 (`max_position_embeddings` in config.json)" in lines.output
+    assert document["inferred"]["nli"]["labels"] == "`id2label` in config.json"

@@ -76,7 +76,17 @@ def add_module(folder: Path, kind: str, config: dict[str, Any], prefix: str = "s
 
 def run(folder: Path, *options: str, name: str = "odd") -> Result:
     models = folder.parent / "m"
-    given = ["models", "import", str(folder), "--models", str(models), "--name", name, *options]
+    given = [
+        "models",
+        "import",
+        "--quick",
+        str(folder),
+        "--models",
+        str(models),
+        "--name",
+        name,
+        *options,
+    ]
     return CliRunner().invoke(main, given)
 
 
@@ -152,7 +162,7 @@ async def test_an_odd_folder_is_served_as_the_good_one_is(
 # What is refused: the change, options, the file that is named, and what the sentence says.
 REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
     "no config.json": (remove("config.json"), [], "", "no `config.json`"),
-    "an empty config.json": (write("config.json", b"{}"), [], "", "`None` models"),
+    "an empty config.json": (write("config.json", b"{}"), [], "", "has no `model_type`"),
     "half a config.json": (halve("config.json"), [], "config.json", "cannot read"),
     "no tokenizer": (remove("tokenizer.json"), [], "", "AutoTokenizer"),
     "a slow tokenizer": (rename("tokenizer.json", "vocab.txt"), [], "", "it has `vocab.txt`"),

@@ -62,7 +62,7 @@ def test_check_tells_what_the_configuration_told(models: Path) -> None:
     assert model.manifest.graph == "encoder.onnx"
     assert model.folder.name == "3"
     assert model.inferred["labels"] == "config.pbtxt"
-    assert model.inferred["max_tokens"] == "config.json"
+    assert model.inferred["max_tokens"] == "`max_position_embeddings` in config.json"
 
 
 @pytest.mark.parametrize(

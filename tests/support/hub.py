@@ -11,6 +11,7 @@ from typing_extensions import override
 
 _COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _NAMES = (
+    "README.md",
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -35,14 +36,15 @@ class Hub(ThreadingHTTPServer):
     def content(self, path: str) -> bytes | None:
         """Return what stands at a path."""
         self.asked.append(path)
+        names = [name for name in _NAMES if (self._source / name).is_file()]
         if path.startswith("/api/models/owner/model/tree/"):
             entries = [
                 {"type": "file", "path": n, "size": len(self._file(n)), "oid": "0" * 40}
-                for n in _NAMES
+                for n in names
             ]
             return json.dumps(entries).encode()
         if path.startswith("/api/models/owner/model"):
-            siblings = [{"rfilename": name} for name in _NAMES]
+            siblings = [{"rfilename": name} for name in names]
             document = {"id": "owner/model", "sha": _COMMIT, "siblings": siblings}
             return json.dumps(document).encode()
         prefix = f"/owner/model/resolve/{_COMMIT}/"

@@ -8,7 +8,12 @@ import click
 from sluicegate.backends.algorithms.registry import describe
 from sluicegate.backends.commands import MODELS_OPTION
 from sluicegate.backends.errors import StartProblem
-from sluicegate.backends.model_tools.comparing.answers import reference_results, served_results
+from sluicegate.backends.model_tools.comparing.answers import served_results
+from sluicegate.backends.model_tools.comparing.asking import (
+    LIBRARIES,
+    REFERENCE_OPTION,
+    reference_results,
+)
 from sluicegate.backends.model_tools.comparing.results import compare_results, describe_difference
 from sluicegate.backends.qualification.gate import Measure
 from sluicegate.backends.qualification.golden_texts import read_golden
@@ -17,8 +22,6 @@ from sluicegate.backends.settings import BackendSettings, quiet_libraries, read_
 from sluicegate.wire.protocol import Task
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
-# The first of these tasks that a model has is used to compare it.
-_TASKS = (Task.ENTITIES, Task.EMBED, Task.RERANK, Task.CLASSIFY)
 _MEASURES: dict[Task, Measure] = {Task.ENTITIES: "tokens", Task.EMBED: "vectors"}
 _EXAMPLE = (
     "sluicegate models compare sentiment --models ./models --folder ./checkpoint --texts texts.csv"
@@ -33,6 +36,7 @@ _EXAMPLE = (
     "--folder", type=click.Path(path_type=Path), required=True, help="The model's checkpoint."
 )
 @click.option("--texts", type=_FILE, required=True, help="File of texts: one per line, or CSV.")
+@REFERENCE_OPTION
 @click.option(
     "--tolerance", default=1e-3, show_default=True, help="Allowed difference of scores and vectors."
 )
@@ -43,19 +47,21 @@ def compare_command(
     threads: int | None,
     folder: Path,
     texts: Path,
+    reference: Path | None,
     tolerance: float,
 ) -> None:
     """Compare MODEL's results with the results of transformers on its checkpoint.
 
     Exits with 1 if labels or entities differ, or if scores or vectors differ by more than the
-    tolerance. Needs sentence-transformers, which installs transformers and torch.
+    tolerance. Needs sentence-transformers, which installs transformers and torch, in this
+    environment or in the one of --reference.
     """
     settings = read_settings(models=models, threads=threads)
     quiet_libraries()
     task = _find_task(settings, name)
     measure: Measure = _MEASURES.get(task, "labels")
     golden = read_golden(texts).suited_to(measure, reads_pairs=task is Task.RERANK)
-    expected = reference_results(folder, task, golden.texts)
+    expected = reference_results(folder, task, golden.texts, python=reference)
     served = served_results(settings, name, golden.texts, task)
     try:
         found = compare_results(served, expected, tolerance=tolerance)
@@ -79,7 +85,7 @@ def _find_task(settings: BackendSettings, name: str) -> Task:
     if info is None:
         reason = problems.get(name, "it is not in the repository")
         raise StartProblem(f"`{name}` cannot be compared: {reason}")
-    task = next((task for task in _TASKS if task in info.tasks), None)
+    task = next((task for task in LIBRARIES if task in info.tasks), None)
     if task is None:
-        raise StartProblem(f"`{name}` has no task that can be compared: {', '.join(_TASKS)}")
+        raise StartProblem(f"`{name}` has no task that can be compared: {', '.join(LIBRARIES)}")
     return task

@@ -71,9 +71,13 @@ def _read(
     path: Path, needs: Callable[[str], bool]
 ) -> tuple[dict[str, NDArray[Any]], Mapping[str, str]]:
     try:
+        if path.stat().st_size < _HEADER_LENGTH_BYTES:
+            raise ValueError("the file is empty or cut short; copy it again")
         content = np.memmap(path, dtype=np.uint8, mode="r")
         length = int.from_bytes(content[:_HEADER_LENGTH_BYTES].tobytes(), "little")
         start = _HEADER_LENGTH_BYTES + length
+        if start > len(content):
+            raise ValueError("it is another kind of file, or is cut short; copy it again")
         header = json.loads(content[_HEADER_LENGTH_BYTES:start].tobytes())
         metadata = header.pop("__metadata__", None) or {}
         _check_length(len(content), start, header)

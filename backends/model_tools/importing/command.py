@@ -1,7 +1,10 @@
 """Implements `models import`: converts a Hugging Face folder to a revision of a model."""
 
+import json
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import click
 from sluicegate.backends.commands import MODELS_OPTION
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.executors.padded_batch import INPUTS
+from sluicegate.backends.model_tools.comparing.asking import REFERENCE_OPTION
 from sluicegate.backends.model_tools.tuning.options import (
     choose_variant,
     needs_onnx,
@@ -25,9 +29,9 @@ _OUTPUTS = ("logits", "pooled", "tokens")
     epilog="\b\nExample:\n"
     "  sluicegate models import ./checkpoint --models ./models --name sentiment",
 )
-@click.argument("source", metavar="PATH")
+@click.argument("source")
 @MODELS_OPTION
-@click.option("--name", help="Name of the model.  [default: the folder's name]")
+@click.option("--name", help="Name of the model.  [default: the folder's name, or the source's]")
 @click.option("--truncate", is_flag=True, help="Truncate long texts instead of refusing them.")
 @click.option(
     "--input",
@@ -53,9 +57,12 @@ _OUTPUTS = ("logits", "pooled", "tokens")
     help="Let requests choose the LoRA adapter PATH by NAME, or merge this one of "
     "jina-embeddings-v3 (`none`: no adapter).",
 )
-@click.option("--base", metavar="PATH", help="The base model, if PATH is a LoRA adapter.")
+@click.option("--base", metavar="SOURCE", help="The base model, if SOURCE is a LoRA adapter.")
 @click.option("--ignore", "ignored", multiple=True, metavar="NAME", help="Leave out this file.")
 @variant_options
+@click.option("--quick", is_flag=True, help="Do not measure speed, memory and load time.")
+@REFERENCE_OPTION
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option("--dry-run", is_flag=True, help="Write nothing to the repository.")
 @click.option("--reload", "reloads", is_flag=True, help="Reload the models of a running gateway.")
 @click.option("--data-dir", metavar="DIRECTORY", help="The gateway's data directory, for --reload.")
@@ -72,25 +79,33 @@ def import_command(
     adapters: tuple[str, ...],
     base: str | None,
     ignored: tuple[str, ...],
+    quick: bool,
+    reference: Path | None,
+    as_json: bool,
     dry_run: bool,
     reloads: bool,
     data_dir: str | None,
     **variant: Any,
 ) -> None:
-    """Import the Hugging Face folder PATH as the next revision of a model.
+    """Import the checkpoint SOURCE as the next revision of a model.
 
-    PATH may also be a name on the Hugging Face hub (`owner/name`). The import uses the ONNX graph
-    in the folder. If the folder has no graph, the import builds one from the safetensors, without
-    torch. It can do this for the model families that docs/models.md lists. For other families, it
-    needs optimum, which exports the graph. The import loads and runs the model before it publishes
-    the revision.
+    SOURCE is a folder as `save_pretrained` writes it, `hf://owner/name[@revision]` on the Hugging
+    Face hub (or `owner/name`), `oci://registry/name:tag` or `mlflow://name/version`. The import
+    uses the ONNX graph in the folder. If the folder has no graph, the import builds one from the
+    safetensors, without torch. It can do this for the model families that docs/models.md lists. For
+    other families, it needs optimum, which exports the graph. Pickles are never read.
+
+    The import loads and runs the model before it publishes the revision. It prints what it read and
+    from where, the results of the examples in the checkpoint's README.md, how the results differ
+    from the reference library's (if the library is installed here or in the environment of
+    --reference), the model's speed and memory on this machine, and the next commands.
 
     A `model.yaml` in the folder is kept. Its fields override the fields that the import infers. If
     an ONNX graph has other names for inputs and outputs, map them to the names that a backend uses.
     With --input, map inputs to `input_ids`, `attention_mask` and `token_type_ids`. With --output,
     map outputs to `logits`, `pooled` (one vector per text) and `tokens` (one vector per token).
 
-    If PATH is a LoRA adapter, the import merges it into the model that --base names. If PATH is a
+    If SOURCE is a LoRA adapter, the import merges it into the model that --base names. If SOURCE is a
     base model, name its adapters with --adapter NAME=PATH. The model then has all of them, and
     `prompt_name` of a request chooses one. It does so for jina-embeddings-v3 without --adapter.
 
@@ -119,27 +134,36 @@ def import_command(
         raise StartProblem("`--data-dir` is used only with `--reload`; add `--reload`")
     quiet_libraries()
     with needs_onnx("models import"):
-        from sluicegate.backends.model_tools.importing.hub import find_folder  # noqa: PLC0415
-        from sluicegate.backends.model_tools.importing.import_model import import_model  # noqa: PLC0415
+        from sluicegate.backends.model_tools.importing.import_model import (  # noqa: PLC0415
+            TrialOptions,
+            import_model,
+        )
+        from sluicegate.backends.model_tools.importing.places import open_place  # noqa: PLC0415
     settings = read_settings(models=models)
-    found = find_folder(source, revision=revision)
-    under = None if base is None else find_folder(base, revision=None).path
-    chosen = name or Path(source).resolve().name.lower()
-    if not import_model(
-        found.path,
-        settings,
-        name=chosen,
-        given=given,
-        base=under,
-        adapters={
-            each: find_folder(path, revision=None).path for each, path in chosen_adapters.items()
-        },
-        files=found.files,
-        ignored=ignored,
-        variant=wanted,
-        dry_run=dry_run,
-        echo=click.echo,
-    ):
+    with ExitStack() as stack:
+        found = stack.enter_context(open_place(source, revision=revision))
+        under = None if base is None else stack.enter_context(open_place(base)).path
+        report = import_model(
+            found.path,
+            settings,
+            name=name or found.name,
+            given=given,
+            base=under,
+            adapters={
+                each: stack.enter_context(open_place(path)).path
+                for each, path in chosen_adapters.items()
+            },
+            files=found.files,
+            ignored=ignored,
+            variant=wanted,
+            trial=TrialOptions(compares=True, measures=not quick, python=reference),
+            dry_run=dry_run,
+            # The document alone is on standard output.
+            echo=partial(click.echo, err=as_json),
+        )
+    if as_json:
+        click.echo(json.dumps({**report.document(), "source": source}, indent=2))
+    if not report.accepted:
         sys.exit(1)
 
 

@@ -199,6 +199,11 @@ def _export(folder: Path, config: Mapping[str, Any], target: Path) -> None:
         StartProblem: optimum is not installed, or cannot export the model.
     """
     kind = config.get("model_type")
+    if kind is None:
+        raise StartProblem(
+            f"`{folder / 'config.json'}` has no `model_type`, which names the model's family; save "
+            "the model with `save_pretrained`"
+        )
     try:
         exporter = importlib.import_module(_EXPORTER)
     except ImportError as error:

@@ -1,6 +1,7 @@
 """Reads a Hugging Face folder for an import, and refuses content that an import cannot use."""
 
 import json
+import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -392,6 +393,8 @@ def open_source(
     """
     if not folder.is_dir():
         raise StartProblem(f"`{folder}` is not a folder; name the model's folder")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise StartProblem(f"this user may not read the folder `{folder}`; change its permissions")
     fields = {**_read_fields(folder / _MANIFEST), **(given or {})}
     adapter = read_adapter(folder)
     if adapter is not None:
@@ -670,4 +673,6 @@ def _not_a_model(folder: Path) -> StartProblem:
     for pattern, what in _FOREIGN_PATTERNS.items():
         if found := sorted(folder.glob(pattern)):
             return StartProblem(f"`{folder}` {what} (it has `{found[0].name}`)")
+    if not any(folder.iterdir()):
+        return StartProblem(f"`{folder}` is empty; copy the checkpoint's files into it")
     return StartProblem(f"`{folder}` has no `config.json`, so it is not a Hugging Face model")

@@ -190,5 +190,6 @@ def check_repository(files: Mapping[str, object], where: str) -> None:
 
 def revision_of(path: str) -> str:
     """Return the revision folder of a file; empty for a file beside the revisions."""
-    model, number, *rest = path.split("/")
-    return f"{model}/{number}" if rest and number.isdecimal() else ""
+    model, _, below = path.partition("/")
+    number, _, file = below.partition("/")
+    return f"{model}/{number}" if file and number.isdecimal() else ""

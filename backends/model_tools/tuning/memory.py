@@ -39,15 +39,16 @@ def _run(graph: Path, length: int) -> int:
     from sluicegate.backends.executors.provider import DeviceOptions, open_session  # noqa: PLC0415
     from sluicegate.backends.types import OutputKind  # noqa: PLC0415
 
-    before = _resident()
+    before = resident_bytes()
     session = open_session(graph, DeviceOptions(provider="cpu"))
     given = ones(_ROWS, length, OutputKind.POOLED).by_input()
     kinds = read_inputs(session, graph)
     session.run(None, {name: np.asarray(given[name], kind) for name, kind in kinds.items()})
-    return _resident() - before
+    return resident_bytes() - before
 
 
-def _resident() -> int:
+def resident_bytes() -> int:
+    """Return the bytes of memory that this process uses."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     (line,) = [line for line in lines if line.startswith("VmRSS:")]
     return int(line.split()[1]) * 1024

@@ -103,7 +103,15 @@ def test_an_import_has_a_running_gateway_read_the_repository_again(
     listener: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_checkpoint(Checkpoint(family="bert", purpose="text"), tmp_path / "source")
-    arguments = ["models", "import", str(source), "--models", str(tmp_path / "m"), "--reload"]
+    arguments = [
+        "models",
+        "import",
+        "--quick",
+        str(source),
+        "--models",
+        str(tmp_path / "m"),
+        "--reload",
+    ]
     address = f"http://127.0.0.1:{listener.admin_port}"
     monkeypatch.setenv("SLUICEGATE_ADMIN_URL", address)
     monkeypatch.setenv("SLUICEGATE_ADMIN_KEY", KEY)
@@ -127,7 +135,15 @@ def test_an_import_has_a_running_gateway_read_the_repository_again(
 def test_an_import_reloads_the_gateway_of_a_data_directory(tmp_path: Path, form: str) -> None:
     source = write_checkpoint(Checkpoint(family="bert", purpose="text"), tmp_path / "source")
     where = form.format(tmp_path / "none").split()
-    arguments = ["models", "import", str(source), "--models", str(tmp_path / "m"), "--reload"]
+    arguments = [
+        "models",
+        "import",
+        "--quick",
+        str(source),
+        "--models",
+        str(tmp_path / "m"),
+        "--reload",
+    ]
 
     done = subprocess.run(
         [sys.executable, "-m", "sluicegate.gateway", *arguments, *where],

@@ -66,7 +66,7 @@ def test_labels_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     catalogue = read_catalogue(tmp_path)
 
     assert classifier(catalogue).labels == ["a", "b", "c"]
-    assert catalogue.models["m"].inferred["labels"] == "config.json"
+    assert catalogue.models["m"].inferred["labels"] == "`id2label` in config.json"
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,9 @@ async def test_litellm_is_told_what_to_do(
     api: Api, client: httpx.AsyncClient, verdict: bytes, asked: dict[str, Any], expected: Any
 ) -> None:
     api.configure(guards={"chat": guard(message="Not here.")})
-    api.scene.runner.result = partial(_constant, _FOUND % (verdict, verdict.replace(b"allow", b"flag")))
+    api.scene.runner.result = partial(
+        _constant, _FOUND % (verdict, verdict.replace(b"allow", b"flag"))
+    )
     body = {"input_type": "request", "request_data": {}, "litellm_call_id": "1"} | asked
 
     answer = await client.post("/guard/chat/beta/litellm_basic_guardrail_api", json=body)

@@ -1,0 +1,170 @@
+"""`models import` tells an owner what it read, what the model answers, and what to do next."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sluicegate.backends.cli import main
+from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.tuning.price import measure_price
+from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
+from tests.parity.library_fixtures import FIXTURES, OUTPUTS, unpack
+from tests.parity.sentence_checkpoints import write_cross_encoder
+from tests.support.small_disk import mounted
+
+SENTENCES = '```python\nsentences = ["A sunny day.", "It is sunny.", "He drove."]\n```\n'
+PAIRS = '```python\npairs = [["How many?", "Nobody knows."], ["How many?", "Seven."]]\n```\n'
+WIDGET = "---\nwidget: [{text: My name is Wolfgang and I live in Berlin}]\n---\n"
+NLI = '---\nwidget: [{text: "The striker scored.", candidate_labels: "sports, business"}]\n---\n'
+Write = Callable[[Path], Path]
+
+
+def bert(purpose: Purpose) -> Write:
+    return lambda folder: write_checkpoint(
+        Checkpoint(family="bert", purpose=purpose), folder / "source"
+    )
+
+
+def cross_encoder(folder: Path) -> Path:
+    return write_cross_encoder(folder / "source")
+
+
+def packed(name: str, fixtures: Path = FIXTURES) -> Write:
+    return lambda folder: unpack(name, folder, fixtures=fixtures)
+
+
+def run(*given: object) -> Result:
+    return CliRunner().invoke(main, ["models", "import", *map(str, given)])
+
+
+@pytest.mark.parametrize(
+    ("write", "card", "shown"),
+    [
+        (
+            bert("text"),
+            NLI,
+            [
+                "family                 bert (`model_type` in config.json)",
+                "weights                fp32 (`dtype` in model.safetensors)",
+                "zero-shot sports, business (`widget` in README.md)",
+                '"The striker scored.": ',
+                "reference              not compared: the reference library needs `transformers`",
+                "/v1/classify",
+            ],
+        ),
+        (
+            bert("embed"),
+            SENTENCES,
+            [
+                "pooling                mean, then normalize (modules.json)",
+                "embed (`sentences` in README.md)",
+                'of the first text and "He drove."',
+                "not compared: the reference library needs `sentence_transformers`",
+                "/v1/embed",
+            ],
+        ),
+        (
+            cross_encoder,
+            PAIRS,
+            ['rerank "How many?" (`pairs` in README.md)', ' "Seven."', "/v1/rerank"],
+        ),
+        (
+            bert("tokens"),
+            WIDGET,
+            [
+                "entities (`widget` in README.md)",
+                "windows",
+                "in overlapping windows of",
+                "/v1/entities",
+            ],
+        ),
+        (
+            bert("answer"),
+            "",
+            [
+                "answer (our own input: README.md has no example)",
+                "there is no comparison for answer",
+            ],
+        ),
+        (
+            packed("qwen3-04"),
+            "",
+            [
+                "family                 qwen3 (`model_type` in config.json)",
+                "(`prompts` in config_sentence_transformers.json)",
+                "lasttoken",
+            ],
+        ),
+        (
+            packed("gliner-00"),
+            WIDGET,
+            [
+                "gliner with a deberta-v2 encoder (`encoder_config` in gliner_config.json)",
+                "max_tokens             768 (`max_len` in gliner_config.json)",
+                "entities person, place (`widget` in README.md)",
+                "the reference library needs `gliner`",
+            ],
+        ),
+        (
+            packed("model2vec-02"),
+            "",
+            ["family                 static", "the reference library needs `model2vec`"],
+        ),
+        (packed("setfit-02"), "", ["family                 setfit on ", "pickle, which is never"]),
+        (packed("late-bert", OUTPUTS), "", [" vectors\n", '"outputs": ["multi_vector"]']),
+    ],
+)
+def test_each_kind_is_told_with_its_sources_and_its_answers(
+    tmp_path: Path, write: Write, card: str, shown: list[str]
+) -> None:
+    folder = write(tmp_path)
+    (folder / "README.md").write_text(card)
+
+    result = run(folder, "--models", tmp_path / "m", "--name", "mine", "--quick")
+
+    assert result.exit_code == 0, result.output
+    assert [text for text in shown if text not in result.output] == []
+    assert f"sluicegate up --models {tmp_path / 'm'}" in result.output
+
+
+@pytest.mark.parametrize("purpose", ["text", "choice"])
+def test_a_model_is_priced_on_this_machine(tmp_path: Path, purpose: Purpose) -> None:
+    result = run(bert(purpose)(tmp_path), "--models", tmp_path / "m", "--dry-run")
+
+    assert "rows/s of 16 tokens; " in result.output
+    assert "rows/s of 64 tokens (" in result.output
+    assert "loads in " in result.output
+
+
+def test_a_price_takes_no_longer_than_its_deadline(tmp_path: Path) -> None:
+    run(bert("text")(tmp_path), "--models", tmp_path / "m", "--name", "mine", "--quick")
+
+    with pytest.raises(StartProblem, match=r"took longer than 0\.01 s"):
+        measure_price(tmp_path / "m", "mine", deadline=0.01)
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = bert("text")(tmp_path)
+    with mounted(tmp_path / "disk", megabytes=1) as disk:
+        disk.fill(leave=100_000)
+        result = run(folder, "--models", disk.path, "--quick")
+        left = [path.name for path in disk.path.iterdir()]
+
+    assert result.exit_code == 2
+    assert f"cannot write to `{disk.path}`: No space left on device" in result.output
+    assert left == ["filler"]
+
+
+def test_an_empty_folder_and_one_without_a_family_are_told(tmp_path: Path) -> None:
+    folder = bert("text")(tmp_path)
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"model_type"', '"was_model_type"'))
+    (tmp_path / "empty").mkdir()
+
+    empty = run(tmp_path / "empty", "--models", tmp_path / "m", "--quick")
+    unnamed = run(folder, "--models", tmp_path / "m", "--quick")
+
+    assert "is empty; copy the checkpoint's files into it" in empty.output
+    assert "has no `model_type`, which names the model's family" in unnamed.output
