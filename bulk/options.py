@@ -11,14 +11,13 @@ from sluicegate.bulk.errors import BulkStopped
 from sluicegate.bulk.files import InputFile
 from sluicegate.bulk.usage import BulkUsage
 from sluicegate.gateway.api.schemas import BODIES, Body
-from sluicegate.gateway.errors import InvalidRequest
 from sluicegate.wire.protocol import ModelInfo, Task, item_fields
 
 OutputFormat = Literal["parquet", "jsonl"]
 # Fields of requests that are not parameters of a bulk job.
 _ELSEWHERE = {
     *("model", "input", "inputs", "documents", "ids", "on_error", "truncate"),
-    *("encoding_format", "output_dtype", "top_n", "return_documents"),
+    *("encoding_format", "output_dtype", "top_n", "return_documents", "outputs"),
 }
 _INPUTS: Mapping[Task, tuple[str, Any]] = {
     Task.RERANK: ("documents", []),
@@ -160,7 +159,7 @@ def read_parameters(task: Task, model: str, text: str) -> dict[str, Any]:
     try:
         given = msgspec.json.decode(text, type=dict[str, Any])
         parameters = _body(task, model, given).task_parameters()
-    except (msgspec.DecodeError, msgspec.ValidationError, InvalidRequest) as error:
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise BulkStopped(f"--parameters are invalid for the task `{task}`: {error}") from None
     return cast("dict[str, Any]", msgspec.to_builtins(parameters))
 

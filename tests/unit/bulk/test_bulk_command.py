@@ -382,7 +382,7 @@ def test_a_dry_run_says_what_all_would_take_and_writes_nothing(
         (["{source}", "{source}"], "is a file; name a folder"),
         (["{source}", "{folder}"], "is not empty"),
         (["--parameters", '{"dimensions": 0}', "{source}", "out"], "Expected `int` >= 1"),
-        (["--parameters", '{"outputs": []}', "{source}", "out"], "`outputs` is empty"),
+        (["--parameters", '{"outputs": []}', "{source}", "out"], "`outputs`"),
         (["--parameters", '{"top_n": 1}', "{source}", "out"], "`top_n`"),
         (["--parameters", "no.json", "{source}", "out"], "`no.json`"),
         (["--column", "a", "--column", "b", "{source}", "out"], "needs 1 --column"),
