@@ -323,12 +323,12 @@ def most_entity_windows(
     return min(MAX_WINDOWS, windows)
 
 
-def most_guard_windows(item: str, parameters: GuardParameters, max_tokens: int) -> int:
+def most_guard_windows(item: str, parameters: GuardParameters, limits: RowLimits) -> int:
     """Return an upper bound of the rows of all detectors, as if each byte were a token."""
-    room = max(1, max_tokens - _SPECIAL_TOKENS)
+    room = limits.tokens - _SPECIAL_TOKENS
     rest = len(item.encode()) - room
-    step = max(1, room - parameters.window_overlap(max_tokens))
-    windows = min(MAX_WINDOWS, 1 if rest <= 0 else 1 - -rest // step)
+    step = room - parameters.window_overlap(limits.tokens)
+    windows = min(MAX_WINDOWS, 1 + _parts(rest, step))
     return windows * len(models_of(parameters.detectors))
 
 

@@ -105,8 +105,8 @@ def import_command(
     With --input, map inputs to `input_ids`, `attention_mask` and `token_type_ids`. With --output,
     map outputs to `logits`, `pooled` (one vector per text) and `tokens` (one vector per token).
 
-    If SOURCE is a LoRA adapter, the import merges it into the model that --base names. If SOURCE is a
-    base model, name its adapters with --adapter NAME=PATH. The model then has all of them, and
+    If SOURCE is a LoRA adapter, the import merges it into the model that --base names. If SOURCE is
+    a base model, name its adapters with --adapter NAME=PATH. The model then has all of them, and
     `prompt_name` of a request chooses one. It does so for jina-embeddings-v3 without --adapter.
 
     The import refuses a folder that has a file with weights or modules that it cannot use. --ignore

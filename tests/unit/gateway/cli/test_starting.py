@@ -57,10 +57,11 @@ def test_the_configuration_that_init_writes_names_no_model_and_keeps_the_default
     assert load_folder(STARTER_CONFIG) == Document(prices=())
 
 
-def test_the_demonstrations_configuration_keeps_the_defaults_but_of_models_and_prices() -> None:
+def test_the_demonstrations_configuration_keeps_the_defaults_but_of_models() -> None:
     document = load_folder(Path(__file__).parents[4] / "config")
 
-    assert msgspec.structs.replace(document, models={}, prices=()) == Document(prices=())
+    defaults = msgspec.structs.replace(document, models={}, guards={}, prices=())
+    assert defaults == Document(prices=())
 
 
 def test_init_overwrites_nothing(tmp_path: Path) -> None:
