@@ -244,11 +244,6 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The region of the backend that answered, or that was asked last. It is empty for cached
     results."""
 
-    @property
-    def truncated(self) -> int:
-        """1 if texts were truncated, otherwise 0."""
-        return int(self.truncated_from > 0)
-
 
 class Criticality(StrEnum):
     """Ranks requests.
@@ -350,7 +345,7 @@ class RequestUsage(msgspec.Struct, frozen=True, kw_only=True):
 class Usage(RequestUsage, frozen=True, kw_only=True):
     """What a request used. The response and the bill have the same numbers."""
 
-    # A number with the name of an attribute of `ItemOutcome` is the sum over the items.
+    # A number with the name of a field of `ItemOutcome` is the sum over the items.
 
     # Not in `RequestUsage`, because the ledger does not have this number.
     truncated: int = 0

@@ -1,5 +1,7 @@
 """What an answer says: results, errors, usage, and how the cache was involved."""
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 import pytest
 
@@ -11,6 +13,7 @@ from sluicegate.gateway.api.answers import (
     failed_usage,
     first_failure,
     row_lines,
+    usage_of_computed,
 )
 from sluicegate.gateway.api.schemas import ClassifyBody, RerankBody
 from sluicegate.gateway.errors import (
@@ -33,6 +36,7 @@ from sluicegate.gateway.types import (
     ServedModel,
     Source,
     Stale,
+    Usage,
 )
 from tests.support.inference_scene import INFO
 
@@ -84,6 +88,26 @@ def test_rows_that_were_known_are_told_beside_those_that_were_not() -> None:
 
 def test_an_answer_without_rows_tells_of_none() -> None:
     assert row_lines(answer(hit(), collapsed(), failed())) == b""
+
+
+@pytest.mark.parametrize("count", [count_usage, usage_of_computed])
+def test_usage_has_the_sum_of_each_number_that_items_have(
+    count: Callable[[Sequence[ItemOutcome]], Usage],
+) -> None:
+    shared = set(Usage.__struct_fields__) & set(ItemOutcome.__struct_fields__)
+    numbers = list(enumerate(sorted(shared), 1))
+    outcomes = [
+        msgspec.convert(
+            {"source": "computed"} | {name: each * place for place, name in numbers}, ItemOutcome
+        )
+        for each in (2, 3)
+    ]
+
+    usage = count(outcomes)
+
+    assert (usage.items, usage.computed) == (2, 2)
+    for place, name in numbers:
+        assert getattr(usage, name) == 5 * place
 
 
 def test_usage_counts_how_items_ended() -> None:
