@@ -24,6 +24,8 @@ _LABELS = (1, 2, 32, 256, 300)
 _LABEL_LENGTHS = (3, 60, 4_000, 4_096, 4_097)
 _TEMPLATES = ("{}", "x{}" + " " * 4_090, "{}" + " " * 4_096, "{}x" + " " * 6_000_000)
 _LARGEST = 7_500_000
+# Those of the demo models.
+_ROUTES = [route for route in ROUTES if route.task in _MODELS and "gliner" not in route.name]
 
 
 class AmplifiedRequest(NamedTuple):
@@ -76,7 +78,7 @@ def _labels(chance: random.Random) -> list[str]:
 
 
 def _of_a_dialect(chance: random.Random, number: int) -> AmplifiedRequest:
-    route = chance.choice(ROUTES)
+    route = chance.choice(_ROUTES)
     asked = Asked(
         scope="",
         model=_MODELS[route.task],
