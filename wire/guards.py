@@ -79,7 +79,7 @@ class PatternDetector(Detector, frozen=True, kw_only=True, tag="pattern"):
     """Finds a regular expression in RE2's syntax, which cannot backtrack."""
 
     pattern: Annotated[str, stated(minLength=1, maxLength=MAX_PATTERN_CHARACTERS)]
-    """The regular expression."""
+    """The regular expression, of at most 10,000 instructions of RE2."""
     label: str = "MATCH"
     """The label of findings."""
 
@@ -88,7 +88,8 @@ class WordDetector(Detector, frozen=True, kw_only=True, tag="words"):
     """Finds whole words and phrases in any case."""
 
     words: Annotated[tuple[_WORD, ...], stated(minItems=1, maxItems=MAX_WORDS)]
-    """The words and phrases. Any white space separates the words of a phrase."""
+    """At most 1,000 words and phrases, each of at most 256 characters. Any white space separates
+    the words of a phrase."""
     label: str = "WORD"
     """The label of findings."""
 
@@ -123,8 +124,8 @@ class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     message: str = ""
     """What callers are told about a blocked text."""
     allow: Annotated[tuple[_WORD, ...], stated(maxItems=MAX_WORDS)] = ()
-    """Spans that are no findings, in any case of letters, such as the company's own e-mail
-    address."""
+    """At most 1,000 spans that are no findings, in any case of letters, such as the company's own
+    e-mail address."""
     overlap: Annotated[int, unit("tokens"), msgspec.Meta(ge=0)] = 64
     """Tokens that each window of a long text shares with the window before it."""
 

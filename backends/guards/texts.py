@@ -68,7 +68,7 @@ def _find(
 
 
 def work_of(detector: AnyDetector) -> int:
-    """Return what a detector adds to the length of a text, as work that its length does not say."""
+    """Return the characters or words of a detector itself, which add to the work on a text."""
     if isinstance(detector, WordDetector):
         return len(detector.words)
     return len(detector.pattern) if isinstance(detector, PatternDetector) else 0

@@ -9,8 +9,18 @@ import pytest
 
 from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.wire.guards import AnyDetector
-from sluicegate.wire.protocol import MAX_ENTITIES, MAX_WINDOWS, Done, Failed, GuardParameters, Task
+from sluicegate.wire.protocol import (
+    MAX_ENTITIES,
+    MAX_WINDOWS,
+    Done,
+    EntitiesParameters,
+    Failed,
+    GuardParameters,
+    Task,
+)
 from testing.model_repository import DIMENSIONS, write_model, write_repository
+from tests.parity.library_fixtures import unpack
+from tests.parity.library_served import import_folder
 from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
@@ -207,6 +217,40 @@ async def test_entities_are_found_by_their_types(backend: Backend) -> None:
     assert [(one["start"], one["end"]) for one in answer["findings"]] == [
         (one["start"], one["end"]) for one in everything["entities"]
     ]
+
+
+@pytest.fixture
+def gliner(tmp_path: Path) -> Path:
+    models = tmp_path / "models"
+    assert import_folder(unpack("gliner-00", tmp_path), models) is None
+    manifest = {"kind": "algorithm", "algorithm": "guard", "uses": ["gliner-00"]}
+    write_model(models, "detectors", manifest | {"tasks": ["guard"]})
+    return models
+
+
+async def test_a_label_with_a_high_threshold_hides_no_other_label(gliner: Path) -> None:
+    text = "paris cafe x-y_z fish " * 10
+    everything = EntitiesParameters(
+        labels=["city", "person"], threshold=0.1, flat=False, multi_label=True
+    )
+
+    async with running_backend(gliner, threads=1) as backend:
+        entities = (await backend.answer("gliner-00", Task.ENTITIES, text, parameters=everything))[
+            "entities"
+        ]
+        answers = [
+            await judge(backend, text, {"kind": "entities", "model": "gliner-00", "labels": labels})
+            for labels in ({"city": 1.0, "person": 0.11}, {"city": 0.11, "person": 1.0})
+        ]
+
+    for label, answer in zip(("person", "city"), answers, strict=True):
+        expected = {
+            (one["start"], one["end"])
+            for one in entities
+            if one["label"] == label and one["score"] >= 0.11
+        }
+        assert expected
+        assert {(one["start"], one["end"]) for one in answer["findings"]} == expected
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
