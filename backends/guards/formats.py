@@ -45,6 +45,7 @@ _CARD: Final = re.compile(
 )
 _PHONE: Final = re.compile(rf"\+[0-9](?:{_SEPARATOR}[0-9]){{7,14}}(?![0-9])")
 _IBAN_PART: Final = re.compile(rf"{_SEPARATOR}([A-Za-z0-9])")
+_ASCII_WORD: Final = re.compile("[A-Za-z0-9]")
 _IPV4: Final = re.compile(r"(?<![0-9])(?=([0-9]{1,3}(?:\.[0-9]{1,3}){3})(?![0-9]))")
 _SSN: Final = re.compile(
     rf"(?<![0-9])(?!000|666|9)[0-9]{{3}}{_DASH}(?!00)[0-9]{{2}}{_DASH}(?!0000)[0-9]{{4}}(?![0-9])"
@@ -121,8 +122,8 @@ def _ibans(text: str, within: Span, _limit: TimeLimit) -> Iterator[Span]:
     while len(plain) < length and (part := _IBAN_PART.match(text, end)):
         plain += part[1].upper()
         end = part.end()
-    is_within_word = text[start - 1 : start].isalnum() or text[end : end + 1].isalnum()
-    if len(plain) != length or is_within_word:
+    beside = text[start - 1 : start] + text[end : end + 1]
+    if len(plain) != length or _ASCII_WORD.search(beside):
         return
     number = "".join(str(int(each, 36)) for each in plain[4:] + plain[:4])
     if int(number) % _IBAN_MODULUS == 1:
