@@ -21,6 +21,12 @@ Threshold = Annotated[float, unit("score"), msgspec.Meta(ge=0, le=1)]
 MAX_DETECTORS = 64
 MAX_PATTERN_CHARACTERS = 4096
 """The most characters of a pattern, which bounds its memory."""
+MAX_PATTERN_INSTRUCTIONS = 10_000
+"""The most instructions of RE2's program for a pattern, which bounds its time. A class of the
+letters of all scripts takes about 1,200."""
+MAX_WORDS = 1000
+MAX_WORD_CHARACTERS = 256
+_WORD = Annotated[str, stated(minLength=1, maxLength=MAX_WORD_CHARACTERS)]
 _LABELS = stated(minProperties=1)
 
 
@@ -73,7 +79,7 @@ class PatternDetector(Detector, frozen=True, kw_only=True, tag="pattern"):
     """Finds a regular expression in RE2's syntax, which cannot backtrack."""
 
     pattern: Annotated[str, stated(minLength=1, maxLength=MAX_PATTERN_CHARACTERS)]
-    """The regular expression."""
+    """The regular expression, of at most 10,000 instructions of RE2."""
     label: str = "MATCH"
     """The label of findings."""
 
@@ -81,8 +87,9 @@ class PatternDetector(Detector, frozen=True, kw_only=True, tag="pattern"):
 class WordDetector(Detector, frozen=True, kw_only=True, tag="words"):
     """Finds whole words and phrases in any case."""
 
-    words: Annotated[tuple[str, ...], stated(minItems=1)]
-    """The words and phrases."""
+    words: Annotated[tuple[_WORD, ...], stated(minItems=1, maxItems=MAX_WORDS)]
+    """At most 1,000 words and phrases, each of at most 256 characters. Any white space separates
+    the words of a phrase."""
     label: str = "WORD"
     """The label of findings."""
 
@@ -91,7 +98,7 @@ class LengthDetector(Detector, frozen=True, kw_only=True, tag="length"):
     """Finds texts that are too long."""
 
     max_characters: Annotated[int, unit("characters"), msgspec.Meta(ge=1)]
-    """The most characters of a text."""
+    """The most characters of a text, visible or not."""
 
 
 ModelDetector = ClassifierDetector | EntityDetector
@@ -116,9 +123,9 @@ class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The verdict about a text that could not be looked at completely."""
     message: str = ""
     """What callers are told about a blocked text."""
-    allow: tuple[str, ...] = ()
-    """Spans that are no findings, in any case of letters, such as the company's own e-mail
-    address."""
+    allow: Annotated[tuple[_WORD, ...], stated(maxItems=MAX_WORDS)] = ()
+    """At most 1,000 spans that are no findings, in any case of letters, such as the company's own
+    e-mail address."""
     overlap: Annotated[int, unit("tokens"), msgspec.Meta(ge=0)] = 64
     """Tokens that each window of a long text shares with the window before it."""
 

@@ -1,9 +1,11 @@
 """Looks at texts with the detectors of a guard."""
 
+import asyncio
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +16,15 @@ from sluicegate.backends.algorithms.base import (
     Algorithms,
     ModelAlgorithms,
     Recipe,
-    all_of,
 )
 from sluicegate.backends.algorithms.classify import Classify
 from sluicegate.backends.algorithms.labelled_spans import LabelledSpans
 from sluicegate.backends.algorithms.labels import Labeller
+from sluicegate.backends.algorithms.long_document import LongClassify
 from sluicegate.backends.errors import ItemRefused
-from sluicegate.backends.guards.readable import ReadableText, readable
-from sluicegate.backends.guards.texts import find_in_text, same_letters
+from sluicegate.backends.guards.readable import ReadableText, all_folded, readings, same_letters
+from sluicegate.backends.guards.texts import find_in_text, work_of
+from sluicegate.backends.guards.time_limit import TimeLimit
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.scores import apply_function, written
 from sluicegate.backends.pipelines.token_work import run_token_work
@@ -37,6 +40,7 @@ from sluicegate.wire.guards import (
 from sluicegate.wire.protocol import MAX_ENTITIES, EntitiesParameters, GuardParameters, Task
 
 BoolArray = NDArray[np.bool_]
+_TEXT_SECONDS: Final = 1.0
 
 
 class _Finding(NamedTuple):
@@ -61,29 +65,33 @@ class Guard(Algorithm):
 
     @override
     async def run(self, item: str, parameters: GuardParameters, ask: AlgorithmContext) -> Any:
-        text = readable(item)
-        detectors = parameters.detectors
-        has_words = not text.text.isspace() and text.text != ""
-        by_model = [one for one in detectors if isinstance(one, ModelDetector) and has_words]
-        found = await run_token_work(len(item), _find_in_text, detectors, text)
-        for more in await all_of(self._find(one, text, parameters, ask) for one in by_model):
-            found += more
-        if ask.is_truncated:
-            raise ItemRefused(
-                "input_too_long", "a detector cannot read the whole text; send it in parts"
-            )
-        if len(found) > MAX_ENTITIES:
-            raise ItemRefused(
-                "too_many_findings",
-                f"the text has more than {MAX_ENTITIES:,} findings; send it in parts",
-            )
-        return await run_token_work(len(found), self._answer, item, found, parameters)
+        read = await run_token_work(len(item), readings, item)
+        found: list[_Finding] = []
+        by_model = [
+            self._find(one, read[0], parameters, ask)
+            for one in parameters.detectors
+            if isinstance(one, ModelDetector) and read[0].text.strip()
+        ]
+        work = len(item) + sum(map(work_of, parameters.detectors))
+        in_text = run_token_work(work, _find_in_text, parameters.detectors, item, read, found)
+        # Every detector ends, because what it finds counts even if another one fails.
+        ends = await asyncio.gather(in_text, *by_model, return_exceptions=True)
+        found += itertools.chain(*(end for end in ends if isinstance(end, list)))
+        failures = [end for end in ends if isinstance(end, BaseException)]
+        failures += _incomplete(found, ask)
+        if failures:
+            found = [one for one in found if one.detector.action == "block"][:MAX_ENTITIES]
+        work = len(found) + len(parameters.allow)
+        answer = await run_token_work(work, self._answer, item, found, parameters)
+        if failures and answer["verdict"] != "block":
+            raise failures[0]
+        return answer
 
     def _answer(
         self, item: str, found: list[_Finding], parameters: GuardParameters
     ) -> dict[str, Any]:
-        if parameters.allow:
-            allowed = set(map(same_letters, parameters.allow))
+        if found and parameters.allow:
+            allowed = set(all_folded(parameters.allow))
             found = [one for one in found if same_letters(item[slice(*one.span)]) not in allowed]
         strongest = max((VERDICTS.index(one.detector.action) for one in found), default=0)
         return {
@@ -124,12 +132,45 @@ class Guard(Algorithm):
         return await _find_labels(detector, served, text, parameters, ask)
 
 
-def _find_in_text(detectors: Sequence[AnyDetector], text: ReadableText) -> list[_Finding]:
-    return [
-        _Finding(detector, label, 1.0, span)
-        for detector in detectors
-        for label, span in find_in_text(detector, text)
-    ]
+def _find_in_text(
+    detectors: Sequence[AnyDetector],
+    text: str,
+    read: Sequence[ReadableText],
+    found: list[_Finding],
+) -> None:
+    """Append what detectors without a model find, the strongest actions first.
+
+    Raises:
+        ItemRefused: a detector failed; the others have run.
+    """
+    limit = TimeLimit(_TEXT_SECONDS)
+    failures = []
+    for detector in sorted(detectors, key=lambda one: -VERDICTS.index(one.action)):
+        hits = (hit for one in read for hit in find_in_text(detector, text, one, limit))
+        known = set()  # Two readings of a text have most findings in common.
+        try:
+            for label, span in hits:
+                if len(found) > MAX_ENTITIES:
+                    return
+                if (label, span) not in known:
+                    known.add((label, span))
+                    found.append(_Finding(detector, label, 1.0, span))
+        except ItemRefused as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+def _incomplete(found: Sequence[_Finding], ask: AlgorithmContext) -> Iterator[ItemRefused]:
+    if ask.is_truncated:
+        yield ItemRefused(
+            "input_too_long", "a detector cannot read the whole text; send it in parts"
+        )
+    if len(found) > MAX_ENTITIES:
+        yield ItemRefused(
+            "too_many_findings",
+            f"the text has more than {MAX_ENTITIES:,} findings; send it in parts",
+        )
 
 
 async def _find_labels(
@@ -144,6 +185,9 @@ async def _find_labels(
         raise _invalid(detector, f"needs a classifier, which `{detector.model}` is not")
     thresholds = detector.labels or detector.expected
     _check_labels(detector, algorithm.labels)
+    if isinstance(algorithm, LongClassify):
+        # Its score of a whole text hides what one window has.
+        algorithm = algorithm.below
     if isinstance(algorithm, Classify):
         windows = Windows(overlap=parameters.window_overlap(served.info.max_tokens))
         logits = await ask.windows(algorithm.model, text.text, windows)
@@ -189,9 +233,12 @@ async def _find_entities(
     if algorithm is None:
         raise _invalid(detector, f"needs a model of entities, which `{detector.model}` is not")
     if isinstance(algorithm, LabelledSpans):
-        # Scores must exceed the threshold there, and reach it here.
+        # Scores must exceed the threshold there, and reach it here. A label with a high threshold
+        # must not take the place of one with a lower threshold.
         least = math.nextafter(min(detector.labels.values()), -1.0)
-        asked = EntitiesParameters(labels=list(detector.labels), threshold=max(0.0, least))
+        asked = EntitiesParameters(
+            labels=list(detector.labels), threshold=max(0.0, least), flat=False, multi_label=True
+        )
     else:
         _check_labels(detector, [label.split("-", 1)[-1] for label in served.info.labels or ()])
         asked = EntitiesParameters()

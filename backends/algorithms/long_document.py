@@ -42,7 +42,7 @@ class LongClassify(Labeller):
 
     def __init__(self, *, below: Classify, windows: Windows) -> None:
         super().__init__(labels=below.labels)
-        self._below = below
+        self.below = below
         self._windows = windows
         self.version = 2 + below.version
 
@@ -50,18 +50,18 @@ class LongClassify(Labeller):
     async def scores(
         self, text: Text, ask: AlgorithmContext, function: Function | None = None
     ) -> FloatArray:
-        model = self._below.model
+        model = self.below.model
         if isinstance(text, str):
             logits = await ask.windows(model, text, self._windows)
         else:
             first, second = text
             pairs = await ask.pair_windows(model, second, [first], self._windows, text_first=False)
             logits = pairs[:, 0]
-        return self._windows.combined(apply_function(logits, function or self._below.function))
+        return self._windows.combined(apply_function(logits, function or self.below.function))
 
     @override
     def confidence(self, scores: FloatArray) -> float:
-        return self._below.confidence(scores)
+        return self.below.confidence(scores)
 
 
 class LongEmbed(Algorithm):

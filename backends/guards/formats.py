@@ -1,32 +1,54 @@
 """Finds known formats in texts: card numbers, IBANs, e-mail and IP addresses and others.
 
-A pattern proposes a span, and a check of its digits or parts decides. The patterns are RE2's, which
-take time in proportion to the text.
+RE2 finds where a format may be, in time proportional to the text. A function then looks for the
+spans that have the format. Spans may overlap, so that no span that only looks right hides another.
 """
 
 import ipaddress
+import itertools
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import re2
 
+from sluicegate.backends.guards.time_limit import TimeLimit
 from sluicegate.backends.pipelines.windows import Span
 from sluicegate.wire.guards import Format
 
-_SEPARATORS: Final = re.compile(r"[ .()-]")
+_DASH: Final = r"[\-\u2010-\u2015\u2212]"
+# What may stand between the digits of a number. Nothing of it is given back, so that a long run of
+# white space is read once.
+_SEPARATOR: Final = rf"\s*+(?:{_DASH}|[.()]){{0,2}}+\s*+"
+_RE2_DASH: Final = r"[\-\x{2010}-\x{2015}\x{2212}]"
+_RE2_SEPARATORS: Final = rf"(?:[\s\pZ.()]|{_RE2_DASH})*"
 _IBAN_MODULUS: Final = 97
+_MAX_IP_CHARACTERS: Final = 45
+_CARD_DIGITS: Final = range(13, 20)
+_FIRST_DIGITS: Final = "23456"
 _END_OF_SENTENCE: Final = ".,;:!?)]}'\""
-# By the beginning of a number, the digits that follow (ISO/IEC 7812; the card schemes' own pages).
-_CARDS: Final = (
-    ("4", (12, 15, 18)),  # Visa
-    ("5[1-5]", (14,)),  # Mastercard
-    ("2(?:2(?:2[1-9]|[3-9][0-9])|[3-6][0-9]{2}|7[01][0-9]|720)", (12,)),  # Mastercard
-    ("3[47]", (13,)),  # American Express
-    ("3(?:0[0-5]|[689][0-9])", (11,)),  # Diners Club
-    ("6011|64[4-9][0-9]|65[0-9]{2}|35(?:2[89]|[3-8][0-9])", (12,)),  # Discover, JCB
-    ("62", (14, 15, 16, 17)),  # UnionPay
+_DIGITS: Final = re.compile("[0-9]+")
+# Twice each digit; of a result with two digits, their sum.
+_DOUBLED: Final = str.maketrans("0123456789", "0246813579")
+# ISO/IEC 7812; the card schemes' own pages.
+_CARD: Final = re.compile(
+    "4(?:[0-9]{12}|[0-9]{15}|[0-9]{18})"  # Visa
+    "|5[1-5][0-9]{14}"  # Mastercard
+    "|2(?:2(?:2[1-9]|[3-9][0-9])|[3-6][0-9]{2}|7[01][0-9]|720)[0-9]{12}"  # Mastercard
+    "|3[47][0-9]{13}"  # American Express
+    "|3(?:0[0-5]|[689][0-9])[0-9]{11}"  # Diners Club
+    "|(?:6011|64[4-9][0-9]|65[0-9]{2}|35(?:2[89]|[3-8][0-9]))[0-9]{12}"  # Discover, JCB
+    "|62[0-9]{14,17}"  # UnionPay
+)
+_PHONE: Final = re.compile(rf"\+[0-9](?:{_SEPARATOR}[0-9]){{7,14}}(?![0-9])")
+_IBAN_PART: Final = re.compile(rf"{_SEPARATOR}([A-Za-z0-9])")
+_ASCII_WORD: Final = re.compile("[A-Za-z0-9]")
+_IPV4: Final = re.compile(r"(?<![0-9])(?=([0-9]{1,3}(?:\.[0-9]{1,3}){3})(?![0-9]))")
+_SSN: Final = re.compile(
+    rf"(?<![0-9])(?!000|666|9)[0-9]{{3}}{_DASH}(?!00)[0-9]{{2}}{_DASH}(?!0000)[0-9]{{4}}(?![0-9])"
 )
 # The characters of an IBAN by country, from the IBAN registry (ISO 13616).
 _IBAN_LENGTHS: Final = {
@@ -56,87 +78,119 @@ _IBAN_LENGTHS: Final = {
 
 
 class _Rule(NamedTuple):
-    """Holds patterns, and what of their match is found: its first so many characters, or nothing.
+    """Holds RE2's pattern of where a format may be, and what yields the format's spans there."""
 
-    Several patterns each find their own spans, so that a longer match hides no shorter one.
+    pattern: str
+    spans: Callable[[str, Span, TimeLimit], Iterator[Span]]
+
+
+def find_format(text: str, name: Format, limit: TimeLimit) -> Iterator[Span]:
+    """Yield the spans of a text that have a format.
+
+    Raises:
+        ItemRefused: the time is over.
     """
-
-    patterns: tuple[str, ...]
-    part: Callable[[str], int] = len
-
-
-def find_format(text: str, name: Format) -> Iterator[Span]:
-    """Yield the spans of a text that have a format."""
-    patterns, part = _compiled[name]
-    for pattern in patterns:
-        for match in pattern.finditer(text):
-            start, end = match.span()
-            if length := part(text[start:end]):
-                yield start, start + length
+    for pattern, spans in _compiled[name]:
+        for place in limit.each(pattern.finditer(text)):
+            yield from spans(text, place.span(), limit)
 
 
-def _card(text: str) -> int:
+def _cards(text: str, within: Span, limit: TimeLimit) -> Iterator[Span]:
+    groups = [group.span() for group in limit.each(_DIGITS.finditer(text, *within))]
+    places = list(itertools.accumulate((end - start for start, end in groups), initial=0))
+    digits = "".join(text[start:end] for start, end in groups)
+    for (start, _), place in zip(limit.each(groups), places, strict=False):
+        if digits[place] in _FIRST_DIGITS:
+            least = bisect_left(places, place + _CARD_DIGITS[0])
+            for last in range(least, bisect_right(places, place + _CARD_DIGITS[-1])):
+                number = digits[place : places[last]]
+                if _CARD.fullmatch(number) and _has_check_digit(number):
+                    yield start, groups[last - 1][1]
+
+
+def _has_check_digit(number: str) -> bool:
     """Check the last digit by Luhn's formula (ISO/IEC 7812-1, annex B)."""
-    digits = [int(each) for each in _SEPARATORS.sub("", text)]
-    total = sum(digits[-1::-2]) + sum(sum(divmod(2 * digit, 10)) for digit in digits[-2::-2])
-    return 0 if total % 10 else len(text)
+    counted = number[-1::-2] + number[-2::-2].translate(_DOUBLED)
+    return sum(map(int, counted)) % 10 == 0
 
 
-def _iban(text: str) -> int:
+def _ibans(text: str, within: Span, _limit: TimeLimit) -> Iterator[Span]:
     """Check the digits of an IBAN, whose country gives its length; more words may follow it."""
-    most, end, plain = _IBAN_LENGTHS.get(text[:2].upper(), 0), 0, ""
-    while len(plain) < most and end < len(text):
-        plain += _SEPARATORS.sub("", text[end]).upper()
-        end += 1
-    is_cut = end < len(text) and text[end].isalnum()
-    if not most or len(plain) < most or is_cut:
-        return 0
+    start, end = within
+    plain = text[start:end].upper()
+    length = _IBAN_LENGTHS.get(plain[:2], 0)
+    while len(plain) < length and (part := _IBAN_PART.match(text, end)):
+        plain += part[1].upper()
+        end = part.end()
+    beside = text[start - 1 : start] + text[end : end + 1]
+    if len(plain) != length or _ASCII_WORD.search(beside):
+        return
     number = "".join(str(int(each, 36)) for each in plain[4:] + plain[:4])
-    return end if int(number) % _IBAN_MODULUS == 1 else 0
+    if int(number) % _IBAN_MODULUS == 1:
+        yield start, end
 
 
-def _ip_address(text: str) -> int:
+def _dotted_addresses(text: str, within: Span, limit: TimeLimit) -> Iterator[Span]:
+    for match in limit.each(_IPV4.finditer(text, *within)):
+        if _is_ip_address(match[1]):
+            yield match.span(1)
+
+
+def _colon_addresses(text: str, within: Span, _limit: TimeLimit) -> Iterator[Span]:
+    """Yield the address between colons; two colons at an end may be the address's own."""
+    start, end = within
+    found = text[start:end]
+    before, after = len(found) - len(found.lstrip(":")), len(found) - len(found.rstrip(":"))
+    for first, last in itertools.product((max(0, before - 2), before), (max(0, after - 2), after)):
+        if _is_ip_address(found[first : len(found) - last]):
+            yield start + first, end - last
+            return
+
+
+def _is_ip_address(text: str) -> bool:
+    if len(text) > _MAX_IP_CHARACTERS:
+        return False
     try:
         ipaddress.ip_address(text)
     except ValueError:
-        return 0
-    return len(text)
+        return False
+    return True
 
 
-def _ssn(text: str) -> int:
-    area, group, serial = text.split("-")
-    is_given = area not in ("000", "666") and area[0] != "9" and group != "00" and serial != "0000"
-    return len(text) if is_given else 0
+def _urls(text: str, within: Span, _limit: TimeLimit) -> Iterator[Span]:
+    start, end = within
+    yield start, start + len(text[start:end].rstrip(_END_OF_SENTENCE))
 
 
-def _url(text: str) -> int:
-    return len(text.rstrip(_END_OF_SENTENCE))
+def _whole(_text: str, within: Span, _limit: TimeLimit) -> Iterator[Span]:
+    yield within
 
 
-def _spaced(beginning: str, digits: int) -> str:
-    """Return the pattern of a number whose digits may be separated."""
-    return rf"\b(?:{beginning})(?:[ .-]?[0-9]){{{digits}}}\b"
+def _matches(pattern: re.Pattern[str], text: str, within: Span, limit: TimeLimit) -> Iterator[Span]:
+    for match in limit.each(pattern.finditer(text, *within)):
+        yield match.span()
 
 
-_RULES: Final[Mapping[Format, _Rule]] = MappingProxyType(
+_LETTERS: Final = r"\pL\pM"
+_EMAIL: Final = (
+    rf"[{_LETTERS}\pN._%+-]+@[{_LETTERS}\pN-]+(?:\.[{_LETTERS}\pN-]+)*"
+    rf"\.(?:(?i:xn--[a-z0-9-]+)|[{_LETTERS}]{{2,}})"
+)
+_RULES: Final[Mapping[Format, tuple[_Rule, ...]]] = MappingProxyType(
     {
-        "credit_card": _Rule(
-            tuple(_spaced(start, rest) for start, lengths in _CARDS for rest in lengths), _card
+        "credit_card": (_Rule(rf"[0-9](?:{_RE2_SEPARATORS}[0-9]){{12,}}", _cards),),
+        "email": (_Rule(_EMAIL, _whole),),
+        "iban": (_Rule("[A-Za-z]{2}[0-9]{2}", _ibans),),
+        "ip_address": (
+            _Rule(r"[0-9]+(?:\.[0-9]+){3,}", _dotted_addresses),
+            _Rule("[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*[0-9A-Fa-f:]", _colon_addresses),
         ),
-        "email": _Rule((r"[\pL\pN._%+-]+@[\pL\pN-]+(?:\.[\pL\pN-]+)*\.\pL{2,}",)),
-        "iban": _Rule((r"(?i)\b[A-Z]{2}[0-9]{2}(?:[ .-]?[A-Z0-9]){11,30}",), _iban),
-        "ip_address": _Rule(
-            (
-                r"\b[0-9]{1,3}(?:\.[0-9]{1,3}){3}\b",
-                r"[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*[0-9A-Fa-f:]",
-            ),
-            _ip_address,
-        ),
-        "phone": _Rule((r"\+[0-9](?:[ ().-]{0,2}[0-9]){7,14}\b",)),
-        "url": _Rule((r"(?i)\b(?:https?://|www\.)[^\s<>\"]+",), _url),
-        "us_ssn": _Rule((r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b",), _ssn),
+        "phone": (_Rule(rf"\+[0-9](?:{_RE2_SEPARATORS}[0-9]){{7,}}", partial(_matches, _PHONE)),),
+        "url": (_Rule(r"(?i)\b(?:https?://|www\.)[^\s<>\"]+", _urls),),
+        "us_ssn": (_Rule(rf"[0-9]+(?:{_RE2_DASH}[0-9]+){{2,}}", partial(_matches, _SSN)),),
     }
 )
 _compiled = {
-    name: (tuple(map(re2.compile, rule.patterns)), rule.part) for name, rule in _RULES.items()
+    name: [(re2.compile(rule.pattern), rule.spans) for rule in rules]
+    for name, rules in _RULES.items()
 }

@@ -2,25 +2,40 @@
 
 Compatibility characters become plain ones (NFKC, Unicode Standard Annex 15), digits of any script
 become 0 to 9, and characters that are not displayed are left out. Tags (U+E0020 to U+E007E), which
-can carry invisible instructions to a language model, become the ASCII characters they stand for.
+can carry invisible instructions to a language model, become the ASCII characters they stand for. As
+people do not see tags, a text with tags has a second reading without them.
 """
 
+import re
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final
 
 import msgspec
 
+from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.windows import Span
 
+# Texts of these characters, which are the most, are read as they are.
+_PLAIN: Final = re.compile(r"[\t\n\r -~]*")
+_TAGGED: Final = re.compile("[\U000e0020-\U000e007e]")
+_SPACES: Final = re.compile(r"\s+")
+_WIDE_SPACE: Final = re.compile(r"\s\s|[^\S ]")
 _TAGS = range(0xE0020, 0xE007F)
 _TAG_BASE = 0xE0000
-_HIDDEN_RANGES = ((0x180B, 0x1810), (0xFE00, 0xFE10), (0xE0100, 0xE01F0))
+_HIDDEN_RANGES = ((0x180B, 0x1810), (0xFE00, 0xFE10), (0xFFF0, 0xFFF9), (0xE0000, 0xE1000))
 # Characters that are not displayed, but are not of the category `Cf`: those with the property
-# `Default_Ignorable_Code_Point` of the Unicode Character Database.
+# `Default_Ignorable_Code_Point` of the Unicode Character Database, assigned or not.
 _HIDDEN = frozenset(
-    [0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x3164, 0xFFA0]
+    [0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2065, 0x3164, 0xFFA0]
     + [code for first, end in _HIDDEN_RANGES for code in range(first, end)]
 )
+# NFKC makes up to 18 characters of one. Texts that grow more than so would cost more rows than the
+# gateway counted.
+_MOST_GROWTH: Final = 2
+_FREE_GROWTH: Final = 100
+_MOST_FOLDED: Final = 128
 
 
 class ReadableText(msgspec.Struct, frozen=True):
@@ -43,35 +58,71 @@ class ReadableText(msgspec.Struct, frozen=True):
 class _Table(dict[int, str]):
     """Maps the code of a character to its readable form, and remembers it."""
 
-    def __init__(self, *, folds: bool) -> None:
+    def __init__(self, *, folds: bool = False, has_tags: bool = True) -> None:
         super().__init__()
         self._folds = folds
+        self._has_tags = has_tags
 
     def __missing__(self, code: int) -> str:
-        found = _readable(code)
+        found = _readable(code) if self._has_tags or code not in _TAGS else ""
         if self._folds:
             found = unicodedata.normalize("NFKD", found.casefold())
         self[code] = found
         return found
 
 
-_READABLE, _FOLDED = _Table(folds=False), _Table(folds=True)
+_READABLE, _UNTAGGED, _FOLDED = _Table(), _Table(has_tags=False), _Table(folds=True)
 
 
-def readable(text: str) -> ReadableText:
-    """Return a text as its readers see it."""
-    return ReadableText(text) if text.isascii() else _mapped(text, _READABLE)
+def readings(text: str) -> list[ReadableText]:
+    """Return a text as its readers see it: with tags as letters and, if it has tags, without.
+
+    Raises:
+        ItemRefused: the readable text is much longer than the text.
+    """
+    if _PLAIN.fullmatch(text):
+        return [ReadableText(text)]
+    tables = (_READABLE, _UNTAGGED) if _TAGGED.search(text) else (_READABLE,)
+    found = [_mapped(text, table) for table in tables]
+    if len(found[0].text) > _MOST_GROWTH * len(text) + _FREE_GROWTH:
+        raise ItemRefused(
+            "input_too_long",
+            "the text has many characters that stand for several others; send it in parts",
+        )
+    return found
 
 
 def folded(text: str) -> ReadableText:
-    """Return a readable text without differences of case, for comparison."""
-    return _mapped(text, _FOLDED)
+    """Return a text for comparison: readable, without differences of case and of white space."""
+    found = _mapped(text, _FOLDED)
+    if not _WIDE_SPACE.search(found.text):
+        return found
+    letters, places = [], []
+    end = 0
+    for run in _SPACES.finditer(found.text):
+        letters += [found.text[end : run.start()], " "]
+        places += [*range(end, run.start() + 1)]
+        end = run.end()
+    places += range(end, len(found.text))
+    originals = places if found.places is None else [found.places[place] for place in places]
+    return ReadableText("".join([*letters, found.text[end:]]), originals)
+
+
+def same_letters(text: str) -> str:
+    """Return a text as it is compared, without white space around it."""
+    return folded(text).text.strip()
+
+
+@lru_cache(_MOST_FOLDED)
+def all_folded(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return texts as they are compared, without texts that have no readable character."""
+    return tuple(filter(None, map(same_letters, texts)))
 
 
 def _mapped(text: str, table: _Table) -> ReadableText:
     found = text.translate(table)
-    if found == text:
-        return ReadableText(text)
+    if found == text or (text.isascii() and len(found) == len(text)):
+        return ReadableText(found)
     places = [place for place, each in enumerate(text) for _ in table[ord(each)]]
     return ReadableText(found, places)
 
@@ -80,7 +131,9 @@ def _readable(code: int) -> str:
     if code in _TAGS:
         return chr(code - _TAG_BASE)
     each = chr(code)
-    if code in _HIDDEN or unicodedata.category(each) == "Cf":
+    if each in "\t\n\r":
+        return each
+    if code in _HIDDEN or unicodedata.category(each) in ("Cc", "Cf"):
         return ""
     digit = unicodedata.decimal(each, None)
     return unicodedata.normalize("NFKC", each) if digit is None else str(digit)

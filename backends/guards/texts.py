@@ -8,7 +8,8 @@ import re2
 
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.guards.formats import find_format
-from sluicegate.backends.guards.readable import ReadableText, folded
+from sluicegate.backends.guards.readable import ReadableText, all_folded, folded
+from sluicegate.backends.guards.time_limit import TimeLimit
 from sluicegate.backends.pipelines.windows import Span
 from sluicegate.wire.guards import (
     AnyDetector,
@@ -32,34 +33,51 @@ _SPACELESS: Final = (
 _MOST_PATTERNS: Final = 4096
 
 
-def find_in_text(detector: AnyDetector, text: ReadableText) -> Iterator[tuple[str, Span]]:
-    """Yield the label and the span, in the original text, of each finding of a detector.
+def find_in_text(
+    detector: AnyDetector, text: str, read: ReadableText, limit: TimeLimit
+) -> Iterator[tuple[str, Span]]:
+    """Yield the label and the span of each finding of a detector in a reading of a text.
 
     A detector that needs a model finds nothing here.
 
     Raises:
-        ItemRefused: the detector's pattern is invalid.
+        ItemRefused: the detector's pattern is invalid, or the time is over.
     """
+    if isinstance(detector, LengthDetector):
+        if len(text) > detector.max_characters:
+            yield "LENGTH", (detector.max_characters, len(text))
+        return
+    for label, span in _find(detector, read, limit):
+        yield label, read.original(span)
+
+
+def _find(
+    detector: AnyDetector, read: ReadableText, limit: TimeLimit
+) -> Iterator[tuple[str, Span]]:
     if isinstance(detector, FormatDetector):
-        yield from _find_formats(detector, text)
+        for name in detector.formats:
+            for span in find_format(read.text, name, limit):
+                yield name.upper(), span
     elif isinstance(detector, PatternDetector):
-        yield from _find_pattern(detector, text)
+        for span in _matches(detector.pattern, read.text, limit):
+            yield detector.label, span
     elif isinstance(detector, WordDetector):
-        yield from _find_words(detector, text)
-    elif isinstance(detector, LengthDetector) and len(text.text) > detector.max_characters:
-        yield "LENGTH", text.original((detector.max_characters, len(text.text)))
+        compared = folded(read.text)
+        for span in _find_words(detector.words, compared.text, limit):
+            yield detector.label, compared.original(span)
 
 
-def _find_formats(detector: FormatDetector, text: ReadableText) -> Iterator[tuple[str, Span]]:
-    for name in detector.formats:
-        for span in find_format(text.text, name):
-            yield name.upper(), text.original(span)
+def work_of(detector: AnyDetector) -> int:
+    """Return the characters or words of a detector itself, which add to the work on a text."""
+    if isinstance(detector, WordDetector):
+        return len(detector.words)
+    return len(detector.pattern) if isinstance(detector, PatternDetector) else 0
 
 
-def _find_pattern(detector: PatternDetector, text: ReadableText) -> Iterator[tuple[str, Span]]:
-    for match in compiled(detector.pattern).finditer(text.text):
+def _matches(pattern: str, text: str, limit: TimeLimit) -> Iterator[Span]:
+    for match in limit.each(compiled(pattern).finditer(text)):
         if match.start() < match.end():
-            yield detector.label, text.original(match.span())
+            yield match.span()
 
 
 @lru_cache(_MOST_PATTERNS)
@@ -78,21 +96,19 @@ def compiled(pattern: str) -> Any:  # Any: RE2 has no types
         raise ItemRefused("guard_invalid", detail) from None
 
 
-def same_letters(text: str) -> str:
-    """Return a text as it is compared, without differences of case and of invisible characters."""
-    return folded(text).text
-
-
-def _find_words(detector: WordDetector, text: ReadableText) -> Iterator[tuple[str, Span]]:
-    compared = folded(text.text)
-    within = compared.text
-    for word in map(same_letters, detector.words):
-        start = within.find(word) if word else -1
-        while start >= 0:
+def _find_words(words: tuple[str, ...], text: str, limit: TimeLimit) -> Iterator[Span]:
+    for word in limit.each(all_folded(words)):
+        for start in limit.each(_places(word, text)):
             end = start + len(word)
-            if _ends_between(within, start) and _ends_between(within, end):
-                yield detector.label, text.original(compared.original((start, end)))
-            start = within.find(word, start + 1)
+            if _ends_between(text, start) and _ends_between(text, end):
+                yield start, end
+
+
+def _places(word: str, text: str) -> Iterator[int]:
+    start = text.find(word)
+    while start >= 0:
+        yield start
+        start = text.find(word, start + 1)
 
 
 def _ends_between(text: str, place: int) -> bool:

@@ -28,11 +28,17 @@ from sluicegate.gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
 from sluicegate.wire.guards import (
     MAX_DETECTORS,
     MAX_PATTERN_CHARACTERS,
+    MAX_PATTERN_INSTRUCTIONS,
+    MAX_WORD_CHARACTERS,
+    MAX_WORDS,
+    AnyDetector,
     ClassifierDetector,
     EntityDetector,
+    FormatDetector,
     GuardConfig,
     ModelDetector,
     PatternDetector,
+    WordDetector,
 )
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -198,13 +204,34 @@ def _guard(guard: GuardConfig, path: Path) -> Iterator[ConfigFinding]:
     for index, detector in enumerate(guard.detectors):
         here = (*path, "detectors", index)
         yield from _named(detector.name, (*here, "name"))
-        if isinstance(detector, ClassifierDetector):
-            if bool(detector.labels) == bool(detector.expected):
-                yield ConfigFinding(here, "needs either `labels` or `expected`")
-        elif isinstance(detector, EntityDetector) and not detector.labels:
-            yield ConfigFinding((*here, "labels"), "needs at least one label")
-        elif isinstance(detector, PatternDetector) and (problem := _pattern(detector.pattern)):
-            yield ConfigFinding((*here, "pattern"), problem)
+        yield from _detector(detector, here)
+    yield from _words(guard.allow, (*path, "allow"))
+
+
+def _detector(detector: AnyDetector, path: Path) -> Iterator[ConfigFinding]:
+    if isinstance(detector, ClassifierDetector):
+        if bool(detector.labels) == bool(detector.expected):
+            yield ConfigFinding(path, "needs either `labels` or `expected`")
+    elif isinstance(detector, EntityDetector) and not detector.labels:
+        yield ConfigFinding((*path, "labels"), "needs at least one label")
+    elif isinstance(detector, FormatDetector) and not detector.formats:
+        yield ConfigFinding((*path, "formats"), "needs at least one format")
+    elif isinstance(detector, WordDetector):
+        yield from _words(detector.words, (*path, "words"))
+        if not detector.words:
+            yield ConfigFinding((*path, "words"), "needs at least one word")
+    elif isinstance(detector, PatternDetector) and (problem := _pattern(detector.pattern)):
+        yield ConfigFinding((*path, "pattern"), problem)
+
+
+def _words(words: tuple[str, ...], path: Path) -> Iterator[ConfigFinding]:
+    if len(words) > MAX_WORDS:
+        yield ConfigFinding(path, f"must have at most {MAX_WORDS} entries")
+    for index, word in enumerate(words):
+        if len(word) > MAX_WORD_CHARACTERS:
+            yield ConfigFinding((*path, index), f"has more than {MAX_WORD_CHARACTERS} characters")
+        elif not any(each.isprintable() and not each.isspace() for each in word):
+            yield ConfigFinding((*path, index), "has no visible character; it would find nothing")
 
 
 def _pattern(pattern: str) -> str:
@@ -217,6 +244,11 @@ def _pattern(pattern: str) -> str:
         found = re2.compile(pattern, options)
     except re2.error as error:
         return f"is no regular expression of RE2: {_text(error)}"
+    if found.programsize > MAX_PATTERN_INSTRUCTIONS:
+        return (
+            f"needs {found.programsize:,} instructions of RE2; at most "
+            f"{MAX_PATTERN_INSTRUCTIONS:,} are allowed; repeat less, or a smaller class"
+        )
     return "matches an empty text; it would find nothing" if found.fullmatch("") else ""
 
 

@@ -9,12 +9,22 @@ import pytest
 
 from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.wire.guards import AnyDetector
-from sluicegate.wire.protocol import MAX_WINDOWS, Done, Failed, GuardParameters, Task
+from sluicegate.wire.protocol import (
+    MAX_ENTITIES,
+    MAX_WINDOWS,
+    Done,
+    EntitiesParameters,
+    Failed,
+    GuardParameters,
+    Task,
+)
 from testing.model_repository import DIMENSIONS, write_model, write_repository
+from tests.parity.library_fixtures import unpack
+from tests.parity.library_served import import_folder
 from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
-_MODELS = ["mood", "intents", "names"]
+_MODELS = ["mood", "intents", "names", "long-mood"]
 _NEVER = {"negative": 1.0}
 
 
@@ -23,6 +33,8 @@ async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
     models = write_repository(tmp_path / "models")
     manifest = {"kind": "algorithm", "algorithm": "guard", "uses": _MODELS, "tasks": ["guard"]}
     write_model(models, "detectors", manifest)
+    long = {"algorithm": "long-document", "options": {"overlap": 4}, "uses": ["mood"]}
+    write_model(models, "long-mood", {"kind": "algorithm", "tasks": ["classify"]} | long)
     async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS)) as running:
         yield running
 
@@ -42,8 +54,8 @@ async def judge(backend: Backend, text: str, *detectors: dict[str, Any], **more:
     )
 
 
-async def refusal(backend: Backend, text: str, *detectors: dict[str, Any]) -> Failed:
-    parameters = declared(*detectors)
+async def refusal(backend: Backend, text: str, *detectors: dict[str, Any], **more: Any) -> Failed:
+    parameters = declared(*detectors, **more)
     (outcome,) = await backend.ask("detectors", Task.GUARD, [text], parameters=parameters)
     assert isinstance(outcome, Failed), outcome
     return outcome
@@ -107,12 +119,45 @@ async def test_every_window_of_a_long_text_is_looked_at(backend: Backend) -> Non
     assert last != first
 
 
+async def test_windows_of_a_long_document_are_looked_at_one_by_one(backend: Backend) -> None:
+    text = " ".join(["good"] * 90 + ["bad"] * 10)
+
+    plain = await judge(backend, text, mood(), overlap=4)
+    long = await judge(backend, text, mood(model="long-mood"), overlap=4)
+
+    assert len(plain["findings"]) == 4
+    kept = ("label", "score", "start", "end")
+    assert [[one[name] for name in kept] for one in long["findings"]] == [
+        [one[name] for name in kept] for one in plain["findings"]
+    ]
+
+
 async def test_a_text_that_is_too_long_to_look_at_is_refused(backend: Backend) -> None:
     text = "good " * (30 * MAX_WINDOWS + 30)
 
     refused = await refusal(backend, text, mood())
 
     assert (refused.status, refused.code) == (422, "input_too_long")
+
+
+@pytest.mark.parametrize(
+    ("more", "other"),
+    [
+        ("good " * (30 * MAX_WINDOWS + 30), mood(action="redact")),
+        ("x " * (MAX_ENTITIES + 1), {"kind": "words", "words": ["x"], "action": "redact"}),
+        ("", {"kind": "pattern", "pattern": "(a"}),
+    ],
+)
+async def test_a_found_block_is_the_verdict_even_if_another_detector_fails(
+    backend: Backend, more: str, other: dict[str, Any]
+) -> None:
+    blocked = {"kind": "words", "words": ["film"]}
+
+    answer = await judge(backend, f"{more}a film", other, blocked)
+    refused = await refusal(backend, f"{more}a film", other, blocked, allow=("Film",))
+
+    assert (answer["verdict"], len(answer["findings"])) == ("block", 1)
+    assert refused.code in ("input_too_long", "too_many_findings", "guard_invalid")
 
 
 @pytest.mark.parametrize(
@@ -172,6 +217,40 @@ async def test_entities_are_found_by_their_types(backend: Backend) -> None:
     assert [(one["start"], one["end"]) for one in answer["findings"]] == [
         (one["start"], one["end"]) for one in everything["entities"]
     ]
+
+
+@pytest.fixture
+def gliner(tmp_path: Path) -> Path:
+    models = tmp_path / "models"
+    assert import_folder(unpack("gliner-00", tmp_path), models) is None
+    manifest = {"kind": "algorithm", "algorithm": "guard", "uses": ["gliner-00"]}
+    write_model(models, "detectors", manifest | {"tasks": ["guard"]})
+    return models
+
+
+async def test_a_label_with_a_high_threshold_hides_no_other_label(gliner: Path) -> None:
+    text = "paris cafe x-y_z fish " * 10
+    everything = EntitiesParameters(
+        labels=["city", "person"], threshold=0.1, flat=False, multi_label=True
+    )
+
+    async with running_backend(gliner, threads=1) as backend:
+        entities = (await backend.answer("gliner-00", Task.ENTITIES, text, parameters=everything))[
+            "entities"
+        ]
+        answers = [
+            await judge(backend, text, {"kind": "entities", "model": "gliner-00", "labels": labels})
+            for labels in ({"city": 1.0, "person": 0.11}, {"city": 0.11, "person": 1.0})
+        ]
+
+    for label, answer in zip(("person", "city"), answers, strict=True):
+        expected = {
+            (one["start"], one["end"])
+            for one in entities
+            if one["label"] == label and one["score"] >= 0.11
+        }
+        assert expected
+        assert {(one["start"], one["end"]) for one in answer["findings"]} == expected
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])

@@ -5,16 +5,25 @@ from typing import Any
 import msgspec
 import pytest
 
+from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.guards.formats import find_format
-from sluicegate.backends.guards.readable import readable
+from sluicegate.backends.guards.readable import readings
 from sluicegate.backends.guards.texts import find_in_text
+from sluicegate.backends.guards.time_limit import TimeLimit
 from sluicegate.wire.guards import AnyDetector, Format
+
+LONG = 3600.0
 
 
 def found(text: str, **detector: Any) -> list[str]:
     """Return the parts of a text that a detector finds."""
     made: Any = msgspec.convert({"name": "d"} | detector, AnyDetector)
-    return [text[start:end] for _, (start, end) in find_in_text(made, readable(text))]
+    spans = {
+        span
+        for read in readings(text)
+        for _, span in find_in_text(made, text, read, TimeLimit(LONG))
+    }
+    return [text[start:end] for start, end in sorted(spans)]
 
 
 @pytest.mark.parametrize(
@@ -28,25 +37,54 @@ def found(text: str, **detector: Any) -> list[str]:
         ("credit_card", "4111 1111 1111 1112", []),
         ("credit_card", "0000 0000 0000 0000", []),
         ("credit_card", "94111111111111111", []),
+        ("credit_card", "4000 4111 1111 1111 1111", ["4111 1111 1111 1111"]),
+        (
+            "credit_card",
+            "PIN 4321 4111 1111 1111 1111",
+            ["4321 4111 1111 1111", "4111 1111 1111 1111"],
+        ),
+        ("credit_card", "card4111111111111111_", ["4111111111111111"]),
+        ("credit_card", "4111  1111\n1111\u20131111", ["4111  1111\n1111\u20131111"]),
         ("iban", "DE89 3704 0044 0532 0130 00 please", ["DE89 3704 0044 0532 0130 00"]),
         ("iban", "gb29nwbk60161331926819", ["gb29nwbk60161331926819"]),
         ("iban", "DE89 3704 0044 0532 0130 01", []),
         ("iban", "DE89370400440532013000X", []),
+        (
+            "iban",
+            "GB82 WEST 1234 5698 7654 32 DE89 3704 0044 0532 0130 00",
+            ["GB82 WEST 1234 5698 7654 32", "DE89 3704 0044 0532 0130 00"],
+        ),
+        ("iban", "账号gb29nwbk60161331926819。", ["gb29nwbk60161331926819"]),
+        ("iban", "ID12 GB82WEST12345698765432", ["GB82WEST12345698765432"]),
+        ("iban", "AGB82WEST12345698765432", []),
         ("iban", "ZZ89 3704 0044 0532 0130 00", []),
         ("email", "mail ada.b+c@exämple.co.uk.", ["ada.b+c@exämple.co.uk"]),
         ("email", "a@b, @c.org", []),
+        ("email", "andre\u0301@example.com", ["andre\u0301@example.com"]),
+        ("email", "a@b.xn--p1ai.", ["a@b.xn--p1ai"]),
         ("ip_address", "10.0.0.1, fe80::1 and ::", ["10.0.0.1", "fe80::1", "::"]),
         ("ip_address", "at 10:30, 999.1.1.1", []),
+        ("ip_address", "999.1.2.3.4", ["1.2.3.4"]),
+        ("ip_address", "IP:2001:db8::1 2001:db8::2: refused", ["2001:db8::1", "2001:db8::2"]),
+        ("ip_address", "IP:::1, 2001:::", ["::1", "2001::"]),
         ("phone", "+49 (0)30 1234567", ["+49 (0)30 1234567"]),
         ("phone", "1 + 23", []),
+        ("phone", "+49\u201130\u20131234  567", ["+49\u201130\u20131234  567"]),
         ("url", "(see https://x.org/a?b=c).", ["https://x.org/a?b=c"]),
         ("us_ssn", "123-45-6789 000-12-3456 900-12-3456", ["123-45-6789"]),
+        (
+            "us_ssn",
+            "SSN123-45-6789, 123\u201145\u20136780",
+            ["123-45-6789", "123\u201145\u20136780"],
+        ),
     ],
 )
 def test_a_format_needs_its_check_digits_and_parts(
     name: Format, text: str, expected: list[str]
 ) -> None:
-    assert sorted({text[start:end] for start, end in find_format(text, name)}) == sorted(expected)
+    assert sorted(
+        {text[start:end] for start, end in find_format(text, name, TimeLimit(LONG))}
+    ) == sorted(expected)
 
 
 @pytest.mark.parametrize("zero", ["\uff10", "\u0660", "\u0966", "\U0001d7d8", "\U000e0030"])
@@ -64,6 +102,48 @@ def test_hidden_characters_between_digits_are_not_read() -> None:
 
 
 @pytest.mark.parametrize(
+    "hidden",
+    ["\0", "\b", "\x7f", "\x85", "\u2065", "\ufff8", "\U000e0002", "\U000e0fff", "\U000e0041"],
+)
+def test_characters_that_nobody_sees_split_no_word_and_no_number(hidden: str) -> None:
+    text = f"b{hidden}ad 4111{hidden} 1111 1111 1111"
+
+    assert found(text, kind="words", words=["bad"]) == [f"b{hidden}ad"]
+    assert found(text, kind="pattern", pattern="bad") == [f"b{hidden}ad"]
+    assert found(text, kind="formats", formats=["credit_card"]) == [text[5:]]
+
+
+def test_words_of_tags_are_found() -> None:
+    text = "a " + "".join(chr(0xE0000 + ord(each)) for each in "bad")
+
+    assert found(text, kind="words", words=["bad"]) == [text[2:]]
+
+
+def test_a_text_that_grows_much_when_it_is_read_is_refused() -> None:
+    with pytest.raises(ItemRefused, match="stand for several others"):
+        readings("\ufdfa" * 100)
+
+
+@pytest.mark.parametrize(
+    "detector",
+    [
+        {"kind": "formats", "formats": ["email"]},
+        {"kind": "pattern", "pattern": "e"},
+        {"kind": "words", "words": ["absent"]},
+    ],
+)
+def test_detectors_refuse_a_text_when_their_time_is_over(detector: dict[str, Any]) -> None:
+    made: Any = msgspec.convert({"name": "d"} | detector, AnyDetector)
+    text = "me@example.com"
+    (read,) = readings(text)
+
+    with pytest.raises(ItemRefused) as caught:
+        list(find_in_text(made, text, read, TimeLimit(0.0)))
+
+    assert caught.value.code == "guard_too_slow"
+
+
+@pytest.mark.parametrize(
     ("words", "text", "expected"),
     [
         (["art"], "cart art ART. artful", ["art", "ART"]),
@@ -73,7 +153,9 @@ def test_hidden_characters_between_digits_are_not_read() -> None:
         (["炸弹"], "这是炸弹吗", ["炸弹"]),
         (["שלום"], "אמר שלום לכולם", ["שלום"]),
         (["a"], "a a-a", ["a", "a", "a"]),
-        ([""], "text", []),
+        (["", "\u200b"], "text", []),
+        (["ignore all"], "ignore  all ignore\n\u2028all", ["ignore  all", "ignore\n\u2028all"]),
+        (["ignore \n all "], "é  ignore all", ["ignore all"]),
     ],
 )
 def test_words_are_whole_and_of_any_case(words: list[str], text: str, expected: list[str]) -> None:
@@ -87,3 +169,4 @@ def test_a_pattern_finds_all_its_matches_but_empty_ones() -> None:
 def test_the_rest_of_a_text_that_is_too_long_is_found() -> None:
     assert found("abcdef", kind="length", max_characters=4) == ["ef"]
     assert found("abcd", kind="length", max_characters=4) == []
+    assert found("ab\u200b\u200bcd", kind="length", max_characters=4) == ["cd"]

@@ -91,6 +91,28 @@ def test_a_backend_that_cannot_be_placed_is_refused(backend: str, expected: str)
 
 
 @pytest.mark.parametrize(
+    ("detector", "expected"),
+    [
+        ("kind: formats, formats: []", "detectors[0].formats: needs at least one format"),
+        ("kind: words, words: []", "detectors[0].words: needs at least one word"),
+        ("kind: words, words: [a, '']", "words[1]: has no visible character"),
+        ('kind: words, words: ["\\u200b "]', "words[0]: has no visible character"),
+        (f"kind: words, words: [{'a' * 257}]", "words[0]: has more than 256 characters"),
+        (f"kind: words, words: [{'a, ' * 1001}]", "words: must have at most 1000 entries"),
+        ("kind: pattern, pattern: '(a'", "pattern: is no regular expression of RE2"),
+        ("kind: pattern, pattern: 'a*'", "pattern: matches an empty text"),
+        (r"kind: pattern, pattern: '\pL{100}'", "instructions of RE2; at most 10,000"),
+    ],
+)
+def test_a_detector_that_finds_nothing_or_takes_too_long_is_refused(
+    detector: str, expected: str
+) -> None:
+    text = f"guards: {{g: {{model: m, detectors: [{{name: d, {detector}}}]}}}}"
+
+    assert expected in refusal(text)
+
+
+@pytest.mark.parametrize(
     "backend",
     [
         "{id: a, dns: 'backends.default.svc.cluster.local:8100'}",
