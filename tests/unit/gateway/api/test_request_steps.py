@@ -17,6 +17,7 @@ from sluicegate.gateway.config.document import RequestConfig
 from sluicegate.gateway.types import ItemFailure, KeyId, Rule
 from sluicegate.wire.protocol import Task
 from tests.support.api import AUTHORIZATION, NARROW_KEY, Api, problem
+from tests.support.dialects import GUARDS
 from tests.support.idempotency import AlwaysKeyed, NotedKey
 
 pytestmark = pytest.mark.anyio
@@ -177,9 +178,11 @@ async def test_nothing_is_said_about_models_before_a_backend_was_reached(
 
 @pytest.mark.parametrize("task", Task)
 async def test_every_task_has_a_route_that_takes_posts_only(
-    client: httpx.AsyncClient, task: Task
+    api: Api, client: httpx.AsyncClient, task: Task
 ) -> None:
-    path = f"/v1/{task}" + ("/sentiment" if task is Task.INFER else "")
+    named = {Task.INFER: "/sentiment", Task.GUARD: "/chat"}
+    path = f"/v1/{task}{named.get(task, '')}"
+    api.configure(guards=GUARDS)
 
     posted = await client.post(path, content=b"{")
     read = await client.get(path)
