@@ -16,6 +16,8 @@ _MODELS = {
     Task.ZERO_SHOT: "topics",
     Task.ENTITIES: "entities-demo",
 }
+# The demo models answer these only.
+_ROUTES = [route for route in ROUTES if route.task in _MODELS]
 # Dense texts: many tokens, many bytes in JSON, many entities, or nothing.
 _PIECES = ("a ", ",", "é", "\u0001", "😀", '"', "word ", "Bob, ", "A. ", " ", "## ", "日本")
 _COUNTS = (1, 2, 16, 256, 512, 2048, 4096)
@@ -76,7 +78,7 @@ def _labels(chance: random.Random) -> list[str]:
 
 
 def _of_a_dialect(chance: random.Random, number: int) -> AmplifiedRequest:
-    route = chance.choice(ROUTES)
+    route = chance.choice(_ROUTES)
     asked = Asked(
         scope="",
         model=_MODELS[route.task],
