@@ -2,7 +2,7 @@
 
 The configuration document declares guards, and backends run their detectors. A guard's detectors
 are the parameters of the task `guard`, so they are part of the cache key. A verdict from before a
-change of the guard is therefore never returned.
+change of the guard is therefore never found in the cache.
 """
 
 from typing import Annotated, Literal
@@ -127,7 +127,8 @@ class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """At most 1,000 spans that are no findings, in any case of letters, such as the company's own
     e-mail address."""
     overlap: Annotated[int, unit("tokens"), msgspec.Meta(ge=0)] = 64
-    """Tokens that each window of a long text shares with the window before it."""
+    """Tokens that each window of a long text shares with the window before it, where a classifier
+    reads it. Models that find entities have an overlap of their own."""
 
 
 def models_of(detectors: tuple[AnyDetector, ...]) -> list[str]:

@@ -143,12 +143,15 @@ def digest(document: Document) -> str:
 def without_defaults(value: Any) -> Any:  # Any: a value of any field
     """Return a value of a document as dicts and lists.
 
-    Fields that have their defaults are left out.
+    Fields that have their defaults are left out. The field that tells the kind of a value stays.
     """
     if isinstance(value, msgspec.Struct):
-        fields = msgspec.structs.fields(value)
+        config, fields = value.__struct_config__, msgspec.structs.fields(value)
+        kind = {config.tag_field: config.tag} if config.tag_field else {}
         pairs = ((field, getattr(value, field.name)) for field in fields)
-        return {field.name: without_defaults(v) for field, v in pairs if v != default_of(field)}
+        return kind | {
+            field.name: without_defaults(v) for field, v in pairs if v != default_of(field)
+        }
     if isinstance(value, dict):
         return {name: without_defaults(part) for name, part in value.items()}
     if isinstance(value, list | tuple):

@@ -31,6 +31,7 @@ from sluicegate.wire.protocol import Task
 MOST_BYTES = 1024 * 1024
 KEY_LIFE = timedelta(hours=1)
 TEST_TENANT = "playground"
+# The path of a request to a guard names the guard instead of a model, so it has no example here.
 _EXAMPLES = {body.task: body.example for body in BODIES}
 
 
@@ -141,13 +142,12 @@ async def _models(control: Control) -> list[str]:
 
 
 async def _tasks(backend_calls: BackendCalls, model: str) -> list[Task]:
-    """Return the tasks of the model, or all tasks if no backend reports them."""
-    if not model:
-        return list(Task)
+    """Return the tasks of the model that have examples, or all of these if it has none."""
     try:
-        return await backend_calls.tasks(model) or list(Task)
+        found = await backend_calls.tasks(model) if model else []
     except (ConfigurationError, DependencyUnavailable):
-        return list(Task)
+        found = []
+    return [task for task in found if task in _EXAMPLES] or list(_EXAMPLES)
 
 
 def _task(fields: Fields) -> Task:

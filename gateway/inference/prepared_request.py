@@ -215,11 +215,18 @@ class RequestPlans:
             scope=scope,
             prefix=self._keys.prefix(parts),
             entry=entry,
-            unrevised=self._keys.prefix(parts.unrevised()) if _keeps_last(entry) else None,
+            unrevised=(
+                self._keys.prefix(parts.unrevised()) if _keeps_last(entry, request.task) else None
+            ),
             owner=f"tenant:{principal.tenant}" if scope == "shared" else "",
         )
 
 
-def _keeps_last(entry: ModelConfig) -> bool:
-    """Tell whether the last answers of a model are kept beyond their time."""
+def _keeps_last(entry: ModelConfig, task: Task) -> bool:
+    """Tell whether the last answers of a model are kept beyond their time.
+
+    A verdict of a guard is not: where it cannot be computed, the guard's `on_error` decides.
+    """
+    if task is Task.GUARD:
+        return False
     return entry.cache_ttl > 0 and max(entry.stale_while_revalidate, entry.stale_if_error) > 0

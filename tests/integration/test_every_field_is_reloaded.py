@@ -18,14 +18,24 @@ from sluicegate.gateway.operations.publishing import Publisher
 from sluicegate.gateway.redis.client import connect
 from sluicegate.gateway.runtime.control import Control
 from testing.valkey import Valkey
-from tests.support import reload_cases, reload_routing_cases, reload_store_cases
+from tests.support import (
+    reload_cases,
+    reload_guard_cases,
+    reload_routing_cases,
+    reload_store_cases,
+)
 from tests.support.ledgers import ledger_url
 from tests.support.reload_scene import LONG, OTHER_KEY, ReloadScene
 from tests.support.table_resolver import TableResolver
 from tests.support.worker import running_worker
 
 pytestmark = pytest.mark.anyio
-CASES = reload_cases.CASES | reload_store_cases.CASES | reload_routing_cases.CASES
+CASES = (
+    reload_cases.CASES
+    | reload_guard_cases.CASES
+    | reload_routing_cases.CASES
+    | reload_store_cases.CASES
+)
 
 
 def leaves(kind: Any, path: str) -> Iterator[str]:

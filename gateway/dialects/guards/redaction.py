@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from itertools import count
 from typing import NamedTuple
 
 _NOT_IN_NAMES = re.compile("[^A-Z0-9]+")
+_PLACEHOLDER = re.compile("<[A-Z0-9_]+>")
 
 
 class MarkedSpan(NamedTuple):
@@ -33,6 +35,11 @@ class Placeholders:
         """The original text of each placeholder."""
         return {name: original for (_, original), name in self._names.items()}
 
+    @cached_property
+    def _taken(self) -> set[str]:
+        """What looks like a placeholder in the texts."""
+        return {name for text in self._texts for name in _PLACEHOLDER.findall(text)}
+
     def redact(self, text: str, spans: Iterable[MarkedSpan]) -> str:
         """Return a text with placeholders for `spans`. Overlapping spans are one span."""
         parts, reached = [], 0
@@ -46,11 +53,8 @@ class Placeholders:
         found = self._names.get((kind, original))
         if found is None:
             numbers = self._numbers.setdefault(kind, count(1))
-            found = next(
-                name
-                for name in map(f"<{kind}_{{}}>".format, numbers)
-                if not any(name in text for text in self._texts)
-            )
+            names = map(f"<{kind}_{{}}>".format, numbers)
+            found = next(name for name in names if name not in self._taken)
             self._names[kind, original] = found
         return found
 

@@ -80,7 +80,7 @@ class GuardResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     text: str = ""
     """With `redact`: the text with placeholders for the spans to redact."""
     message: str = ""
-    """With `block`: what the guard's configuration says about it."""
+    """If findings block the text: what the guard's configuration says about it."""
     error: GuardFailure | None = None
     """If the text could not be looked at completely, why. The guard's `on_error` is then the
     verdict."""
@@ -145,9 +145,8 @@ class GuardedTexts(msgspec.Struct, frozen=True):
     def _result(self, text: str, outcome: ItemOutcome, placeholders: Placeholders) -> GuardResult:
         if outcome.failure is not None:
             error = GuardFailure(code=outcome.failure.code, detail=outcome.failure.detail)
-            result = GuardResult(verdict=self.guard.on_error, findings=[], error=error)
-        else:
-            result = _read(outcome.result)
+            return GuardResult(verdict=self.guard.on_error, findings=[], error=error)
+        result = _read(outcome.result)
         if result.verdict == "block":
             return replace(result, message=self.guard.message)
         if result.verdict != "redact":

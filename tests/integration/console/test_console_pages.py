@@ -97,6 +97,22 @@ async def test_the_playground_offers_what_a_model_does(
     assert "<option selected>rerank" in unknown.text
 
 
+@pytest.mark.usefixtures("worker")
+async def test_the_playground_opens_for_a_model_of_guards(
+    operator: httpx.AsyncClient, repository: ModelStates
+) -> None:
+    info = msgspec.structs.replace(mood(), tasks=[Task.GUARD])
+    repository.states["eu-0"] = state("eu-0", models=[info])
+
+    page = await operator.get("/console/playground")
+    part = await operator.get("/console/playground/example?task=guard&model=mood")
+
+    for shown in (page, part):
+        assert shown.status_code == 200
+        assert "<option selected>classify" in shown.text
+        assert ">guard<" not in shown.text
+
+
 async def test_the_history_is_for_operators(
     browser: httpx.AsyncClient, operator: httpx.AsyncClient
 ) -> None:

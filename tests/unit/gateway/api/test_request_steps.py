@@ -180,8 +180,9 @@ async def test_nothing_is_said_about_models_before_a_backend_was_reached(
 async def test_every_task_has_a_route_that_takes_posts_only(
     api: Api, client: httpx.AsyncClient, task: Task
 ) -> None:
+    named = {Task.INFER: "/sentiment", Task.GUARD: "/chat"}
+    path = f"/v1/{task}{named.get(task, '')}"
     api.configure(guards=GUARDS)
-    path = f"/v1/{task}" + {Task.INFER: "/sentiment", Task.GUARD: "/chat"}.get(task, "")
 
     posted = await client.post(path, content=b"{")
     read = await client.get(path)

@@ -4,6 +4,7 @@ from sluicegate.gateway.config.sources import DocumentSource
 from sluicegate.gateway.console.document_diff import Change, difference, normalised
 
 ONE = "models:\n  m: {cache_ttl: 60}  # a comment\ndeadline: {default: 10}\n"
+GUARD = "guards: {g: {model: m, detectors: [{name: a, kind: words, words: [x]}]}}\n"
 SAME = "deadline:\n  default: 10.0\nmodels:\n  m:\n    cache_ttl: 60.0\n"
 OTHER = "models:\n  m: {cache_ttl: 90}\n"
 
@@ -29,3 +30,10 @@ def test_a_difference_has_the_lines_before_and_after() -> None:
 
 def test_a_document_that_is_not_valid_any_more_is_compared_as_it_is() -> None:
     assert "nonsense" in yaml_of("nonsense: 1\n")
+
+
+def test_a_document_with_guards_can_be_read_again() -> None:
+    shown = yaml_of(GUARD)
+
+    assert "kind: words" in shown
+    assert yaml_of(shown) == shown

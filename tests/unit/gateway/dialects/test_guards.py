@@ -151,6 +151,12 @@ async def test_a_change_of_the_guard_makes_old_verdicts_void(
             {"tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "to Ada."}}]},
             {"action": "BLOCKED", "blocked_reason": "Not here."},
         ),
+        (b"redact", {"tools": [{"type": "function"}]}, {"action": "NONE"}),
+        (
+            b"block",
+            {"tools": [{"type": "function"}]},
+            {"action": "BLOCKED", "blocked_reason": "Not here."},
+        ),
     ],
 )
 async def test_litellm_is_told_what_to_do(
@@ -167,9 +173,50 @@ async def test_litellm_is_told_what_to_do(
     assert answer.json() == expected
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (r'{"body":"hello\nbadword"}', "f\nbody\nhello\nbadword"),
+        (r'{"key":"\u0073k-1","city":"M\u00fcnchen"}', "f\nkey\nsk-1\ncity\nMünchen"),
+        ('{"card":4111111111111111,"sum":1.50}', "f\ncard\n4111111111111111\nsum\n1.50"),
+        ('{"a":"x","a":[true,null,{"b":"y"}]}', "f\na\nx\na\nb\ny"),
+        (r'{"a":"ba\ud800d"}', "f\na\nbad"),
+        ('{"a": "no end', 'f\n{"a": "no end'),
+        ("[" * 100_000, "f\n" + "[" * 100_000),
+        ("", "f"),
+    ],
+)
+async def test_the_arguments_of_a_call_are_read_as_the_tool_reads_them(
+    api: Api, client: httpx.AsyncClient, arguments: str, text: str
+) -> None:
+    call = {"id": "1", "function": {"name": "f", "arguments": arguments}}
+
+    await client.post(
+        "/guard/chat/beta/litellm_basic_guardrail_api", json={"texts": ["a"], "tool_calls": [call]}
+    )
+
+    assert [*map(msgspec.msgpack.decode, api.scene.runner.computed)] == ["a", text]
+
+
+async def test_all_strings_of_the_definition_of_a_tool_are_looked_at(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    limit = {"description": "How many", "enum": [1, 2.5, None], "default": False}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"limit": limit}}}
+
+    await client.post("/guard/chat/beta/litellm_basic_guardrail_api", json={"tools": [tool]})
+
+    (text,) = map(msgspec.msgpack.decode, api.scene.runner.computed)
+    assert text.split("\n") == [
+        *("type", "function", "function", "name", "f", "parameters", "limit"),
+        *("description", "How many", "enum", "1", "2.5", "default"),
+    ]
+
+
 async def test_litellm_is_told_to_block_what_was_not_looked_at(
     api: Api, client: httpx.AsyncClient
 ) -> None:
+    api.configure(guards={"chat": guard(message="Not here.")})
     api.scene.runner.failure = ItemFailure(status=504, code="deadline_exceeded", detail="late")
 
     answer = await client.post(
@@ -188,6 +235,14 @@ async def test_an_unknown_guard_is_not_found(client: httpx.AsyncClient) -> None:
     response = await client.post("/v1/guard/other", json={"input": "a"})
 
     assert (response.status_code, response.json()["code"]) == (404, "not_found")
+
+
+def test_a_placeholder_of_any_text_is_not_used_again() -> None:
+    placeholders = Placeholders(["to Ada", "<<PER_1> or <PER_2>", "<PER_4"])
+
+    found = [placeholders.redact(name, [MarkedSpan(0, 3, "per")]) for name in ("Ada", "Bob")]
+
+    assert found == ["<PER_3>", "<PER_4>"]
 
 
 def test_redacted_texts_are_restored_in_any_script() -> None:

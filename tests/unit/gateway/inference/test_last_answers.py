@@ -17,7 +17,7 @@ from sluicegate.gateway.types import (
     Source,
     Stale,
 )
-from sluicegate.wire.protocol import Variant
+from sluicegate.wire.protocol import Task, Variant
 from testing.waiting import until
 from tests.support.inference_scene import INFO, Scene, sources
 
@@ -79,6 +79,17 @@ async def test_a_model_that_did_not_opt_in_keeps_nothing_beyond_and_computes(sce
 
     assert entries == 1
     assert sources(await scene.ask("a", directives=_ANY)) == [_COMPUTED]
+
+
+async def test_a_verdict_of_a_guard_is_never_given_beyond_its_time(scene: Scene) -> None:
+    scene.models.infos["sentiment"] = msgspec.structs.replace(INFO, tasks=[Task.GUARD])
+    await scene.ask("a", task=Task.GUARD)
+    scene.models.infos["sentiment"] = msgspec.structs.replace(_NEXT, tasks=[Task.GUARD])
+    scene.runner.failure = _AWAY
+
+    answer = await scene.ask("a", task=Task.GUARD, directives=_ANY)
+
+    assert sources(answer) == [_FAILED]
 
 
 async def test_the_bound_after_a_rollout_begins_with_its_first_miss(scene: Scene) -> None:
