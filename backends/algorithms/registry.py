@@ -22,6 +22,7 @@ from sluicegate.backends.algorithms.split import split_tasks
 from sluicegate.backends.algorithms.tokens import token_algorithms
 from sluicegate.backends.errors import ModelProblem
 from sluicegate.backends.pipelines.word_rows import WordFormat
+from sluicegate.backends.pipelines.words import schema_word
 from sluicegate.backends.repository.catalogue import Catalogue
 from sluicegate.backends.repository.manifest import (
     AlgorithmManifest,
@@ -223,6 +224,8 @@ def _cross_encoder(name: str, manifest: ClassifierManifest | HeadManifest) -> Cr
 def _serve_spans(model: Model, manifest: SpanManifest) -> ModelAlgorithms:
     form = msgspec.convert(manifest, WordFormat, from_attributes=True)
     most, name = manifest.max_labels, model.name
+    if manifest.schema:
+        schema_word()  # The first call takes long, so it must not be in a request.
     algorithms: Algorithms = {Task.ENTITIES: LabelledSpans(model=name, form=form, max_labels=most)}
     if (classes := manifest.classes) is not None:
         form = msgspec.structs.replace(form, label_token=classes.label_token, schema=classes.schema)
