@@ -41,8 +41,8 @@ from sluicegate.wire.protocol import EmbedOutput, ModelInfo, Task
 # Increase it when a change of these layers changes results.
 _FOUNDATION_VERSION = 2
 _SPLIT = "split"
-# The adapters of jina-embeddings-v3 that rank documents.
-_RANKED_BY = ("retrieval.query", "retrieval.passage")
+# The adapters that rank documents; the second pair is that of jina-embeddings-v3.
+_RANKED_BY = (("query", "document"), ("retrieval.query", "retrieval.passage"))
 
 
 def build_served_model(
@@ -152,10 +152,10 @@ def _serve(
 
 def _serve_encoder(model: Model, manifest: EncoderManifest) -> ModelAlgorithms:
     named, outputs = manifest.named_prompts, list[EmbedOutput]()
-    ranked = {name: named[name] for name in _RANKED_BY if name in named and manifest.adapters}
-    query = named.get("query", ranked.get("retrieval.query", ""))
-    document = named.get("document", ranked.get("retrieval.passage", ""))
-    prompts = (query, document)
+    plain = (manifest.prompts.get("query", ""), manifest.prompts.get("document", ""))
+    # Vectors of two adapters can be compared only if these were trained together.
+    pair = next((pair for pair in _RANKED_BY if {*pair} <= {*manifest.adapters}), None)
+    prompts = plain if pair is None else (named[pair[0]], named[pair[1]])
     # `None` if the manifest has no prompt at all.
     ranked_by = prompts if any((manifest.prompt, *prompts)) else None
     if manifest.sparse is not None or manifest.multi_vector is not None:

@@ -233,3 +233,17 @@ def test_a_folder_without_an_adapter_is_refused(base: Path, tmp_path: Path) -> N
 
     assert result.exit_code == 2
     assert "the folder has no `adapter_config.json`" in result.output
+
+
+async def test_texts_are_ranked_without_adapters_if_one_of_the_pair_is_missing(
+    base: Path, tmp_path: Path
+) -> None:
+    models, folder = tmp_path / "m", adapter(tmp_path / "one", base, seed=1)
+    await asyncio.to_thread(run, base, models, "own", "--adapter", f"query={folder}")
+
+    async with running_backend(models, threads=1) as backend:
+        query, text, *_ = await vectors(backend, "own")
+        parameters = RerankParameters(query=TEXTS[0])
+        ranked = await backend.answer("own", Task.RERANK, TEXTS[1], parameters=parameters)
+
+    assert abs(ranked["score"] - query @ text) <= TOLERANCE
