@@ -235,6 +235,22 @@ def test_a_folder_without_an_adapter_is_refused(base: Path, tmp_path: Path) -> N
     assert "the folder has no `adapter_config.json`" in result.output
 
 
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+def test_a_model_with_adapters_gets_no_variant(base: Path, tmp_path: Path, precision: str) -> None:
+    folder, models = adapter(tmp_path / "one", base, seed=1), tmp_path / "m"
+    assert run(base, models, "own", "--adapter", f"one={folder}").exit_code == 0
+    texts, judge = tmp_path / "texts.txt", tmp_path / "judge.txt"
+    texts.write_text("\n".join(TEXTS[:2]))
+    judge.write_text("\n".join(TEXTS[2:]))
+    given = ["--models", models, "--precision", precision, "--calibrate", texts, "--judge", judge]
+
+    result = CliRunner().invoke(main, ["models", "tune", "own", *map(str, given)])
+
+    assert result.exit_code == 2
+    assert "`own` has adapters" in result.output
+    assert "import each adapter as a model of its own" in result.output
+
+
 async def test_texts_are_ranked_without_adapters_if_one_of_the_pair_is_missing(
     base: Path, tmp_path: Path
 ) -> None:
