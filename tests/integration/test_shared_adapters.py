@@ -214,6 +214,16 @@ def test_a_family_that_mixes_positions_into_layers_is_refused(tmp_path: Path) ->
     assert "a `deberta-v2` cannot choose among adapters" in result.output
 
 
+def test_a_family_that_fills_rows_is_refused(tmp_path: Path) -> None:
+    own = unpack("siglip_text_model-01", tmp_path)
+    folder = adapter(tmp_path / "one", own, seed=1)
+
+    result = run(own, tmp_path / "m", "own", "--adapter", f"one={folder}")
+
+    assert result.exit_code == 2
+    assert "a `siglip_text_model` cannot choose among adapters" in result.output
+
+
 @pytest.mark.parametrize("given", [["one", "two=x"], ["one", "two"], ["one="], ["=x"]])
 def test_names_and_folders_of_adapters_come_in_pairs(
     base: Path, tmp_path: Path, given: list[str]
