@@ -273,3 +273,23 @@ async def test_texts_are_ranked_without_adapters_if_one_of_the_pair_is_missing(
         ranked = await backend.answer("own", Task.RERANK, TEXTS[1], parameters=parameters)
 
     assert abs(ranked["score"] - query @ text) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("family", "written", "says"),
+    [
+        ("modernbert", "adapters: [one]", "`adapters` need the input `token_type_ids`"),
+        ("bert", "adapters: [one, one]", "`adapters` names an adapter twice"),
+    ],
+)
+async def test_adapters_that_a_graph_cannot_have_are_refused(
+    tmp_path: Path, family: Family, written: str, says: str
+) -> None:
+    own = write_checkpoint(Checkpoint(family=family, purpose="embed"), tmp_path / "base")
+    await asyncio.to_thread(run, own, tmp_path / "m", "own")
+    (tmp_path / "m" / "own" / "1" / "model.yaml").write_text(written)
+
+    async with running_backend(tmp_path / "m", threads=1) as backend:
+        problems = backend.repository.core.state().problems
+
+    assert says in problems["own"]
