@@ -261,6 +261,34 @@ def test_a_model_with_adapters_gets_no_variant(base: Path, tmp_path: Path, preci
     assert "import each adapter as a model of its own" in result.output
 
 
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [("", "adapters of its own (`lora_adaptations`)"), ("adapter: none", "of its own (`adapter`)")],
+)
+def test_a_model_with_adapters_of_its_own_takes_no_others(
+    base: Path, tmp_path: Path, chosen: str, says: str
+) -> None:
+    folder = unpack("jina_embeddings_v3-00", tmp_path)
+    (folder / "model.yaml").write_text(chosen)
+    mine = adapter(tmp_path / "mine", base, seed=1)
+
+    result = run(folder, tmp_path / "m", "own", "--adapter", f"mine={mine}")
+
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+@pytest.mark.parametrize("given", ["one", "one=PATH"])
+def test_an_adapter_takes_no_other_adapter(base: Path, tmp_path: Path, given: str) -> None:
+    one, two = (adapter(tmp_path / f"{seed}", base, seed=seed) for seed in (1, 2))
+    option = given.replace("PATH", str(two))
+
+    result = run(one, tmp_path / "m", "own", "--base", base, "--adapter", option)
+
+    assert result.exit_code == 2
+    assert "takes no `--adapter`" in result.output
+
+
 async def test_texts_are_ranked_without_adapters_if_one_of_the_pair_is_missing(
     base: Path, tmp_path: Path
 ) -> None:
