@@ -303,19 +303,20 @@ def most_entity_windows(
     """Return an upper bound of the windows of a text, if a token has `token_bytes` bytes.
 
     With labels, each window has them before its words, and two windows share up to half of these. A
-    tokenizer may begin each word and each label with a token of its own.
+    tokenizer may begin each word and each label with a token of its own. GLiNER2 adds a full stop.
     """
     size = len(item.encode())
     if parameters.labels is msgspec.UNSET:
         room = limits.tokens - _SPECIAL_TOKENS
         return min(MAX_WINDOWS, 1 + _parts(size // token_bytes - room, room - room // 4))
+    size += 1  # the full stop
     # Each label has a token before it, and another one is before the words.
     taken = sum([len(label.encode()) // token_bytes + 2 for label in parameters.labels])
     room = max(1, limits.tokens - taken - _PROMPT_TOKENS)
     most = limits.words or room
     if 2 * size <= min(room, most):
         return 1
-    words = sum(1 for _ in itertools.islice(_WORD.finditer(item), MAX_WINDOWS * most))
+    words = 1 + sum(1 for _ in itertools.islice(_WORD.finditer(item), MAX_WINDOWS * most))
     tokens = size // token_bytes + (words if token_bytes == 1 else 0)
     windows = 1 + _parts(tokens - room, room - room // 2)
     if limits.words:

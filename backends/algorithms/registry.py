@@ -22,6 +22,7 @@ from sluicegate.backends.algorithms.split import split_tasks
 from sluicegate.backends.algorithms.tokens import token_algorithms
 from sluicegate.backends.errors import ModelProblem
 from sluicegate.backends.pipelines.word_rows import WordFormat
+from sluicegate.backends.pipelines.words import schema_word
 from sluicegate.backends.repository.catalogue import Catalogue
 from sluicegate.backends.repository.manifest import (
     AlgorithmManifest,
@@ -40,8 +41,8 @@ from sluicegate.wire.protocol import EmbedOutput, ModelInfo, Task
 # Increase it when a change of these layers changes results.
 _FOUNDATION_VERSION = 2
 _SPLIT = "split"
-# The adapters of jina-embeddings-v3 that rank documents.
-_RANKED_BY = ("retrieval.query", "retrieval.passage")
+# The adapters that rank documents; the second pair is that of jina-embeddings-v3.
+_RANKED_BY = (("query", "document"), ("retrieval.query", "retrieval.passage"))
 
 
 def build_served_model(
@@ -151,10 +152,10 @@ def _serve(
 
 def _serve_encoder(model: Model, manifest: EncoderManifest) -> ModelAlgorithms:
     named, outputs = manifest.named_prompts, list[EmbedOutput]()
-    ranked = {name: named[name] for name in _RANKED_BY if name in named and manifest.adapters}
-    query = named.get("query", ranked.get("retrieval.query", ""))
-    document = named.get("document", ranked.get("retrieval.passage", ""))
-    prompts = (query, document)
+    plain = (manifest.prompts.get("query", ""), manifest.prompts.get("document", ""))
+    # Vectors of two adapters can be compared only if these were trained together.
+    pair = next((pair for pair in _RANKED_BY if {*pair} <= {*manifest.adapters}), None)
+    prompts = plain if pair is None else (named[pair[0]], named[pair[1]])
     # `None` if the manifest has no prompt at all.
     ranked_by = prompts if any((manifest.prompt, *prompts)) else None
     if manifest.sparse is not None or manifest.multi_vector is not None:
@@ -223,6 +224,8 @@ def _cross_encoder(name: str, manifest: ClassifierManifest | HeadManifest) -> Cr
 def _serve_spans(model: Model, manifest: SpanManifest) -> ModelAlgorithms:
     form = msgspec.convert(manifest, WordFormat, from_attributes=True)
     most, name = manifest.max_labels, model.name
+    if manifest.schema:
+        schema_word()  # The first call takes long, so it must not be in a request.
     algorithms: Algorithms = {Task.ENTITIES: LabelledSpans(model=name, form=form, max_labels=most)}
     if (classes := manifest.classes) is not None:
         form = msgspec.structs.replace(form, label_token=classes.label_token, schema=classes.schema)

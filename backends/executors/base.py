@@ -23,8 +23,9 @@ class ModelExecutor(Protocol):
     An executor is constructed with a `GraphSource`, whose `path` may have any suffix. It
 
     1. loads the graph, and raises `ModelProblem` if it cannot, or if the graph lacks an output in
-       `source.outputs` or has another width than `source.dimensions`. For a session of ONNX
-       Runtime, `read_inputs` and `check_outputs` check this;
+       `source.outputs` or the input of `source.has_adapters`, or has another width than
+       `source.dimensions`. For a session of ONNX Runtime, `read_inputs` and `check_graph` check
+       this;
     2. sets the attributes below, except `cost`;
     3. sets `cost` to `open_cost(self, source, clock)`, which runs and measures trial batches.
     """

@@ -27,7 +27,7 @@ from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.binding import Bindings, BoundKey, BoundTensors, Tensors
 from sluicegate.backends.executors.buckets import Buckets, Shape
 from sluicegate.backends.executors.cost import measure_cost
-from sluicegate.backends.executors.graph import GraphSource, check_outputs, read_inputs
+from sluicegate.backends.executors.graph import GraphSource, check_graph, read_inputs
 from sluicegate.backends.executors.host_memory import host_memory
 from sluicegate.backends.executors.padded_batch import PaddedBatch, ones
 from sluicegate.backends.executors.provider import DeviceOptions, open_session
@@ -175,7 +175,7 @@ class _RunSlot:
         self._options = options
         self._limits = limits
         self._inputs = read_inputs(session, source.path)
-        check_outputs(session, source)
+        check_graph(session, source)
         self._host = host_memory(options.memory)
         self._bindings = Bindings(self._bind, max_bytes=_BINDING_BYTES)
         self._graphs: dict[BoundKey, int] = {}

@@ -1,5 +1,6 @@
 """Describes a graph, and checks that it has the inputs and outputs of an encoder."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ class GraphSource(msgspec.Struct, frozen=True, kw_only=True):
     costs: MeasuredCosts | None = None
     """If set, the graph has passed its trial runs on this machine, and they are not repeated."""
     joined: JoinedWidth = JoinedWidth()
+    has_adapters: bool = False
+    """Whether the types of tokens choose the adapter of a row."""
 
     def width(self, kind: OutputKind, length: int) -> int:
         """Return the size of an output's last axis in a batch of `length` tokens a row."""
@@ -69,14 +72,28 @@ def read_inputs(session: Any, path: Path) -> dict[str, np.dtype[Any]]:
     return {name: kind for name, kind in inputs.items() if kind is not None}
 
 
-def check_outputs(session: Any, source: GraphSource) -> None:
-    """Check that the graph has the declared outputs, and that their widths match.
+def check_adapters(inputs: Collection[str], source: GraphSource) -> None:
+    """Check that a graph with these inputs can choose among adapters, if the model has some.
+
+    Raises:
+        ModelProblem: the graph does not read the types of tokens.
+    """
+    if source.has_adapters and "token_type_ids" not in inputs:
+        raise ModelProblem(
+            f"{source.path}: `adapters` need the input `token_type_ids`, which the graph does not "
+            "have; import the model with its adapters, or remove the field"
+        )
+
+
+def check_graph(session: Any, source: GraphSource) -> None:
+    """Check that the graph has the declared outputs and adapters, and that the widths match.
 
     An output without a fixed width is accepted.
 
     Raises:
-        ModelProblem: an output is missing, or has another width.
+        ModelProblem: an output or the input of adapters is missing, or an output has another width.
     """
+    check_adapters([node.name for node in session.get_inputs()], source)
     widths = {node.name: node.shape[-1] for node in session.get_outputs()}
     for kind, name in source.outputs.items():
         if name not in widths:

@@ -12,7 +12,7 @@ from typing_extensions import override
 from sluicegate.backends.errors import ModelFailed, OutOfMemory
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.cost import CostModel, measure_cost
-from sluicegate.backends.executors.graph import GraphSource, check_outputs, read_inputs
+from sluicegate.backends.executors.graph import GraphSource, check_graph, read_inputs
 from sluicegate.backends.executors.packing import save_packed_apart
 from sluicegate.backends.executors.padded_batch import PaddedBatch, ones
 from sluicegate.backends.executors.prepacked import prepacked_graph
@@ -57,7 +57,7 @@ class OnnxExecutor(ModelExecutor):
         self._wide_batches = 0
         self.provider = self._session.get_providers()[0]
         self._inputs = read_inputs(self._session, source.path)
-        check_outputs(self._session, source)
+        check_graph(self._session, source)
         # A narrow run computes in its caller's thread, so measure thread time, which other
         # processes do not affect.
         self.cost = open_cost(self, source, time.thread_time)

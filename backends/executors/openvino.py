@@ -10,7 +10,7 @@ from typing_extensions import override
 from sluicegate.backends.errors import ModelFailed
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.buckets import Buckets
-from sluicegate.backends.executors.graph import GraphSource, check_outputs, read_inputs
+from sluicegate.backends.executors.graph import GraphSource, check_graph, read_inputs
 from sluicegate.backends.executors.onnx import explain
 from sluicegate.backends.executors.openvino_graph import compile_graph
 from sluicegate.backends.executors.padded_batch import PaddedBatch
@@ -37,7 +37,7 @@ class OpenVinoExecutor(ModelExecutor):
         self.dimensions, self.joined = source.dimensions, source.joined
         graph = compile_graph(source, threads=worker_threads)
         self._inputs = read_inputs(graph, source.path)
-        check_outputs(graph, source)
+        check_graph(graph, source)
         self._vocabulary = graph.vocabulary
         self._buckets = Buckets(
             length_multiple=_LENGTH_MULTIPLE,

@@ -18,7 +18,7 @@ from sluicegate.backends.errors import (
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.cost import CostModel, measure_cost
 from sluicegate.backends.executors.failure_detector import FailureDetector
-from sluicegate.backends.executors.graph import GraphSource
+from sluicegate.backends.executors.graph import GraphSource, check_adapters
 from sluicegate.backends.executors.padded_batch import INPUTS, PaddedBatch, ones
 from sluicegate.backends.open_inference.address import ModelMetadata, RemoteModelServer
 from sluicegate.backends.open_inference.client import Reply, UpstreamClient
@@ -62,6 +62,7 @@ class UpstreamExecutor(ModelExecutor):
             self._binary = _BINARY in extensions
             metadata = self._client.metadata()
             self._inputs = _check_inputs(metadata, upstream)
+            check_adapters(self._inputs, source)
             _check_outputs(metadata, source, upstream)
             self.most_rows = self._declared_rows(metadata, extensions)
             for output in source.outputs:

@@ -45,7 +45,7 @@ def _schema_words(text: str) -> Iterator[Span]:
     which takes quadratic time for a long part of an address. Here, such a part is read once: `end`
     is where it ends, and `address` where the address with it ends, if it is one.
     """
-    word, place, end, address = _schema_word(), 0, 0, 0
+    word, place, end, address = schema_word(), 0, 0, 0
     while (visible := _VISIBLE.search(text, place)) is not None:
         start = visible.start()
         if start >= end and (part := _ADDRESS.match(text, start)) is not None:
@@ -64,8 +64,11 @@ def _schema_words(text: str) -> Iterator[Span]:
 
 
 @functools.cache
-def _schema_word() -> re.Pattern[str]:
-    """Return the pattern of words other than links and addresses."""
+def schema_word() -> re.Pattern[str]:
+    """Return the pattern of words of GLiNER2 other than links and addresses.
+
+    The first call examines all of Unicode, which takes about 0.2 seconds.
+    """
     characters = map(chr, range(sys.maxunicode + 1))
     marks = "".join(each for each in characters if unicodedata.category(each).startswith("M"))
     letter = rf"[\w{marks}\u200c\u200d]"

@@ -77,8 +77,9 @@ def choose_precision(
     """Return the precision in which to run a graph.
 
     For an fp32 graph on a GPU, the result is fp16, tf32 or fp32. Every other graph keeps its own
-    precision. `find` takes a graph with the wanted precision, and returns the quickest graph for
-    this precision. The verdict on fp16 is stored for each digest and kind of machine.
+    precision. A graph with adapters gets no fp16, because texts judge its base model only. `find`
+    takes a graph with the wanted precision, and returns the quickest graph for this precision. The
+    verdict on fp16 is stored for each digest and kind of machine.
 
     Raises:
         ExecutorDied: the fp16 graph broke the device. The graph is not tried again.
@@ -87,7 +88,7 @@ def choose_precision(
     if provider not in GPU_PROVIDERS or source.precision != "fp32":
         return source.precision
     otherwise = "tf32" if allows_tf32 else "fp32"
-    if not allows_fp16:
+    if not allows_fp16 or getattr(subject.manifest, "adapters", None):
         return otherwise
     if provider != "tensorrt" and not find_device_graphs(
         source.path, provider=provider, precision="fp16"

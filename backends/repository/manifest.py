@@ -334,7 +334,8 @@ def _check(manifest: Manifest, path: Path) -> None:
     if isinstance(manifest, GraphManifest) and bool(manifest.graph) == bool(manifest.upstream):
         wrong: str | None = "name either a `graph` or an `upstream`"
     elif isinstance(manifest, EncoderManifest):
-        wrong = _check_encoder(manifest)
+        is_twice = len(set(manifest.adapters)) != len(manifest.adapters)
+        wrong = "`adapters` names an adapter twice" if is_twice else _check_encoder(manifest)
     elif isinstance(manifest, HeadManifest):
         wrong = _check_head(manifest)
     elif isinstance(manifest, ClassifierManifest):

@@ -504,6 +504,7 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
         precision=manifest.profile,
         upstream=model.upstream,
         joined=joined,
+        has_adapters=isinstance(manifest, EncoderManifest) and bool(manifest.adapters),
     )
 
 

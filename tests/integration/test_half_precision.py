@@ -142,6 +142,16 @@ def spoil(path: Path) -> None:
     path.write_bytes(model.SerializeToString())
 
 
+async def test_adapters_are_never_in_half_precision_because_texts_judge_none(
+    imported: Imported,
+) -> None:
+    folder = imported("bert", "embed")
+    (folder / "model.yaml").write_text("adapters: [one]")
+
+    assert await precision(folder, Opening(**HALF)) == "tf32"
+    assert not (folder / RECORD).exists()
+
+
 async def test_a_judgement_is_kept(imported: Imported) -> None:
     folder = imported()
     await precision(folder, Opening(**HALF))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sluicegate.backends.pipelines.words import schema_word
 from sluicegate.wire.protocol import (
     EntitiesParameters,
     Failed,
@@ -43,6 +44,14 @@ def models(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def backend(models: Path) -> AsyncIterator[Backend]:
     async with running_backend(models, threads=1) as running:
         yield running
+
+
+async def test_the_first_text_finds_the_pattern_of_words_made(models: Path) -> None:
+    """Making it takes a fifth of a second, in which a backend would answer nobody."""
+    schema_word.cache_clear()
+
+    async with running_backend(models, threads=1):
+        assert schema_word.cache_info().currsize == 1
 
 
 async def find(backend: Backend, text: str, **given: Any) -> list[dict[str, Any]]:

@@ -240,6 +240,13 @@ REFUSED: dict[str, tuple[Change, list[str], str, str]] = {
         "",
         "merge_and_unload",
     ),
+    "layers of loralib": (
+        weights(bert__encoder__layer__0__attention__self__query__lora_A=np.ones(2)),
+        [],
+        "",
+        "merge_and_unload",
+    ),
+    "stacked adapters": (weights(adapters__choices=np.ones((2, 2))), [], "", "merge_and_unload"),
     "layers of its own": (weights(extra__weight=np.ones(2)), [], "", "no layer"),
     "quantized weights": (
         edit("config.json", quantization_config={"bits": 4}),

@@ -37,6 +37,18 @@ def test_an_adapter_that_the_weights_lack_is_refused(tmp_path: Path) -> None:
     assert "`--adapter NAME`" in reason
 
 
+@pytest.mark.parametrize("names", [[], ["one"], list("abcdefgh")])
+def test_each_adapter_in_the_weights_needs_a_name(tmp_path: Path, names: list[str]) -> None:
+    folder = unpack(ADAPTED, tmp_path)
+    (folder / "model.yaml").unlink()
+    edit(folder / "config.json", lora_adaptations=names)
+
+    reason = import_folder(folder, tmp_path / "models")
+
+    assert reason is not None
+    assert f"names {len(names)} adapters in `lora_adaptations`, but the weights have 3" in reason
+
+
 def test_weights_with_adapters_are_imported_without_any(tmp_path: Path) -> None:
     folder = unpack(ADAPTED, tmp_path)
     (folder / "model.yaml").write_text("adapter: none")

@@ -214,6 +214,16 @@ def test_a_family_that_mixes_positions_into_layers_is_refused(tmp_path: Path) ->
     assert "a `deberta-v2` cannot choose among adapters" in result.output
 
 
+def test_a_family_that_fills_rows_is_refused(tmp_path: Path) -> None:
+    own = unpack("siglip_text_model-01", tmp_path)
+    folder = adapter(tmp_path / "one", own, seed=1)
+
+    result = run(own, tmp_path / "m", "own", "--adapter", f"one={folder}")
+
+    assert result.exit_code == 2
+    assert "a `siglip_text_model` cannot choose among adapters" in result.output
+
+
 @pytest.mark.parametrize("given", [["one", "two=x"], ["one", "two"], ["one="], ["=x"]])
 def test_names_and_folders_of_adapters_come_in_pairs(
     base: Path, tmp_path: Path, given: list[str]
@@ -233,3 +243,81 @@ def test_a_folder_without_an_adapter_is_refused(base: Path, tmp_path: Path) -> N
 
     assert result.exit_code == 2
     assert "the folder has no `adapter_config.json`" in result.output
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+def test_a_model_with_adapters_gets_no_variant(base: Path, tmp_path: Path, precision: str) -> None:
+    folder, models = adapter(tmp_path / "one", base, seed=1), tmp_path / "m"
+    assert run(base, models, "own", "--adapter", f"one={folder}").exit_code == 0
+    texts, judge = tmp_path / "texts.txt", tmp_path / "judge.txt"
+    texts.write_text("\n".join(TEXTS[:2]))
+    judge.write_text("\n".join(TEXTS[2:]))
+    given = ["--models", models, "--precision", precision, "--calibrate", texts, "--judge", judge]
+
+    result = CliRunner().invoke(main, ["models", "tune", "own", *map(str, given)])
+
+    assert result.exit_code == 2
+    assert "`own` has adapters" in result.output
+    assert "import each adapter as a model of its own" in result.output
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [("", "adapters of its own (`lora_adaptations`)"), ("adapter: none", "of its own (`adapter`)")],
+)
+def test_a_model_with_adapters_of_its_own_takes_no_others(
+    base: Path, tmp_path: Path, chosen: str, says: str
+) -> None:
+    folder = unpack("jina_embeddings_v3-00", tmp_path)
+    (folder / "model.yaml").write_text(chosen)
+    mine = adapter(tmp_path / "mine", base, seed=1)
+
+    result = run(folder, tmp_path / "m", "own", "--adapter", f"mine={mine}")
+
+    assert result.exit_code == 2
+    assert says in result.output
+
+
+@pytest.mark.parametrize("given", ["one", "one=PATH"])
+def test_an_adapter_takes_no_other_adapter(base: Path, tmp_path: Path, given: str) -> None:
+    one, two = (adapter(tmp_path / f"{seed}", base, seed=seed) for seed in (1, 2))
+    option = given.replace("PATH", str(two))
+
+    result = run(one, tmp_path / "m", "own", "--base", base, "--adapter", option)
+
+    assert result.exit_code == 2
+    assert "takes no `--adapter`" in result.output
+
+
+async def test_texts_are_ranked_without_adapters_if_one_of_the_pair_is_missing(
+    base: Path, tmp_path: Path
+) -> None:
+    models, folder = tmp_path / "m", adapter(tmp_path / "one", base, seed=1)
+    await asyncio.to_thread(run, base, models, "own", "--adapter", f"query={folder}")
+
+    async with running_backend(models, threads=1) as backend:
+        query, text, *_ = await vectors(backend, "own")
+        parameters = RerankParameters(query=TEXTS[0])
+        ranked = await backend.answer("own", Task.RERANK, TEXTS[1], parameters=parameters)
+
+    assert abs(ranked["score"] - query @ text) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("family", "written", "says"),
+    [
+        ("modernbert", "adapters: [one]", "`adapters` need the input `token_type_ids`"),
+        ("bert", "adapters: [one, one]", "`adapters` names an adapter twice"),
+    ],
+)
+async def test_adapters_that_a_graph_cannot_have_are_refused(
+    tmp_path: Path, family: Family, written: str, says: str
+) -> None:
+    own = write_checkpoint(Checkpoint(family=family, purpose="embed"), tmp_path / "base")
+    await asyncio.to_thread(run, own, tmp_path / "m", "own")
+    (tmp_path / "m" / "own" / "1" / "model.yaml").write_text(written)
+
+    async with running_backend(tmp_path / "m", threads=1) as backend:
+        problems = backend.repository.core.state().problems
+
+    assert says in problems["own"]

@@ -69,10 +69,16 @@ def read_task_adapters(
     `none` chooses no adapter.
 
     Raises:
-        WeightsError: no adapter of that name exists.
+        WeightsError: no adapter of that name exists, or not every adapter has a name.
     """
     parts = {name: found for name in weights if (found := _PART.fullmatch(name))}
     names = [str(name) for name in config.get("lora_adaptations") or []] if parts else []
+    counts = {len(weights[name]) for name, part in parts.items() if part[2] != "original"}
+    if counts - {len(names)}:
+        raise WeightsError(
+            f"`config.json` names {len(names)} adapters in `lora_adaptations`, but the weights "
+            f"have {max(counts)}; name each adapter, in the order of the weights"
+        )
     if chosen is not None and chosen not in (*names, NO_ADAPTER):
         known = ", ".join(f"`{name}`" for name in names)
         if not parts:

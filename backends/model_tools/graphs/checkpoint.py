@@ -80,8 +80,10 @@ _PREFIXES: Mapping[str, str] = MappingProxyType(
 )
 FAMILIES = tuple(_PREFIXES)
 _CPU = GraphOptions(attention="gathered")
-# The kinds of attention of graphs that can choose among adapters.
-_ADAPTED = ("gathered", "plain")
+# The families and the kinds of attention of graphs that can choose among adapters. SigLIP fills
+# rows with tokens that have no adapter.
+_ADAPTED = {*PREFIXES, *_STACKS} - {*SIGLIP}
+_ADAPTED_ATTENTION = ("gathered", "plain")
 
 
 def weight_prefix(config: Mapping[str, Any]) -> str:
@@ -139,8 +141,8 @@ def build_encoder(
     """
     options = replace(options, output=output)
     kind, problem = str(config.get("model_type")), options.problem()
-    has_adapters = CHOICES in weights
-    if has_adapters and (kind not in (*PREFIXES, *_STACKS) or options.attention not in _ADAPTED):
+    has_graph = kind in _ADAPTED and options.attention in _ADAPTED_ATTENTION
+    if CHOICES in weights and not has_graph:
         raise WeightsError(f"a `{kind}` cannot choose among adapters; import each apart")
     if kind in PREFIXES or kind not in _PREFIXES:
         size, renamed = as_bert(config, weights)

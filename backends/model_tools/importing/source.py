@@ -16,6 +16,7 @@ from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.graphs.adapters import (
     CHOICES,
     STACKED,
+    Factors,
     merge_factors,
     read_task_adapters,
     stack_factors,
@@ -99,7 +100,7 @@ _KNOWN_CODE = {
 _KNOWN_MODULES = {"jina_embeddings_v3": {"custom_st.Transformer"}}
 _LAYER = re.compile(r"(?:^|\.)(?:layers?|blocks?|h)\.(\d+)\.")
 _LAYERS = ("num_hidden_layers", "n_layers", "num_layers")
-_ADAPTED = re.compile(r"\.lora_|\.base_layer\.|\.adapters?\.")
+_ADAPTED = re.compile(r"\.lora_|\.base_layer\.|(?:^|\.)adapters?\.")
 _BASES = {
     *("bert", "distilbert", "roberta", "mpnet", "electra", "albert", "deberta", "model"),
     *("new", "gte", "nomic_bert", "text_model"),
@@ -222,13 +223,19 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
 
     def _adapt(self, weights: Weights) -> Weights:
         """Return the weights with one adapter merged into them, or with several beside them."""
-        prefix = weight_prefix(self.config)
+        prefix, own, found = weight_prefix(self.config), weights, list[Factors]()
+        if self.adapter is None:
+            try:
+                own, found = read_task_adapters(weights, self.config, self.task_adapter)
+            except WeightsError as error:
+                raise StartProblem(f"`{self.folder}`: {error}") from None
+        if (unknown := next(filter(_ADAPTED.search, own), None)) is not None:
+            raise StartProblem(
+                f"`{self.folder}`: `{unknown}` belongs to an adapter, which is not supported; "
+                "merge it with `merge_and_unload()` and save the model"
+            )
         if self.adapter is not None:
-            return self.adapter.merge(weights, prefix)
-        try:
-            own, found = read_task_adapters(weights, self.config, self.task_adapter)
-        except WeightsError as error:
-            raise StartProblem(f"`{self.folder}`: {error}") from None
+            return self.adapter.merge(own, prefix)
         if self.task_adapter is not None:
             return merge_factors(own, found[0]) if found else own
         for adapter in self.adapters.values():
@@ -346,11 +353,6 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
                 )
             if name.endswith(STACKED):
                 continue
-            if _ADAPTED.search(name):
-                raise StartProblem(
-                    f"`{self.folder}`: `{name}` belongs to an adapter, which is not supported; "
-                    "merge it with `merge_and_unload()` and save the model"
-                )
             if kind in FAMILIES and _part(name) not in {*_PARTS, *_OWN_PARTS.get(kind, ())}:
                 raise StartProblem(
                     f"`{self.folder}`: no layer of a `{kind}` has the weight "
@@ -398,6 +400,10 @@ def open_source(
     fields = {**_read_fields(folder / _MANIFEST), **(given or {})}
     adapter = read_adapter(folder)
     if adapter is not None:
+        if adapters or "adapter" in fields:
+            raise StartProblem(
+                f"`{folder}` is an adapter already, so it takes no `--adapter`; leave it out"
+            )
         return _open_adapted(adapter, fields, base)
     if base is not None:
         raise StartProblem(f"`--base` is only for adapters, but `{folder}` has no `{ADAPTER}`")
@@ -439,6 +445,12 @@ def _open_adapted(adapter: Adapter, fields: dict[str, Any], base: Path | None) -
 
 def _open_choices(source: CheckpointFolder, folders: Mapping[str, Path]) -> CheckpointFolder:
     """Return a base model with the adapters among which requests choose."""
+    own = "lora_adaptations" if source.task_adapter is None else "adapter"
+    if source.task_adapter is not None or source.config.get(own):
+        raise StartProblem(
+            f"`--adapter {next(iter(folders))}=PATH`: `{source.folder}` has adapters of its own "
+            f"(`{own}`), to which no others can be added; leave `--adapter NAME=PATH` out"
+        )
     found = {}
     for name, folder in folders.items():
         adapter = read_adapter(folder)

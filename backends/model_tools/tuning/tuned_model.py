@@ -190,8 +190,8 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
     """Return the model `name` of a repository.
 
     Raises:
-        StartProblem: the model does not exist or has no graph, its graph is not in fp32, or texts
-            alone cannot show what a variant changes.
+        StartProblem: the model does not exist or has no graph, its graph is not in fp32 or has
+            adapters, or texts alone cannot show what a variant changes.
     """
     model = find_model(catalogue, name)
     graph_model, graph, apply = _find_graph(catalogue, model)
@@ -200,6 +200,11 @@ def find_tuned_model(catalogue: Catalogue, name: str, settings: BackendSettings)
         raise StartProblem(
             f"`{name}` reads texts with labels of requests, so texts alone cannot judge a variant "
             "of it; serve it in fp32"
+        )
+    if isinstance(graph, EncoderManifest) and graph.adapters:
+        raise StartProblem(
+            f"`{graph_model.name}` has adapters, and texts alone judge its base model only; import "
+            "each adapter as a model of its own, and make variants of these models"
         )
     measure, reads_pairs = kind_of(manifest)
     labels = [] if isinstance(manifest, EncoderManifest) else list(getattr(manifest, "labels", []))

@@ -3,15 +3,19 @@
 import msgspec
 import pytest
 
+from sluicegate.backends.pipelines.words import split_schema_words
 from sluicegate.wire.protocol import (
     Call,
     CallItem,
     Done,
+    EntitiesParameters,
     Failed,
     FrameReader,
     Report,
+    RowLimits,
     Task,
     encode_frame,
+    most_entity_windows,
 )
 
 NESTED = b"\x91" * 100_000 + b"\xc0"
@@ -76,3 +80,13 @@ def test_what_is_new_in_an_answer_is_ignored_by_older_programs() -> None:
     done = Done(index=0, result=b"{}", rows=1, tokens=2, truncated_from=300)
 
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(done), type=_OlderDone).index == 0
+
+
+def test_the_full_stop_of_gliner2_may_need_a_window() -> None:
+    text, limits = "a " * 128, RowLimits(tokens=4096, words=128)
+    _, words = split_schema_words(text.strip())
+
+    found = most_entity_windows(text.strip(), EntitiesParameters(labels=["city"]), limits)
+
+    assert len(words) == limits.words + 1
+    assert found == 2
