@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 from sluicegate.backends.cli import main
 from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.tuning.memory import measure_memory
 from sluicegate.backends.model_tools.tuning.price import measure_price
 from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
 from tests.parity.library_fixtures import FIXTURES, OUTPUTS, unpack
@@ -135,7 +136,7 @@ def test_a_model_is_priced_on_this_machine(tmp_path: Path, purpose: Purpose) -> 
 
     assert "rows/s of 16 tokens; " in result.output
     assert "rows/s of 64 tokens (" in result.output
-    assert "loads in " in result.output
+    assert " MiB of host memory" in result.output
 
 
 def test_a_price_takes_no_longer_than_its_deadline(tmp_path: Path) -> None:
@@ -143,6 +144,18 @@ def test_a_price_takes_no_longer_than_its_deadline(tmp_path: Path) -> None:
 
     with pytest.raises(StartProblem, match=r"took longer than 0\.01 s"):
         measure_price(tmp_path / "m", "mine", deadline=0.01)
+
+
+@pytest.mark.parametrize("module", ["msgspec", "numpy", "onnxruntime"])
+def test_a_measurement_runs_no_code_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    run(bert("text")(tmp_path), "--models", tmp_path / "m", "--name", "mine", "--quick")
+    (tmp_path / f"{module}.py").write_text("raise SystemExit('code of a checkpoint')")
+    monkeypatch.chdir(tmp_path)
+
+    assert measure_memory(tmp_path / "m/mine/1/model.onnx", max_tokens=8) is not None
+    assert measure_price(tmp_path / "m", "mine").rates
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
