@@ -17,8 +17,8 @@ _PLACE = "1/models/m-7/artifacts"
 class MlflowServer(ThreadingHTTPServer):
     """Serves a folder as the artifacts of version 3 of `classifier`, whose alias is `champion`.
 
-    `uri` is where it says that they are, and `listing` replaces every list of them. `asked` are the requested paths, and `authorizations` what
-    callers sent for credentials.
+    `uri` is where it says that they are, and `listing` replaces every list of them. `asked` are
+    the requested paths, and `authorizations` what callers sent for credentials.
     """
 
     def __init__(self, artifacts: Path) -> None:
