@@ -138,6 +138,32 @@ def test_another_python_may_have_the_library(
     assert found.scores == [{"good": 0.75, "bad": 0.25}]
 
 
+def test_what_a_library_prints_is_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "print(0); import atexit; atexit.register(print, 1); return lambda text, **_: []"
+    install_library(tmp_path / "packages", body, monkeypatch)
+
+    assert reference_results(tmp_path, Task.CLASSIFY, ["a"]).scores == [{}]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("exit 0", "must name a Python interpreter"),
+        ("cat > /dev/null; echo 3", "must name a Python interpreter"),
+        ("cat > /dev/null; sleep 600", "took longer than 3 s"),
+    ],
+)
+def test_a_script_that_gives_no_results_is_told(tmp_path: Path, body: str, message: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{body}\n")
+    python.chmod(0o755)
+
+    with pytest.raises(StartProblem, match=message):
+        reference_results(tmp_path, Task.CLASSIFY, ["a"], python=python, deadline=3.0)
+
+
 def test_a_library_does_not_see_our_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,7 @@ def compare_command(
     try:
         found = compare_results(served, expected, tolerance=tolerance)
     except ValueError as error:
-        raise StartProblem(f"`{name}` was not made from `{folder}`: {error}") from None
+        raise StartProblem(f"`{name}` cannot be compared with `{folder}`: {error}") from None
     click.echo(f"task                   {task}")
     for line in describe_difference(found):
         click.echo(line)
