@@ -18,6 +18,7 @@ from sluicegate.wire.protocol import Task
 from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
 from tests.parity.served import write_models
 from tests.parity.texts import read_texts
+from tests.support.reference_library import install_library
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = ROOT / ".venv-parity/lib" / f"python3.{sys.version_info.minor}" / "site-packages"
@@ -98,14 +99,6 @@ def test_imports_answer_as_the_reference_does_and_swapped_labels_do_not(tmp_path
     assert all("different results      0" in output for _, output in equal)
     assert code == 1
     assert "of texts" in output
-
-
-def install_library(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a package that stands for transformers, for the process that asks the library."""
-    folder.mkdir()
-    pipeline = "def pipeline(task, model, **options):"
-    (folder / "transformers.py").write_text(f"import os, signal\n\n{pipeline}\n    {body}\n")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,9 @@ def _ask(
     except ValueError:
         answered = None
     if not isinstance(answered, dict):
-        raise StartProblem(f"`{python}` gave no results; `--reference` must name a Python interpreter")
+        raise StartProblem(
+            f"`{python}` gave no results; `--reference` must name a Python interpreter"
+        )
     return answered
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from sluicegate.backends.commands import MODELS_OPTION
+from sluicegate.backends.commands import MODELS_OPTION, say
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.executors.padded_batch import INPUTS
 from sluicegate.backends.model_tools.comparing.asking import REFERENCE_OPTION
@@ -161,7 +161,7 @@ def import_command(
             trial=TrialOptions(compares=True, measures=not quick, python=reference),
             dry_run=dry_run,
             # The document alone is on standard output.
-            echo=partial(click.echo, err=as_json),
+            echo=partial(say, err=as_json),
         )
     if as_json:
         click.echo(json.dumps({**report.document(), "source": source}, indent=2))

@@ -84,7 +84,7 @@ async def prepare_comparison(
     if task is None:
         tasks = ", ".join(info.tasks) or "no task"
         return Comparison(reason=f"there is no comparison for {tasks}; check a few results by hand")
-    if (reason := _obstacle(source)) is not None:
+    if (reason := _obstacle(source, task)) is not None:
         return Comparison(reason=reason)
     items = _items(task, answered)
     labels = [] if info.labels or task is not Task.ENTITIES else _labels(answered)
@@ -127,7 +127,7 @@ def finish_comparison(
     )
 
 
-def _obstacle(source: CheckpointFolder) -> str | None:
+def _obstacle(source: CheckpointFolder, task: Task) -> str | None:
     """Return why no library can be asked about a checkpoint, if that is so."""
     modules, ranking = source.modules, source.ranking
     obstacles = {
@@ -140,7 +140,9 @@ def _obstacle(source: CheckpointFolder) -> str | None:
         "there is no comparison for GLiNER2; check a few results by hand": (
             isinstance(source.gliner, Gliner2Config)
         ),
-        "the labels are your own, and not those of the checkpoint": "labels" in source.fields,
+        "the labels are your own, and not those of the checkpoint": (
+            "labels" in source.fields and task in (Task.CLASSIFY, Task.ENTITIES)
+        ),
         "the checkpoint has code of its own, which is never run": (
             bool(source.config.get("auto_map"))
         ),
