@@ -213,6 +213,7 @@ def test_the_address_of_mlflow_may_have_a_password(
         ("mlflow://classifier", "", "write `mlflow://name/version`"),
         ("mlflow://classifier/3", "s3://bucket/m", "`mlflow artifacts download`"),
         ("mlflow://classifier/3", "mlflow-artifacts://elsewhere/m", "does not proxy"),
+        ("mlflow://classifier/3", "mlflow-artifacts://[m", "cannot be reached: ValueError"),
         ("gs://bucket/m", "", "`gs://` is not a place of checkpoints"),
         ("hf://model", "", "write `hf://owner/name@revision`"),
     ],

@@ -90,7 +90,8 @@ def fetch_registered(source: str, target: Path) -> Fetched:
         try:
             place = _locate(client, name, version, alias)
             files = _fetch(client, place, source, target, address)
-        except httpx.HTTPError as error:
+        # httpx and `urlsplit` raise the other two for addresses that MLflow sends.
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             raise StartProblem(
                 f"`{source}`: MLflow at {urlsplit(address).hostname} cannot be reached: "
                 f"{type(error).__name__}"
