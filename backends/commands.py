@@ -1,6 +1,7 @@
 """Holds what the command lines of serving and of the model tools share."""
 
 import importlib
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,11 @@ MORE_MODELS_OPTION = click.option(
     type=click.Path(path_type=Path),
     help="A second repository. The first one takes precedence for models with the same name.",
 )
+
+
+# Characters that end a line, control a terminal, or change the direction of a text, and surrogates,
+# which UTF-8 cannot carry.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class LazyGroup(click.Group):
@@ -48,11 +54,16 @@ class LazyGroup(click.Group):
         return found
 
 
+def say(line: str, *, err: bool = False) -> None:
+    """Print a line. It may have texts of a checkpoint, so unprintable characters are replaced."""
+    click.echo(_UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", line), err=err)
+
+
 @contextmanager
 def problems_on_one_line(command: str) -> Iterator[None]:
     """Print a `StartProblem` as one line and exit with status 2."""
     try:
         yield
     except StartProblem as error:
-        click.echo(f"sluicegate {command}: {error}", err=True)
+        say(f"sluicegate {command}: {error}", err=True)
         sys.exit(_CANNOT_START)

@@ -23,7 +23,8 @@ def save_packed_apart(graph: Path, target: Path) -> None:
     Raises:
         OSError: the target cannot be written, the graph is invalid, or packing takes too long.
     """
-    command = [sys.executable, "-m", __name__, str(graph), str(target)]
+    # With `-P`, modules in the current folder are not imported.
+    command = [sys.executable, "-P", "-m", __name__, str(graph), str(target)]
     try:
         # Weights may be in separate files beside the graph.
         if sum(path.stat().st_size for path in graph.parent.iterdir()) < _LEAST_APART:

@@ -11,7 +11,7 @@ import msgspec
 
 from sluicegate.backends.algorithms.registry import describe
 from sluicegate.backends.app import open_backend
-from sluicegate.backends.commands import MODELS_OPTION, MORE_MODELS_OPTION
+from sluicegate.backends.commands import MODELS_OPTION, MORE_MODELS_OPTION, say
 from sluicegate.backends.executors.opening import executor_opener
 from sluicegate.backends.model_tools.description import describe_model
 from sluicegate.backends.open_inference.address import servers
@@ -93,15 +93,15 @@ def _print(
     for info in infos:
         tasks = ", ".join(info.tasks) or "(only for other models)"
         uses = _describe(numbers[info.name]) if info.name in numbers else ""
-        click.echo(f"{info.name:24} {info.revision}  {info.profile:6} {tasks}{uses}")
+        say(f"{info.name:24} {info.revision}  {info.profile:6} {tasks}{uses}")
         if model := inferred.get(info.name):
             for line in describe_model(info, model):
-                click.echo(f"    {line}")
+                say(f"    {line}")
     served = {info.name for info in infos}
     for name, reason in problems.items():
         found = numbers[name]["all"] if name in numbers and name not in served else []
         folders = f"  (revisions: {', '.join(found)})" if found else ""
-        click.echo(f"{name:24} broken: {reason}{folders}", err=True)
+        say(f"{name:24} broken: {reason}{folders}", err=True)
 
 
 def _numbers(name: str, folders: Iterable[str], infos: Iterable[ModelInfo]) -> _Numbers:

@@ -1,5 +1,6 @@
 """Implements `sluicegate models`. Commands that work on a folder are in the package `backends`."""
 
+import os
 import sys
 from collections.abc import Sequence
 from itertools import islice
@@ -68,6 +69,9 @@ def _backend_command(name: str, description: str) -> click.Command:
         own, of_reload = _divide(arguments)
         if code := run("backends", "models", name, *own):
             sys.exit(code)
+        if "--json" in own:
+            # The document of the import alone is on standard output.
+            os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         become("gateway", "models", "reload", *of_reload)
 
     return command

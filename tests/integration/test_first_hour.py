@@ -1,5 +1,7 @@
 """`models import` tells an owner what it read, what the model answers, and what to do next."""
 
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,10 +10,12 @@ from click.testing import CliRunner, Result
 
 from sluicegate.backends.cli import main
 from sluicegate.backends.errors import StartProblem
+from sluicegate.backends.model_tools.tuning.memory import measure_memory
 from sluicegate.backends.model_tools.tuning.price import measure_price
 from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
 from tests.parity.library_fixtures import FIXTURES, OUTPUTS, unpack
 from tests.parity.sentence_checkpoints import write_cross_encoder
+from tests.support.reference_library import install_library
 from tests.support.small_disk import mounted
 
 SENTENCES = '```python\nsentences = ["A sunny day.", "It is sunny.", "He drove."]\n```\n'
@@ -107,6 +111,7 @@ def run(*given: object) -> Result:
                 "the reference library needs `gliner`",
             ],
         ),
+        (packed("gliner2-00"), WIDGET, ["there is no comparison for GLiNER2"]),
         (
             packed("model2vec-02"),
             "",
@@ -129,13 +134,66 @@ def test_each_kind_is_told_with_its_sources_and_its_answers(
     assert f"sluicegate up --models {tmp_path / 'm'}" in result.output
 
 
+LABELS = ("contradiction", "neutral", "entailment")
+DEMANDED = ["--reference", sys.executable]
+
+
+def constant(score: str) -> str:
+    """Return the code of a library that gives each label the same score."""
+    label = f"{{'label': name, 'score': float({score!r})}}"
+    return f"return lambda _, **__: [{label} for name in {LABELS}]"
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "shown"),
+    [
+        ("raise ValueError('an odd head')", [], ["not compared: ", "written to"]),
+        ("raise ValueError('an odd head')", DEMANDED, ["not compared: ", "leave out `--refer"]),
+        (constant("0.3"), [], ["DIFFERS from transformers on 9 "]),
+        (constant("0.3"), DEMANDED, ["without `--reference`, it is"]),
+        (constant("nan"), [], ["DIFFERS from transformers: ", "not finite"]),
+    ],
+)
+def test_a_model_with_other_results_than_its_library_is_not_published(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    body: str,
+    options: list[str],
+    shown: list[str],
+) -> None:
+    folder = bert("text")(tmp_path)
+    # The model refuses the second text, which is too long, so the library does not get it.
+    (folder / "README.md").write_text(
+        f"---\nwidget: [{{text: A film.}}, {{text: {'long ' * 300}}}]\n---\n"
+    )
+    install_library(tmp_path / "packages", body, monkeypatch)
+
+    result = run(folder, "--models", tmp_path / "m", "--name", "mine", "--quick", *options)
+
+    assert [text for text in shown if text not in result.output] == []
+    assert (result.exit_code == 0) == ("written to" in shown)
+    assert (tmp_path / "m" / "mine").exists() == ("written to" in shown)
+
+
+def test_texts_of_a_checkpoint_forge_no_line(tmp_path: Path) -> None:
+    folder = bert("text")(tmp_path)
+    config = folder / "config.json"
+    forged = "\\u001b]0;title\\u0007\\nreference              equal\\u2028\\u202e"
+    config.write_text(config.read_text().replace('"neutral"', f'"{forged}"'))
+
+    result = run(folder, "--models", tmp_path / "m", "--name", "mine", "--quick")
+
+    assert "\N{REPLACEMENT CHARACTER}]0;title\N{REPLACEMENT CHARACTER}" in result.output
+    assert not re.search("^reference +equal|[\x1b\x07\u2028\u202e]", result.output, re.MULTILINE)
+
+
 @pytest.mark.parametrize("purpose", ["text", "choice"])
 def test_a_model_is_priced_on_this_machine(tmp_path: Path, purpose: Purpose) -> None:
     result = run(bert(purpose)(tmp_path), "--models", tmp_path / "m", "--dry-run")
 
     assert "rows/s of 16 tokens; " in result.output
     assert "rows/s of 64 tokens (" in result.output
-    assert "loads in " in result.output
+    assert " MiB of host memory" in result.output
 
 
 def test_a_price_takes_no_longer_than_its_deadline(tmp_path: Path) -> None:
@@ -143,6 +201,18 @@ def test_a_price_takes_no_longer_than_its_deadline(tmp_path: Path) -> None:
 
     with pytest.raises(StartProblem, match=r"took longer than 0\.01 s"):
         measure_price(tmp_path / "m", "mine", deadline=0.01)
+
+
+@pytest.mark.parametrize("module", ["msgspec", "numpy", "onnxruntime"])
+def test_a_measurement_runs_no_code_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    run(bert("text")(tmp_path), "--models", tmp_path / "m", "--name", "mine", "--quick")
+    (tmp_path / f"{module}.py").write_text("raise SystemExit('code of a checkpoint')")
+    monkeypatch.chdir(tmp_path)
+
+    assert measure_memory(tmp_path / "m/mine/1/model.onnx", max_tokens=8) is not None
+    assert measure_price(tmp_path / "m", "mine").rates
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from sluicegate.backends.cli import main
 from sluicegate.backends.model_tools.syncing.manifest import write_manifest
 from sluicegate.backends.repository.sync_record import FileDigest
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
+from tests.parity.library_fixtures import unpack
 from tests.support.mlflow_server import MlflowServer, running_mlflow
 from tests.support.model_sync import push, write as write_repository
 from tests.support.registry import Registry
@@ -33,11 +35,12 @@ def registry() -> Iterator[Registry]:
 
 def put_artifact(registry: Registry, folder: Path) -> None:
     """Put the files of a folder into a registry, as `oras push` does."""
-    contents = {path.name: path.read_bytes() for path in folder.iterdir()}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    contents = {str(path.relative_to(folder)): path.read_bytes() for path in files}
     digests = {name: f"sha256:{hashlib.sha256(c).hexdigest()}" for name, c in contents.items()}
     registry.blobs |= {digests[name]: content for name, content in contents.items()}
-    files = {n: FileDigest(digest=digests[n], size=len(c)) for n, c in contents.items()}
-    registry.manifests["v1"] = write_manifest(files)
+    listed = {n: FileDigest(digest=digests[n], size=len(c)) for n, c in contents.items()}
+    registry.manifests["v1"] = write_manifest(listed)
 
 
 def run(*arguments: object) -> Result:
@@ -56,6 +59,31 @@ def test_an_artifact_of_a_registry_is_imported_without_its_pickle(
     assert (tmp_path / "m" / "nli" / "1" / "model.onnx").is_file()
     assert "pytorch_model.bin: a second copy of the weights" in result.output
     assert not any(pickle in line for line in registry.requests)
+
+
+def test_an_artifact_may_have_its_encoder_in_a_folder(registry: Registry, tmp_path: Path) -> None:
+    put_artifact(registry, unpack("gliner2-00", tmp_path / "source"))
+
+    result = run(f"oci://{registry.host}/team/any:v1", "--models", tmp_path / "m")
+
+    assert result.exit_code == 0, result.output
+
+
+def test_an_error_names_the_source_and_no_temporary_folder(
+    source: Path, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "config.json").unlink()
+    (source / "model.onnx\n").write_bytes(b"a name that cannot be printed is not fetched")
+    put_artifact(registry, source)
+    place = f"oci://{registry.host}/team/nli:v1"
+
+    incomplete = run(place, "--models", tmp_path / "m")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    nowhere = run(place, "--models", tmp_path / "m")
+
+    assert f"`{place}` has no `config.json`" in incomplete.output
+    assert f"`{place}` cannot be fetched: No such file or directory" in nowhere.output
+    assert [result.exit_code for result in (incomplete, nowhere)] == [2, 2]
 
 
 def test_an_altered_file_of_an_artifact_is_refused(
@@ -130,6 +158,54 @@ def test_a_file_that_mlflow_cuts_short_is_refused(mlflow: MlflowServer, tmp_path
     assert "is cut short" in result.output
 
 
+@pytest.mark.parametrize("token", ["a-secret\n", "a-s\u00e9cret", "a secret"])
+def test_a_token_that_no_header_can_carry_is_not_printed(
+    mlflow: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
+
+    result = run("mlflow://classifier/3", "--models", tmp_path / "m")
+
+    assert result.exit_code == 2
+    assert "`MLFLOW_TRACKING_TOKEN` has a space, a line break" in result.output
+    assert token.strip() not in result.output
+
+
+@pytest.mark.parametrize(
+    ("listing", "message"),
+    [
+        (b'{"files": ["x"]}', "is not valid"),
+        (b'{"files": [{"path": "config.json", "file_size": "x"}]}', "is not valid"),
+        (b"[]", "is not valid"),
+        (b"<html>", "is not valid"),
+        (b" " * (5 << 20), "is larger than"),
+        (b'{"files": [{"path": "again", "is_dir": true}]}', "too many files or folders"),
+        (b'{"files": [%s]}' % b",".join([b'{"path":"%d"}' % n for n in range(3000)]), "too many"),
+    ],
+)
+def test_a_list_of_artifacts_is_bounded_and_checked(
+    mlflow: MlflowServer, tmp_path: Path, listing: bytes, message: str
+) -> None:
+    mlflow.listing = listing
+
+    result = run("mlflow://classifier/3", "--models", tmp_path / "m")
+
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_the_address_of_mlflow_may_have_a_password(
+    mlflow: MlflowServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = mlflow.address.removeprefix("http://")
+    mlflow.uri = mlflow.uri.replace("mlflow-artifacts:", f"mlflow-artifacts://{host}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:secret@{host}")
+
+    result = run("mlflow://classifier/3", "--models", tmp_path / "m", "--dry-run")
+
+    assert result.exit_code == 0, result.output
+
+
 @pytest.mark.parametrize(
     ("place", "uri", "message"),
     [
@@ -137,6 +213,7 @@ def test_a_file_that_mlflow_cuts_short_is_refused(mlflow: MlflowServer, tmp_path
         ("mlflow://classifier", "", "write `mlflow://name/version`"),
         ("mlflow://classifier/3", "s3://bucket/m", "`mlflow artifacts download`"),
         ("mlflow://classifier/3", "mlflow-artifacts://elsewhere/m", "does not proxy"),
+        ("mlflow://classifier/3", "mlflow-artifacts://[m", "cannot be reached: ValueError"),
         ("gs://bucket/m", "", "`gs://` is not a place of checkpoints"),
         ("hf://model", "", "write `hf://owner/name@revision`"),
     ],
@@ -168,10 +245,13 @@ def test_mlflow_needs_an_address_and_a_server(
     without = run("mlflow://classifier/3", "--models", tmp_path / "m")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
     closed = run("mlflow://classifier/3", "--models", tmp_path / "m")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:abc")
+    wrong = run("mlflow://classifier/3", "--models", tmp_path / "m")
 
     assert "MLFLOW_TRACKING_URI=" in without.output
     assert "cannot be reached" in closed.output
-    assert "secret" not in closed.output
+    assert "needs the address of MLflow's server" in wrong.output
+    assert "secret" not in closed.output + wrong.output
 
 
 def test_the_report_is_one_document_as_json(source: Path, tmp_path: Path) -> None:

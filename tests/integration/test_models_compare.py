@@ -18,6 +18,7 @@ from sluicegate.wire.protocol import Task
 from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
 from tests.parity.served import write_models
 from tests.parity.texts import read_texts
+from tests.support.reference_library import install_library
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = ROOT / ".venv-parity/lib" / f"python3.{sys.version_info.minor}" / "site-packages"
@@ -100,14 +101,6 @@ def test_imports_answer_as_the_reference_does_and_swapped_labels_do_not(tmp_path
     assert "of texts" in output
 
 
-def install_library(folder: Path, body: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install a package that stands for transformers, for the process that asks the library."""
-    folder.mkdir()
-    pipeline = "def pipeline(task, model, **options):"
-    (folder / "transformers.py").write_text(f"import os, signal\n\n{pipeline}\n    {body}\n")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-
-
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -136,6 +129,32 @@ def test_another_python_may_have_the_library(
     found = reference_results(tmp_path, Task.CLASSIFY, ["a"], python=python)
 
     assert found.scores == [{"good": 0.75, "bad": 0.25}]
+
+
+def test_what_a_library_prints_is_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "print(0); import atexit; atexit.register(print, 1); return lambda text, **_: []"
+    install_library(tmp_path / "packages", body, monkeypatch)
+
+    assert reference_results(tmp_path, Task.CLASSIFY, ["a"]).scores == [{}]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("exit 0", "must name a Python interpreter"),
+        ("cat > /dev/null; echo 3", "must name a Python interpreter"),
+        ("cat > /dev/null; sleep 600", "took longer than 3 s"),
+    ],
+)
+def test_a_script_that_gives_no_results_is_told(tmp_path: Path, body: str, message: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{body}\n")
+    python.chmod(0o755)
+
+    with pytest.raises(StartProblem, match=message):
+        reference_results(tmp_path, Task.CLASSIFY, ["a"], python=python, deadline=3.0)
 
 
 def test_a_library_does_not_see_our_settings(

@@ -17,8 +17,8 @@ _PLACE = "1/models/m-7/artifacts"
 class MlflowServer(ThreadingHTTPServer):
     """Serves a folder as the artifacts of version 3 of `classifier`, whose alias is `champion`.
 
-    `uri` is where it says that they are. `asked` are the requested paths, and `authorizations` what
-    callers sent for credentials.
+    `uri` is where it says that they are, and `listing` replaces every list of them. `asked` are
+    the requested paths, and `authorizations` what callers sent for credentials.
     """
 
     def __init__(self, artifacts: Path) -> None:
@@ -28,6 +28,7 @@ class MlflowServer(ThreadingHTTPServer):
         self.asked: list[str] = []
         self.authorizations: set[str] = set()
         self.listed_more = 0
+        self.listing: bytes | None = None
 
     @property
     def address(self) -> str:
@@ -45,6 +46,8 @@ class MlflowServer(ThreadingHTTPServer):
         if path == f"{_API}logged-models/m-7":
             info = {"artifact_uri": f"mlflow-artifacts:/{_PLACE}"}
             return json.dumps({"model": {"info": info}}).encode()
+        if path == _ARTIFACTS and self.listing is not None:
+            return self.listing
         if path == _ARTIFACTS:
             folder = self.artifacts / given["path"].removeprefix(_PLACE).strip("/")
             found = [self._entry(each) for each in sorted(folder.iterdir())]

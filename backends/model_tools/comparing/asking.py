@@ -1,9 +1,12 @@
 """Asks a reference library for its results, in a process with a deadline."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +32,6 @@ _PACKAGES = {
     "transformers": "sentence-transformers",
     "sentence_transformers": "sentence-transformers",
 }
-# Importing torch and loading a large checkpoint takes minutes on a slow disk.
-_DEADLINE = 300.0
 REFERENCE_OPTION = click.option(
     "--reference",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
@@ -47,12 +48,13 @@ def reference_results(
     library: str | None = None,
     labels: Sequence[str] = (),
     python: Path | None = None,
-    deadline: float = _DEADLINE,
+    deadline: float | None = None,
 ) -> Results:
     """Return the results of a reference library for a checkpoint.
 
     `library` is by default the one for the task, and `python` the interpreter of this process.
-    `labels` are the types of entities to find, for a model that finds any type.
+    `labels` are the types of entities to find, for a model that finds any type. Without a
+    `deadline`, the library may take as long as its texts need.
 
     Raises:
         StartProblem: the library is not installed, cannot use the folder, or takes longer than
@@ -81,29 +83,46 @@ def reference_results(
     return _results(task, answered["results"])
 
 
-def _ask(given: dict[str, Any], python: str, deadline: float, folder: Path) -> dict[str, Any]:
+def _ask(
+    given: dict[str, Any], python: str, deadline: float | None, folder: Path
+) -> dict[str, Any]:
     # The program's own folder is no place for imports: its modules have common names.
     environment = foreign_environment() | {"HF_HUB_OFFLINE": "1", "PYTHONSAFEPATH": "1"}
     try:
-        ran = subprocess.run(  # noqa: S603 - our own file, and an interpreter that the operator names
+        process = subprocess.Popen(  # noqa: S603 - our own file, and an interpreter that the operator names
             [python, str(reference.__file__)],
-            input=json.dumps(given),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=environment,
-            capture_output=True,
-            text=True,
-            timeout=deadline,
-            check=True,
+            encoding="utf-8",
+            errors="replace",
+            process_group=0,
         )
-        answered: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        raise StartProblem(
-            f"`{folder}`: the reference library took longer than {deadline:g} s"
-        ) from None
-    except subprocess.CalledProcessError as error:
-        last = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[-1]
-        raise StartProblem(f"`{folder}`: the reference library ended early: {last}") from None
     except OSError as error:
         raise StartProblem(f"cannot run `{python}`: {error.strerror}") from None
+    with process:
+        try:
+            output, complaints = process.communicate(json.dumps(given), deadline)
+        except subprocess.TimeoutExpired:
+            raise StartProblem(
+                f"`{folder}`: the reference library took longer than {deadline:g} s"
+            ) from None
+        finally:
+            # The interpreter may be a script that runs another one.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        last = (complaints.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
+        raise StartProblem(f"`{folder}`: the reference library ended early: {last}")
+    try:
+        answered = json.loads((output.splitlines() or [""])[-1])
+    except ValueError:
+        answered = None
+    if not isinstance(answered, dict):
+        raise StartProblem(
+            f"`{python}` gave no results; `--reference` must name a Python interpreter"
+        )
     return answered
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from sluicegate.backends.algorithms.registry import describe
-from sluicegate.backends.commands import MODELS_OPTION
+from sluicegate.backends.commands import MODELS_OPTION, say
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.comparing.answers import served_results
 from sluicegate.backends.model_tools.comparing.asking import (
@@ -66,10 +66,10 @@ def compare_command(
     try:
         found = compare_results(served, expected, tolerance=tolerance)
     except ValueError as error:
-        raise StartProblem(f"`{name}` was not made from `{folder}`: {error}") from None
-    click.echo(f"task                   {task}")
+        raise StartProblem(f"`{name}` cannot be compared with `{folder}`: {error}") from None
+    say(f"task                   {task}")
     for line in describe_difference(found):
-        click.echo(line)
+        say(line)
     if not found.is_within(tolerance):
         sys.exit(1)
 

@@ -8,6 +8,7 @@ environment. Weights are read from safetensors only, and a checkpoint's own code
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -100,4 +101,7 @@ def _run(given: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n" + json.dumps(_run(json.load(sys.stdin))) + "\n")
+    # What a library prints, also at the end of this process, goes to standard error.
+    with os.fdopen(os.dup(1), "w") as output:
+        os.dup2(2, 1)
+        output.write("\n" + json.dumps(_run(json.load(sys.stdin))) + "\n")

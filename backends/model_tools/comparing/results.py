@@ -1,5 +1,8 @@
 """Compares two lists of results for the same texts."""
 
+import math
+from collections.abc import Iterator
+
 import msgspec
 import numpy as np
 
@@ -50,8 +53,12 @@ def compare_results(served: Results, expected: Results, *, tolerance: float) -> 
     """Return the difference between two lists of results of the same kind.
 
     Raises:
-        ValueError: the label names or the vector widths differ; the message names them.
+        ValueError: the label names or the vector widths differ, or a number is not finite; the
+            message names them.
     """
+    for results, whose in ((served, "the model"), (expected, "the checkpoint's library")):
+        if not all(map(math.isfinite, _numbers(results))):
+            raise ValueError(f"{whose} gives a number that is not finite")
     if served.vectors is not None and expected.vectors is not None:
         return _vectors(served.vectors, expected.vectors, tolerance)
     if served.entities is not None and expected.entities is not None:
@@ -70,6 +77,15 @@ def describe_difference(found: ResultDifference) -> list[str]:
         "texts that differ": f"{shown}, ..." if len(found.changed) > _SHOWN else shown,
     }
     return [f"{title:22} {value}" for title, value in lines.items() if value]
+
+
+def _numbers(results: Results) -> Iterator[float]:
+    if results.vectors is not None:
+        yield float(np.abs(results.vectors).sum())
+    for entities in results.entities or ():
+        yield from (entity.score for entity in entities)
+    for scores in results.scores or ():
+        yield from scores.values()
 
 
 def _scores(served: list[dict[str, float]], expected: list[dict[str, float]]) -> ResultDifference:

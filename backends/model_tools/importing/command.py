@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from sluicegate.backends.commands import MODELS_OPTION
+from sluicegate.backends.commands import MODELS_OPTION, say
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.executors.padded_batch import INPUTS
 from sluicegate.backends.model_tools.comparing.asking import REFERENCE_OPTION
@@ -98,7 +98,9 @@ def import_command(
     The import loads and runs the model before it publishes the revision. It prints what it read and
     from where, the results of the examples in the checkpoint's README.md, how the results differ
     from the reference library's (if the library is installed here or in the environment of
-    --reference), the model's speed and memory on this machine, and the next commands.
+    --reference), the model's speed and memory on this machine, and the next commands. If results
+    differ, or if they cannot be compared in spite of --reference, it writes nothing, and the exit
+    code is 1.
 
     A `model.yaml` in the folder is kept. Its fields override the fields that the import infers. If
     an ONNX graph has other names for inputs and outputs, map them to the names that a backend uses.
@@ -159,7 +161,7 @@ def import_command(
             trial=TrialOptions(compares=True, measures=not quick, python=reference),
             dry_run=dry_run,
             # The document alone is on standard output.
-            echo=partial(click.echo, err=as_json),
+            echo=partial(say, err=as_json),
         )
     if as_json:
         click.echo(json.dumps({**report.document(), "source": source}, indent=2))

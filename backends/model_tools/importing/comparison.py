@@ -1,7 +1,7 @@
 """Compares an imported model with its reference library, if that is installed.
 
-A comparison is a help, not a gate: an import succeeds without it, and its report says why results
-were not compared, and how to compare them.
+Without the library, an import succeeds, and its report says why results were not compared, and how
+to compare them. `--reference` demands the comparison. Different results are never published.
 """
 
 from collections.abc import Sequence
@@ -19,6 +19,7 @@ from sluicegate.backends.model_tools.comparing.results import (
     Results,
     compare_results,
 )
+from sluicegate.backends.model_tools.importing.gliner2 import Gliner2Config
 from sluicegate.backends.model_tools.importing.origins import weight_types
 from sluicegate.backends.model_tools.importing.source import CheckpointFolder
 from sluicegate.backends.model_tools.trials.examples import AnsweredExample
@@ -28,6 +29,8 @@ from sluicegate.backends.types import Text
 from sluicegate.wire.protocol import Task
 
 _MORE_TEXTS, _MOST_WORDS = 8, 12
+# Importing torch and loading a large checkpoint takes minutes on a slow disk.
+_DEADLINE = 300.0
 _TOLERANCE = 1e-3
 # The tensor by which a table of model2vec differs from one of sentence-transformers.
 _TABLE = "embeddings"
@@ -44,7 +47,11 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Says how results differ from the library's; if they were not compared, `reason` says why."""
+    """Says how results differ from the library's.
+
+    If the results cannot be compared, `is_equal` is `None`. If they cannot be compared number by
+    number, because their labels differ for example, it is false. In both cases, `reason` says why.
+    """
 
     library: str | None = None
     is_equal: bool | None = None
@@ -56,8 +63,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     def lines(self) -> list[str]:
         """Return the lines that show the comparison."""
-        if self.reason is not None:
+        if self.is_equal is None:
             return [f"not compared: {self.reason}"]
+        if self.reason is not None:
+            return [f"DIFFERS from {self.library}: {self.reason}"]
         cosine = "" if self.least_cosine is None else f", least cosine {self.least_cosine:.7f}"
         verdict = "equal to" if self.is_equal else "DIFFERS from"
         numbers = ", ".join(str(number + 1) for number in self.different_items)
@@ -75,7 +84,7 @@ async def prepare_comparison(
     if task is None:
         tasks = ", ".join(info.tasks) or "no task"
         return Comparison(reason=f"there is no comparison for {tasks}; check a few results by hand")
-    if (reason := _obstacle(source)) is not None:
+    if (reason := _obstacle(source, task)) is not None:
         return Comparison(reason=reason)
     items = _items(task, answered)
     labels = [] if info.labels or task is not Task.ENTITIES else _labels(answered)
@@ -101,10 +110,13 @@ def finish_comparison(
             library=found.library,
             labels=found.labels,
             python=python,
+            deadline=_DEADLINE,
         )
         difference = compare_results(found.results, expected, tolerance=_TOLERANCE)
-    except (StartProblem, ValueError) as error:
+    except StartProblem as error:
         return Comparison(library=found.library, reason=str(error))
+    except ValueError as error:
+        return Comparison(library=found.library, is_equal=False, reason=str(error))
     return Comparison(
         library=found.library,
         is_equal=difference.is_within(_TOLERANCE),
@@ -115,7 +127,7 @@ def finish_comparison(
     )
 
 
-def _obstacle(source: CheckpointFolder) -> str | None:
+def _obstacle(source: CheckpointFolder, task: Task) -> str | None:
     """Return why no library can be asked about a checkpoint, if that is so."""
     modules, ranking = source.modules, source.ranking
     obstacles = {
@@ -124,6 +136,12 @@ def _obstacle(source: CheckpointFolder) -> str | None:
         ),
         "the package `setfit` reads the head from a pickle, which is never read": (
             source.head is not None
+        ),
+        "there is no comparison for GLiNER2; check a few results by hand": (
+            isinstance(source.gliner, Gliner2Config)
+        ),
+        "the labels are your own, and not those of the checkpoint": (
+            "labels" in source.fields and task in (Task.CLASSIFY, Task.ENTITIES)
         ),
         "the checkpoint has code of its own, which is never run": (
             bool(source.config.get("auto_map"))
@@ -149,13 +167,19 @@ def _library(source: CheckpointFolder, task: Task) -> str:
 
 
 def _items(task: Task, answered: Sequence[AnsweredExample]) -> list[Text]:
-    """Return the inputs of examples, and a few usual sentences."""
-    examples = [each.example for each in answered if each.example.task is task]
+    """Return the inputs of examples that the model did not refuse, and a few usual sentences."""
+    found = [
+        (each.example, item)
+        for each in answered
+        if each.example.task is task
+        for item, result in zip(each.example.items, each.results, strict=True)
+        if "error" not in result
+    ]
     more = [text for text in default_texts() if len(text.split()) <= _MOST_WORDS][:_MORE_TEXTS]
     if task is Task.RERANK:
-        pairs = [(each.parameters["query"], text) for each in examples for text in each.items]
+        pairs = [(example.parameters["query"], text) for example, text in found]
         return [*pairs, *((more[0], text) for text in more[1:])]
-    return list(dict.fromkeys([*(item for each in examples for item in each.items), *more]))
+    return list(dict.fromkeys([*(item for _, item in found), *more]))
 
 
 def _labels(answered: Sequence[AnsweredExample]) -> list[str]:

@@ -127,11 +127,12 @@ def import_model(
             for line in describe_import(report):
                 echo(line)
             _try_further(report, tried, trial, folder, staging, echo)
-            if variant is not None:
+            is_right = report.accepted = _is_as_demanded(report.comparison, trial, echo)
+            if is_right and variant is not None:
                 here = msgspec.structs.replace(settings, models=staging)
                 made = make_variant(here, name, variant, dry_run=False, echo=echo)
                 report.accepted = made is not None
-            if not dry_run:
+            if not dry_run and is_right:
                 _publish(report, staging, root, echo)
             return report
     except OSError as error:
@@ -184,6 +185,22 @@ def _try_further(
     if trial.measures:
         price = report.price = _price(staging, report.model, tried.info)
         show(echo, "price", [price] if isinstance(price, str) else describe_price(price))
+
+
+def _is_as_demanded(comparison: Comparison | None, trial: TrialOptions, echo: Echo) -> bool:
+    """Return whether a model may be published after its comparison; print why it may not."""
+    if comparison is None or comparison.is_equal:
+        return True
+    if comparison.is_equal is None:
+        if trial.python is None:
+            return True
+        reason = "leave out `--reference` to import the model without a comparison"
+    elif trial.python is not None:
+        reason = "its results differ; without `--reference`, it is imported as it is"
+    else:
+        reason = f"its results differ; a Python without `{comparison.library}` imports it as it is"
+    show(echo, "not written", [reason])
+    return False
 
 
 def _fields(

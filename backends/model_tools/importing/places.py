@@ -11,7 +11,7 @@ Files of other machines are fetched into the hub's cache, or into a temporary fo
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -66,22 +66,35 @@ def open_place(source: str, *, revision: str | None = None) -> Iterator[FoundFol
             )
         yield _on_hub(name, named or revision)
         return
-    with tempfile.TemporaryDirectory(prefix="sluicegate-import-") as temporary:
-        target = Path(temporary) / "checkpoint"
-        target.mkdir()
-        # Imported late, because they need a library.
-        if scheme == "oci":
-            from sluicegate.backends.model_tools.importing.artifact import (  # noqa: PLC0415
-                fetch_artifact,
+    with ExitStack() as stack:
+        try:
+            temporary = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="sluicegate-import-")
             )
+            target = Path(temporary) / "checkpoint"
+            target.mkdir()
+            fetched = _fetch(scheme, source, target)
+        except OSError as error:  # for example, the disk is full
+            raise StartProblem(f"`{source}` cannot be fetched: {error.strerror}") from None
+        try:
+            yield fetched
+        except StartProblem as error:  # the temporary folder is gone when a person reads this
+            raise StartProblem(str(error).replace(str(target), source)) from None
 
-            yield FoundFolder(path=target, **fetch_artifact(source, target))
-        else:
-            from sluicegate.backends.model_tools.importing.mlflow import (  # noqa: PLC0415
-                fetch_registered,
-            )
 
-            yield FoundFolder(path=target, **fetch_registered(source, target))
+def _fetch(scheme: str, source: str, target: Path) -> FoundFolder:
+    # Imported late, because they need a library.
+    if scheme == "oci":
+        from sluicegate.backends.model_tools.importing.artifact import (  # noqa: PLC0415
+            fetch_artifact,
+        )
+
+        return FoundFolder(path=target, **fetch_artifact(source, target))
+    from sluicegate.backends.model_tools.importing.mlflow import (  # noqa: PLC0415
+        fetch_registered,
+    )
+
+    return FoundFolder(path=target, **fetch_registered(source, target))
 
 
 def _find_folder(source: str, revision: str | None) -> FoundFolder:

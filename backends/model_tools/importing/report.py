@@ -24,8 +24,9 @@ _WIDTH = 22
 class ImportReport(msgspec.Struct, kw_only=True):
     """Holds what an import found and did.
 
-    `comparison` and `price` are `None` if they were not asked for. `accepted` says whether the
-    variant in another precision was accepted; it is true without a variant. `next` has commands.
+    `comparison` and `price` are `None` if they were not asked for. `accepted` is false
+    if the results differ from the reference library's, if a demanded comparison could not be made,
+    or if the variant in another precision was not accepted. `next` has commands.
     """
 
     model: str

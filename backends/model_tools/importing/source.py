@@ -11,6 +11,7 @@ from typing import Any, get_args
 import msgspec
 import numpy as np
 import yaml
+from typing_extensions import override
 
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.graphs.adapters import (
@@ -69,6 +70,8 @@ WEIGHTS, SHARDS = "model.safetensors", "model.safetensors.index.json"
 # The heads of BGE-M3 for sparse vectors and for token vectors.
 SPARSE_HEAD, COLBERT_HEAD = "sparse_linear.safetensors", "colbert_linear.safetensors"
 _MANIFEST = "model.yaml"
+# The loader takes seconds for a number of this many bytes.
+_MOST_YAML = 256 << 10
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 _SLOW = ("vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
 _SAVE_TOKENIZER = (
@@ -596,11 +599,27 @@ def _modules(folder: Path, config: Mapping[str, Any]) -> SentenceModules | None:
     return read_modules(lambda name: folder / name, known)
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """Refuses aliases, because a few lines of them can stand for a document of any size."""
+
+    @override
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has an alias (`*name`); write the value in its place")
+        return super().compose_node(parent, index)
+
+
+def _read_yaml(path: Path) -> Any:
+    if path.stat().st_size > _MOST_YAML:
+        raise yaml.YAMLError(f"it is larger than {_MOST_YAML} bytes")
+    return yaml.load(path.read_bytes(), _PlainLoader)  # noqa: S506 - it is a safe loader
+
+
 def _read_fields(path: Path) -> dict[str, Any]:
     """Return the fields of a `model.yaml` in a checkpoint's folder, if there is one."""
     try:
-        fields = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        fields = _read_yaml(path) if path.is_file() else {}
+    except Exception as error:  # noqa: BLE001 - the loader raises many types, and the file is foreign
         reason = " ".join(str(error).split())
         raise StartProblem(f"cannot read `{path}` as YAML: {reason}") from None
     if not isinstance(fields or {}, dict):

@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from sluicegate.backends.model_tools.importing.gliner import FILE as GLINER
+from sluicegate.backends.model_tools.importing.gliner2 import ENCODER_FILE
 from sluicegate.backends.model_tools.importing.ranking import TEMPLATE_FILE
 from sluicegate.backends.model_tools.importing.setfit_head import HEADS
 from sluicegate.backends.model_tools.importing.source import COLBERT_HEAD, SPARSE_HEAD
@@ -30,6 +31,7 @@ WANTED = (
     "config_setfit.json",
     *HEADS,
     GLINER,
+    ENCODER_FILE,
     SPARSE_HEAD,
     COLBERT_HEAD,
     "model.safetensors",
@@ -43,11 +45,15 @@ WANTED = (
 
 
 def wanted_among(paths: Iterable[str]) -> list[str]:
-    """Return the paths of files to fetch; a path that leads out of the folder is none."""
+    """Return the paths of files to fetch.
+
+    A path that leads out of the folder, or that cannot be printed, is none of them.
+    """
     return [
         path
         for path in paths
         if ".." not in PurePosixPath(path).parts
         and "\\" not in path
+        and path.isprintable()
         and any(fnmatchcase(path, pattern) for pattern in WANTED)
     ]

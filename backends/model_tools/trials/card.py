@@ -9,7 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import yaml
@@ -17,7 +17,8 @@ import yaml
 FILE = "README.md"
 _MOST_BYTES = 1 << 20
 _FRONT = re.compile(r"\A---\r?\n(.*?)\r?\n---\r?\n", re.DOTALL)
-_CODE = re.compile(r"^```(?:python|py)\s*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_FENCE = "```"
+_PYTHON = ("```python", "```py")
 # The names that cards use, and what they mean.
 _NAMES = {
     **dict.fromkeys(("sentences", "texts", "text", "sentence", "inputs"), "texts"),
@@ -62,8 +63,9 @@ def read_card(folder: Path) -> list[CardInput]:
 def _widgets(text: str) -> Iterator[CardInput]:
     found = _FRONT.match(text)
     try:
-        front = yaml.safe_load(found[1]) if found else None
-    except (yaml.YAMLError, ValueError, RecursionError):
+        # This loader reads each scalar as a text, and merges no mappings.
+        front = yaml.load(found[1], yaml.BaseLoader) if found else None  # noqa: S506 - it is safe
+    except Exception:  # noqa: BLE001 - the loader raises many types, and the card is foreign
         return
     widgets = front.get("widget") if isinstance(front, dict) else None
     for widget in widgets if isinstance(widgets, list) else []:
@@ -96,7 +98,7 @@ def _of_widget(widget: dict[str, Any]) -> CardInput | None:
 
 def _literals(text: str) -> Iterator[CardInput]:
     """Yield what each block of Python code assigns to a known name."""
-    for block in _CODE.findall(text):
+    for block in _blocks(text):
         try:
             tree = ast.parse(block)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -115,6 +117,19 @@ def _literals(text: str) -> Iterator[CardInput]:
             yield CardInput(source=f"{names} in {FILE}", pairs=pairs, **texts)
 
 
+def _blocks(text: str) -> Iterator[str]:
+    """Yield the blocks of Python code."""
+    block: list[str] | None = None
+    for line in text.split("\n"):
+        if block is None and line.rstrip() in _PYTHON:
+            block = []
+        elif block is not None and line.startswith(_FENCE):
+            yield "\n".join(block)
+            block = None
+        elif block is not None:
+            block.append(line)
+
+
 def _assigned(tree: ast.Module) -> Iterator[tuple[str, list[Any]]]:
     for node in tree.body:
         if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
@@ -126,7 +141,7 @@ def _assigned(tree: ast.Module) -> Iterator[tuple[str, list[Any]]]:
             value = ast.literal_eval(node.value)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             continue
-        found = [value] if isinstance(value, str) else list(_items(value))
+        found = list(_items([value] if isinstance(value, str) else value))
         if found:
             yield name, found
 
@@ -134,10 +149,18 @@ def _assigned(tree: ast.Module) -> Iterator[tuple[str, list[Any]]]:
 def _items(value: object) -> Iterator[Any]:
     """Yield the texts of a list, and its pairs of texts."""
     for each in value if isinstance(value, list | tuple) else ():
-        if isinstance(each, str):
+        if _is_text(each):
             yield each
-        elif isinstance(each, list | tuple) and [type(part) for part in each] == [str, str]:
+        elif isinstance(each, list | tuple) and [_is_text(part) for part in each] == [True, True]:
             yield tuple(each)
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    """Return whether a value is a text that a request can carry, in UTF-8."""
+    try:
+        return isinstance(value, str) and bool(value.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_plain(value: object) -> bool:
@@ -147,7 +170,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _text(value: object) -> str:
-    return value.strip() if isinstance(value, str) else ""
+    return value.strip() if _is_text(value) else ""
 
 
 def _texts(values: object) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from sluicegate.backends.commands import MODELS_OPTION
+from sluicegate.backends.commands import MODELS_OPTION, say
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.tuning.options import (
     FILE,
@@ -64,11 +64,11 @@ def tune_command(
     if wanted is not None:
         with needs_onnx("--precision"):
             from sluicegate.backends.model_tools.tuning.optimize import make_variant  # noqa: PLC0415
-        written = make_variant(settings, name, wanted, dry_run=dry_run, echo=click.echo)
+        written = make_variant(settings, name, wanted, dry_run=dry_run, echo=say)
         if written is None:
             sys.exit(1)
         for folder in written:
-            click.echo(f"Wrote {folder}")
+            say(f"Wrote {folder}")
         return
     golden = None if texts is None else read_golden(texts).texts
     from sluicegate.backends.model_tools.tuning.reports import describe_sweep, plot_sweep  # noqa: PLC0415
@@ -76,10 +76,10 @@ def tune_command(
 
     sweep = tune_speed(settings, name, texts=golden, seconds=seconds)
     for line in describe_sweep(sweep):
-        click.echo(line)
-    plot_sweep(sweep, plot or Path(f"tune-{name}.svg"), click.echo)
+        say(line)
+    plot_sweep(sweep, plot or Path(f"tune-{name}.svg"), say)
     if not dry_run and not keep(sweep):
-        click.echo(_READ_ONLY, err=True)
+        say(_READ_ONLY, err=True)
 
 
 @click.command(
@@ -129,15 +129,15 @@ def optimize_command(
         limits=GateOptions.of(**limits),
         seconds=seconds,
         dry_run=dry_run,
-        echo=click.echo,
+        echo=say,
     )
     plot = page.with_suffix(".svg")
-    is_drawn = plot_sweep(result.sweep, plot, click.echo)
+    is_drawn = plot_sweep(result.sweep, plot, say)
     content = write_report(result, price=price, plot=plot.name if is_drawn else None)
     try:
         page.write_text(content, encoding="utf-8")
     except OSError as error:
         raise StartProblem(f"cannot write `{page}`: {error.strerror}") from None
     for folder in result.written:
-        click.echo(f"Wrote {folder}")
-    click.echo(f"report: {page}")
+        say(f"Wrote {folder}")
+    say(f"report: {page}")

@@ -19,6 +19,7 @@ def measure_memory(graph: Path, *, max_tokens: int) -> int | None:
     length = str(min(max_tokens, _TOKENS))
     command = [
         sys.executable,
+        "-P",  # a module in the current folder is not imported
         "-m",
         "sluicegate.backends.model_tools.tuning.memory",
         str(graph),

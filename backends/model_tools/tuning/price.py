@@ -54,7 +54,8 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 class Price(msgspec.Struct, frozen=True, kw_only=True):
     """Holds what a model costs: seconds of its load with all checks, bytes, and rates.
 
-    `memory_bytes` is what a backend's process takes more than before it loaded the model.
+    `memory_bytes` is the host memory that a backend's process takes more than before it loaded the
+    model; the memory of a GPU is not in it.
     `load_average` counts the processes that wanted to run on the machine before the measurement.
     """
 
@@ -71,7 +72,8 @@ def measure_price(root: Path, name: str, *, deadline: float = _DEADLINE) -> Pric
     Raises:
         StartProblem: the process fails, or takes longer than `deadline` seconds.
     """
-    command = [sys.executable, "-m", __name__, str(root), name]
+    # With `-P`, modules in the current folder, which may be a checkpoint, are not imported.
+    command = [sys.executable, "-P", "-m", __name__, str(root), name]
     try:
         ran = subprocess.run(command, capture_output=True, check=True, timeout=deadline)  # noqa: S603 - our own module
         return msgspec.json.decode(ran.stdout, type=Price)
@@ -89,7 +91,7 @@ def describe_price(price: Price) -> list[str]:
     rates = "; ".join(
         f"{rate.rows_per_second:,.0f} rows/s of {rate.tokens} tokens" for rate in price.rates
     )
-    memory = f"{price.memory_bytes / _MIB:,.0f} MiB"
+    memory = f"{price.memory_bytes / _MIB:,.0f} MiB of host memory"
     busy = f"the machine was busy (load average {price.load_average:.0f}): `models tune` when idle"
     return [
         f"{rates} ({price.threads} threads)",

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from testing.loopback import is_answered, no_authorities
 from testing.waiting import wait_until
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.admin import KEY
+from tests.support.commands import listener as answering
 
 
 @pytest.fixture
@@ -129,6 +131,29 @@ def test_an_import_has_a_running_gateway_read_the_repository_again(
     key = {"authorization": f"Bearer {KEY}"}
     entries = httpx.get(f"{address}/admin/audit", headers=key).json()["entries"]
     assert "models.reload" in [entry["action"] for entry in entries]
+
+
+def test_the_report_of_an_import_is_one_document_before_a_reload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_checkpoint(Checkpoint(family="bert", purpose="text"), tmp_path / "source")
+    options = ["--models", str(tmp_path / "m"), "--quick", "--json", "--reload"]
+    reloaded = b'{"live": true, "workers": {"worker-1": "ok"}, "backends": {}}'
+    head = b"200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(reloaded)
+
+    with answering(head + reloaded) as ((_, url, _, key), _):
+        monkeypatch.setenv("SLUICEGATE_ADMIN_URL", url)
+        monkeypatch.setenv("SLUICEGATE_ADMIN_KEY", key)
+        done = subprocess.run(
+            [sys.executable, "-m", "sluicegate.gateway", "models", "import", str(source), *options],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=True,
+        )
+
+    assert json.loads(done.stdout)["model"] == "source"
+    assert done.stderr.endswith("\nworker-1: ok\n")
 
 
 @pytest.mark.parametrize("form", ["--data-dir {}", "--data-dir={}"])

@@ -1,5 +1,6 @@
 """Results differ where a caller would see a difference."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -58,6 +59,20 @@ def test_vectors_are_compared_by_their_cosine() -> None:
 
     assert found.changed == [2]
     assert found.cosine == 0.0
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_number_that_is_not_finite_is_refused(number: float) -> None:
+    entity = msgspec.structs.replace(ENTITY, score=number)
+    vectors = np.array([[1, 0], [number, 0]], np.float32)
+    good = (scores(0.9), Results(entities=[[ENTITY]]), Results(vectors=np.eye(2, dtype=np.float32)))
+    bad = (scores(number), Results(entities=[[entity]]), Results(vectors=vectors))
+
+    for right, wrong in zip(good, bad, strict=True):
+        with pytest.raises(ValueError, match="the model gives a number that is not finite"):
+            compare_results(wrong, right, tolerance=1e-3)
+        with pytest.raises(ValueError, match="the checkpoint's library gives a number"):
+            compare_results(right, wrong, tolerance=1e-3)
 
 
 def test_answers_of_another_model_are_named() -> None:

@@ -46,6 +46,11 @@ text = """Paris is a city."""
 ```
 '''
 
+# Each line has twice the keys of the line before, if the keys are merged.
+MERGES = "---\na0: &a0 {k: v}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 40)
+)
+
 
 def card(folder: Path, text: str) -> list[CardInput]:
     (folder / "README.md").write_text(text, encoding="utf-8")
@@ -82,13 +87,28 @@ def test_literals_of_python_code_are_examples_and_nothing_is_run(tmp_path: Path)
         "---\nwidget: [\n---\n",
         "---\nwidget: {text: a}\n---\n",
         "---\n- a list\n---\n",
-        "---\nwidget: [{text: 3}, {sentences: [a]}]\n---\n",
+        "---\nwidget: [{text: [a]}, {sentences: [a]}]\n---\n",
         "```python\ntexts = " + "[" * 5000 + "\n```\n",
         "```python\ntexts = 3\nlabels = ['a']\n```\n",
+        "```python\ntexts = ['\\ud83d']\n```\n",
+        "```py" + "\n" * (1 << 20),
+        "```py\n" * (1 << 17),
+        '---\nwidget: [{text: "\\ud83d\\ude00 hi"}]\n---\n',
+        '---\nwidget: [{text: "\\UFFFFFFFF"}]\n---\n',
+        "---\nwidget: [{text: !!bool maybe, 7: !!int ''}, !!timestamp a]\n*b: c\n---\n",
+        "---\n" + "1" + ":1" * (1 << 18) + "\n---\n",
+        MERGES + "---\n",
     ],
 )
 def test_a_card_without_a_readable_example_has_none(tmp_path: Path, text: str) -> None:
     assert card(tmp_path, text) == []
+
+
+@pytest.mark.parametrize("text", ["yes", "3", "!!bool maybe", "2001-01-01"])
+def test_a_widget_is_a_text_without_quotes(tmp_path: Path, text: str) -> None:
+    (found,) = card(tmp_path, f"---\nwidget: [{{text: {text}}}]\n---\n")
+
+    assert found.texts == [text.rsplit(maxsplit=1)[-1]]
 
 
 def test_a_folder_without_a_card_has_no_example(tmp_path: Path) -> None:
