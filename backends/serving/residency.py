@@ -199,8 +199,9 @@ class Residency:
     """Owns the loaded encoders: starts their threads, and keeps their sizes within `max_bytes`.
 
     One load runs at a time, in a thread. A load waits while all memory is in use. Meanwhile, later
-    loads run if they have room. Soon they run only if they leave room for the waiting load. `retry` is called when a load has failed. `in_background` returns
-    the names of encoders that mirrored items use. It belongs to the event loop.
+    loads run if they have room. Soon they run only if they leave room for the waiting load. `retry`
+    is called when a load has failed. `in_background` returns the names of encoders that mirrored
+    items use. It belongs to the event loop.
     """
 
     def __init__(
