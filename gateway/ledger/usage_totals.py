@@ -118,8 +118,9 @@ def catch_up(store: Store, *, limit: int) -> bool:
 
     If there are no such rows, delete the totals of an hour that are no longer kept. If there is no
     such hour, make the totals of the blocks of several days that end with the next day, if it has
-    ended. If the mark `blocks` is ahead of the clocks, move it back. In a ledger with a later schema,
-    do nothing.
+    ended. If the mark `blocks` is ahead of the clocks, move it back.
+
+    If a later program has migrated the ledger, do nothing.
 
     Returns:
         Whether there may be more to do now.
