@@ -432,14 +432,17 @@ class Residency:
         ]
 
     async def _evict(self, encoder: DeclaredEncoder) -> None:
-        statistics = encoder.statistics()
+        nothing = EncoderStatistics(name=encoder.name)
+        before = encoder.past or nothing
         running, encoder.running = encoder.running, None
-        if running is not None and statistics is not None:
-            encoder.past = add_loads(statistics, EncoderStatistics(name=encoder.name))
+        if running is not None:
+            encoder.past = add_loads(add_loads(before, running.statistics()), nothing)
             self._policy.evict(encoder.name)
             self._evictions[encoder.name] += 1
             running.pipeline.close()
             await self._stop([running])
+            # A thread may count its last batch after the batch's rows have been delivered.
+            encoder.past = add_loads(add_loads(before, running.statistics()), nothing)
             running.batcher.free()
 
     async def start(self, encoders: Iterable[DeclaredEncoder]) -> None:
