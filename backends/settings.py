@@ -40,7 +40,7 @@ Arena = Literal["kSameAsRequested", "kNextPowerOfTwo"]
 class BackendSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Holds the settings of one process; each can be set as `SLUICEGATE_BACKEND_<NAME>`.
 
-    A setting is `None` if the backend chooses the value. 0 switches off what the setting limits.
+    A setting is `None` if the backend chooses the value.
     """
 
     models: Path = Path("models")

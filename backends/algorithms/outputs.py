@@ -1,7 +1,7 @@
 """Embeds and ranks texts with encoders that have sparse vectors or token vectors.
 
 Each output of a text is an item. Items of one text ask for the same row, so one run of the graph
-answers them all.
+answers all that are in progress together.
 """
 
 import asyncio

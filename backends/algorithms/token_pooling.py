@@ -4,6 +4,8 @@ This is hierarchical pooling as in sentence-transformers and PyLate: Ward's meth
 distances (Clavié et al., "Reducing the Footprint of Multi-Vector Retrieval", arXiv 2409.14683).
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,6 +16,8 @@ from sluicegate.backends.types import FloatArray
 _MOST_VECTORS = 2048
 # The first vector, which is that of the token before the text, is kept.
 _PROTECTED = 1
+# A round must merge one of so many clusters at least. Ties can leave one merge to each round.
+_FEWEST_MERGES = 32
 
 
 def pool_tokens(vectors: FloatArray, factor: int) -> FloatArray:
@@ -45,9 +49,9 @@ def pool_tokens(vectors: FloatArray, factor: int) -> FloatArray:
 def _ward_clusters(distances: FloatArray, clusters: int) -> NDArray[np.int64]:
     """Return the cluster of each item, numbered by first items, so that at most `clusters` remain.
 
-    Each round merges all pairs of clusters that are nearest to each other. With Ward's distance,
-    this finds the same merges as one merge at a time (Murtagh, 1983), in few rounds. A merged
-    cluster stands in the place of its first item.
+    Each round merges all pairs of clusters that are nearest to each other. Without ties, this finds
+    the same merges as one merge at a time (Murtagh, 1983), usually in few rounds. A merged cluster
+    stands in the place of its first item.
     """
     squares = distances.astype(np.float64) ** 2
     np.fill_diagonal(squares, np.inf)
@@ -62,6 +66,10 @@ def _ward_clusters(distances: FloatArray, clusters: int) -> NDArray[np.int64]:
         if np.count_nonzero(heights < least.min()) >= needed:
             break
         one = ((nearest[nearest] == places) & (places < nearest)).nonzero()[0]
+        if len(one) * _FEWEST_MERGES < len(places):
+            for height, kept, merged in _chain_merges(squares, sizes):
+                parents[firsts[merged]], heights[firsts[merged]] = firsts[kept], height
+            break
         other = nearest[one]
         gone = firsts[other]
         parents[gone], heights[gone] = firsts[one], least[one]
@@ -77,6 +85,31 @@ def _ward_clusters(distances: FloatArray, clusters: int) -> NDArray[np.int64]:
         roots = above
     numbers: NDArray[np.int64] = (roots == np.arange(count)).cumsum() - 1
     return numbers[roots]
+
+
+def _chain_merges(
+    squares: NDArray[np.float64], sizes: NDArray[np.float64]
+) -> Iterator[tuple[float, int, int]]:
+    """Yield the distance and the places of each merge, until one cluster remains.
+
+    A chain of nearest neighbours finds all merges in quadratic time, also with ties.
+    """
+    chain: list[int] = []
+    remaining = set(range(len(squares)))
+    while len(remaining) > 1:
+        if not chain:
+            chain.append(min(remaining))
+        here = chain[-1]
+        near = int(squares[here].argmin())
+        if len(chain) == 1 or squares[here, near] < squares[here, chain[-2]]:
+            chain.append(near)
+            continue
+        one, other = sorted(chain[-2:])
+        del chain[-2:]
+        yield float(squares[one, other]), one, other
+        _merge(squares, sizes, np.array([one]), np.array([other]))
+        squares[other] = squares[:, other] = np.inf
+        remaining.remove(other)
 
 
 def _merge(

@@ -29,7 +29,9 @@ def digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: Fal
     """Return the digest of the names and contents of all files in a folder, except `without`.
 
     A file is read only if its size, inode or times have changed since the last call, also by
-    another process. Copies of the folder have other inodes, so their files are read again.
+    another process. Copies of the folder have other inodes, so their files are read again. Some
+    network and object stores keep neither inodes nor times of changes. There, a change that keeps
+    size and modification time is not seen.
 
     Raises:
         ModelProblem: a file cannot be read.
@@ -39,12 +41,13 @@ def digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: Fal
         name = path.relative_to(folder).as_posix()
         if not path.is_file() or is_hidden(name) or without(name.partition("/")[0]):
             continue
+        began = time.time_ns()
         try:
             each = _digest(path, known.get(name))
         except OSError as error:
             raise ModelProblem(f"{path}: cannot be read: {error.strerror}") from None
         digest.update(len(name.encode()).to_bytes(8, "little") + name.encode() + each.digest)
-        if time.time_ns() - max(each.stamp[2:]) > _RECENT:
+        if began - max(each.stamp[2:]) > _RECENT:
             found[name] = each
     if found != known:
         replace_file(folder / _RECORD, msgspec.json.encode(found))

@@ -237,7 +237,9 @@ class _EncoderOpener:
             clock=tools.clock,
             tracing=tools.tracing,
         )
-        rows = RowCoalescer(digest=model.digest, cache=self._shared.cache, batcher=batcher)
+        # With the name, because a model's owner can write a wrong record of its files' digests.
+        digest = f"{model.name} {model.digest}"
+        rows = RowCoalescer(digest=digest, cache=self._shared.cache, batcher=batcher)
         pipeline.open(tokenizer=tokenizer, rows=rows)
         return RunningEncoder(
             name=model.name,

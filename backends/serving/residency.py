@@ -6,6 +6,7 @@ Without a bound of the memory, all encoders are loaded from the start and stay l
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -50,6 +51,8 @@ _MOST_WAITING = 32
 _MOST_CALLS = 64
 # Seconds that a load waits for models in use, and between two checks whether they are still in use.
 _ROOM_TIMEOUT, _ROOM_INTERVAL = 5.0, 0.01
+# Seconds for which later loads may take the room that the oldest load waits for.
+_PASSING_TIME = 0.5
 
 
 class RunningEncoder(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,6 +164,7 @@ class _Load:
         """The time until which the load waits for room; `None` before its first turn."""
         self.ended = asyncio.Event()
         self.error: BackendError | None = None
+        self._is_user = False
         self.waiting = 0
         """The number of calls that wait for the load, or use what it has loaded."""
 
@@ -169,27 +173,35 @@ class _Load:
         """The expected time of the load."""
         return sum(each.load_time for each in self.encoders if each.running is None)
 
+    @property
+    def new_bytes(self) -> int:
+        """The size of the encoders that are not loaded."""
+        return sum(each.size_bytes for each in self.encoders if each.running is None)
+
     def begin(self) -> None:
-        """Count the load as a user of its encoders, from its first turn on."""
+        """Count the load as a user of its encoders."""
         if self.room_until is None:
             self.room_until = time.monotonic() + _ROOM_TIMEOUT
-            self._hold(1)
+        self._hold(is_user=True)
 
     def end(self) -> None:
         """Count the load as a user of its encoders no longer."""
-        self._hold(-1)
+        self._hold(is_user=False)
 
-    def _hold(self, change: int) -> None:
-        for each in self.encoders:
-            each.users += change
+    def _hold(self, *, is_user: bool) -> None:
+        if self._is_user is not is_user:
+            self._is_user = is_user
+            for each in self.encoders:
+                each.users += 1 if is_user else -1
 
 
 class Residency:
     """Owns the loaded encoders: starts their threads, and keeps their sizes within `max_bytes`.
 
     One load runs at a time, in a thread. A load waits while all memory is in use. Meanwhile, later
-    loads run if they have room. `retry` is called when a load has failed. `in_background` returns
-    the names of encoders that mirrored items use. It belongs to the event loop.
+    loads run if they have room. Soon they run only if they leave room for the waiting load. `retry`
+    is called when a load has failed. `in_background` returns the names of encoders that mirrored
+    items use. It belongs to the event loop.
     """
 
     def __init__(
@@ -302,6 +314,8 @@ class Residency:
             if await self._try(load):
                 self._end(load)
                 continue
+            # Two loads that wait for room may need to evict each other's encoders.
+            load.end()
             self._queue.put_nowait(load)
             if all(each.room_until is not None for each in self._loads.values()):
                 await asyncio.sleep(_ROOM_INTERVAL)
@@ -372,7 +386,7 @@ class Residency:
         Raises:
             Overloaded: the models in memory have been in use for too long.
         """
-        if await self._evict_for(load.encoders):
+        if self._has_turn(load) and await self._evict_for(load.new_bytes):
             return True
         if time.monotonic() >= (load.room_until or 0.0):
             self._outcomes["refused"] += 1
@@ -381,9 +395,17 @@ class Residency:
             )
         return False
 
-    async def _evict_for(self, encoders: Iterable[DeclaredEncoder] = ()) -> bool:
-        """Evict models so that `encoders` fit; return whether they fit."""
-        wanted = sum(each.size_bytes for each in encoders if each.running is None)
+    def _has_turn(self, load: _Load) -> bool:
+        """Return whether a load may run now. Small loads must not pass a large one for long."""
+        oldest = next(iter(self._loads.values()))
+        began = (oldest.room_until or math.inf) - _ROOM_TIMEOUT
+        if oldest is load or not load.new_bytes or time.monotonic() < began + _PASSING_TIME:
+            return True
+        needed = sum(each.size_bytes for each in {*oldest.encoders, *load.encoders})
+        return max(needed, self.size_bytes + load.new_bytes) <= self._max_bytes
+
+    async def _evict_for(self, wanted: int = 0) -> bool:
+        """Evict models so that `wanted` more bytes fit; return whether they fit."""
         excess = self.size_bytes + wanted - self._max_bytes
         if excess <= 0:
             return True
@@ -410,14 +432,17 @@ class Residency:
         ]
 
     async def _evict(self, encoder: DeclaredEncoder) -> None:
-        statistics = encoder.statistics()
+        nothing = EncoderStatistics(name=encoder.name)
+        before = encoder.past or nothing
         running, encoder.running = encoder.running, None
-        if running is not None and statistics is not None:
-            encoder.past = add_loads(statistics, EncoderStatistics(name=encoder.name))
+        if running is not None:
+            encoder.past = add_loads(add_loads(before, running.statistics()), nothing)
             self._policy.evict(encoder.name)
             self._evictions[encoder.name] += 1
             running.pipeline.close()
             await self._stop([running])
+            # A thread may count its last batch after the batch's rows have been delivered.
+            encoder.past = add_loads(add_loads(before, running.statistics()), nothing)
             running.batcher.free()
 
     async def start(self, encoders: Iterable[DeclaredEncoder]) -> None:

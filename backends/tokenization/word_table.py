@@ -17,12 +17,8 @@ _PARTS = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 _LONGEST_WORD = 100
 # The look-up holds the GIL, so longer texts are left to the tokenizer, which releases it.
 _LONGEST_TEXT = 4096
-# The share of words that the tokenizer may have to read.
+# The share of words that may be missing in the table.
 _MOST_OTHERS = 1 / 4
-# Texts repeat words, so the tokens of up to so many other words are kept, each of up to so many
-# characters.
-_MOST_REMEMBERED = 16_384
-_LONGEST_REMEMBERED = 32
 # With more added tokens, searching for them takes longer than the table saves.
 _MOST_ADDED = 32
 
@@ -44,7 +40,6 @@ class WordTable:
         self._words = words
         self._lowercase = lowercase
         self._read_words = read_words
-        self._remembered: dict[str, list[int]] = {}
         # The tokenizer finds added tokens before it splits a text. It finds some of them whether
         # they are in upper or lower case.
         self._added = re.compile("|".join(map(re.escape, added)), re.IGNORECASE) if added else None
@@ -68,31 +63,17 @@ class WordTable:
             return None if tokens is None or len(tokens) > most else tokens
 
     def _find_others(self, parts: list[str]) -> list[int] | None:
-        """Return the tokens of all words; the tokenizer reads words that nothing here has."""
-        remembered = self._remembered  # other threads may replace it
-        others = [p for p in parts if p not in self._words and p not in remembered]
+        """Return the tokens of all words; the tokenizer reads words that the table lacks."""
+        others = [part for part in parts if part not in self._words]
         if len(others) > _MOST_OTHERS * len(parts):
             return None
-        read: dict[str, list[int]] = {}
-        if others:
-            others = list(dict.fromkeys(others))
-            read = dict(zip(others, self._read_words(others), strict=True))
+        others = list(dict.fromkeys(others))
+        read = dict(zip(others, self._read_words(others), strict=True))
         tokens: list[int] = []
         for part in parts:
             number = self._words.get(part)
-            if number is None:
-                tokens += read[part] if part in read else remembered[part]
-            else:
-                tokens.append(number)
-        self._remember(read)
+            tokens += read[part] if number is None else (number,)
         return tokens
-
-    def _remember(self, read: dict[str, list[int]]) -> None:
-        if len(self._remembered) + len(read) > _MOST_REMEMBERED:
-            self._remembered = {}
-        for word, tokens in read.items():
-            if len(word) <= _LONGEST_REMEMBERED:
-                self._remembered[word] = tokens
 
 
 def read_word_table(

@@ -9,6 +9,7 @@ process. The shipper (the process that sends events to Redis) then reports the m
 the estimate as lost.
 """
 
+import contextlib
 import logging
 import os
 import threading
@@ -184,7 +185,8 @@ class LogSync:
             for file in files.values():
                 self._sync(file)
         for folder in folders:
-            sync_folder(folder, self._sync)
+            with contextlib.suppress(OSError):  # some file systems cannot sync a folder
+                sync_folder(folder, self._sync)
         with self._adding:
             last = max(files)
             if last == self._added:

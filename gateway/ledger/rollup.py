@@ -7,6 +7,7 @@ stored sequence numbers of event logs show that an event was recorded (see `Even
 """
 
 import hashlib
+import logging
 from typing import Any, Final
 
 from sqlalchemy import Connection, RowMapping, delete, func, select
@@ -23,6 +24,7 @@ _HOURS: Final = 100
 hours since the event again."""
 # Rows that the totals include, and rows that they do not include, need sums with different ids.
 _KIND: Final = (*KIND, "is_summed")
+_log = logging.getLogger(__name__)
 _events: Final = schema.usage_events
 
 
@@ -35,6 +37,7 @@ class Rollup:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self._has_warned = False
 
     def add_up(self, *, before: int, limit: int) -> int:
         """Replace at most `limit` rows, all of one hour, by their sums.
@@ -49,6 +52,9 @@ class Rollup:
         with self._store.writing(in_bulk=True) as connection:
             self._store.lock_subject(connection, LOCK)
             if has_later_schema(connection):
+                if not self._has_warned:
+                    self._has_warned = True
+                    _log.warning("usage is not summed: a later program has migrated the ledger")
                 return 0
             start = _hour_with_events(connection, locked_marks(connection).rolled_up)
             rows: list[RowMapping] = []
@@ -69,9 +75,6 @@ class Rollup:
 
     def catch_up(self, *, limit: int) -> bool:
         """Bring the totals up to date in steps of `limit` rows; see `usage_totals.catch_up`."""
-        with self._store.reading() as connection:
-            if has_later_schema(connection):
-                return False
         return catch_up(self._store, limit=limit)
 
 

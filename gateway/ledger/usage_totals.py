@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 from sqlalchemy import Connection, case, delete, func, literal, literal_column, select, update
 
 from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.migrations import has_later_schema
 from sluicegate.gateway.ledger.store import Store
 from sluicegate.gateway.ledger.usage_fields import SUMMED
 from sluicegate.gateway.ledger.usage_marks import (
@@ -119,6 +120,8 @@ def catch_up(store: Store, *, limit: int) -> bool:
     such hour, make the totals of the blocks of several days that end with the next day, if it has
     ended. If the mark `blocks` is ahead of the clocks, move it back.
 
+    If a later program has migrated the ledger, do nothing.
+
     Returns:
         Whether there may be more to do now.
     """
@@ -132,6 +135,8 @@ def _add_missing(store: Store, *, limit: int) -> bool:
     """
     with store.writing(in_bulk=True) as connection:
         store.lock_subject(connection, LOCK)
+        if has_later_schema(connection):
+            return False
         blocks = locked_marks(connection).blocks
         columns = [_events[name] for name in ("id", "time", "task", *_COLUMNS[2:5], *SUMMED)]
         query = select(*columns).where(is_outside_totals).order_by(_events.time.desc())
@@ -156,6 +161,8 @@ def _delete_hour(store: Store) -> bool:
     """
     with store.writing(in_bulk=True) as connection:
         store.lock_subject(connection, LOCK)
+        if has_later_schema(connection):
+            return False
         oldest = connection.scalar(select(func.min(_totals.hour)).where(_totals.length == 1))
         if oldest is None or oldest >= hours_since(read_marks(connection).blocks):
             return False
@@ -174,6 +181,8 @@ def _move_blocks(store: Store) -> bool:
     """
     with store.writing(in_bulk=True) as connection:
         clocks = (store.lock_subject(connection, LOCK), store.clock())
+        if has_later_schema(connection):
+            return False
         newest = connection.scalar(select(func.max(_events.time)))
         blocks = read_marks(connection).blocks
         is_ahead = blocks + DAY > max(clocks)

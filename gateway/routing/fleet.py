@@ -449,10 +449,6 @@ def _answers(served: ModelInfo, asked: ModelInfo) -> bool:
     """Return whether an endpoint that serves `served` gives the same answers as `asked`."""
     if asked.revision == served.revision:
         return served.variant == asked.variant
-    # The code of an earlier revision is known only if the newest one has the same algorithm.
-    same_code = served.algorithm_version == asked.algorithm_version
-    return (
-        asked.revision in served.earlier
-        and served.profile == asked.profile
-        and (same_code or served.algorithm != asked.algorithm)
-    )
+    # The code of an earlier revision is known only if it is that of the newest one.
+    same_code = served.variant._replace(revision=asked.revision) == asked.variant
+    return asked.revision in served.earlier and same_code

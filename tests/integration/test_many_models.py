@@ -6,6 +6,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
@@ -177,6 +178,65 @@ async def test_a_load_without_room_does_not_stop_later_loads(models: Path) -> No
         assert states(backend)["younger"] == "declared"
         gate.open()
         await asyncio.gather(busy, large, small)
+
+
+async def test_loads_that_wait_for_room_let_go_of_their_encoders(models: Path) -> None:
+    write_encoder(models, "younger", real=True)
+    write_pairs(models, [*NAMES, "younger"])
+    gate = Gate()
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    async with running_backend(models, executor, model_memory_bytes=2 * size(models)) as backend:
+        encoders = sorted([*NAMES, "younger"], key=lambda name: states(backend)[name])
+        one, other, *loaded = encoders
+        busy = [asyncio.create_task(backend.answer(name, Task.EMBED, "good")) for name in loaded]
+        await until(lambda: gate.arrived == len(loaded))
+        both = [
+            asyncio.create_task(backend.answer("-".join(sorted(pair)), Task.CLASSIFY, "good"))
+            for pair in ((one, loaded[0]), (other, loaded[1]))
+        ]
+        await asyncio.wait(both, timeout=0.05)
+
+        gate.open()
+
+        await asyncio.gather(*busy)
+        answers = await asyncio.gather(*both)
+        assert [isinstance(answer, Refusal) for answer in answers] == [False, False]
+
+
+async def test_later_loads_leave_room_for_one_that_has_waited(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluicegate.backends.serving.residency._PASSING_TIME", 0.0)
+    write_encoder(models, "younger", real=True)
+    write_encoder(models, "youngest", real=True)
+    names = [*NAMES, "younger", "youngest"]
+    write_pairs(models, names)
+    gate = Gate()
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    async with running_backend(models, executor, model_memory_bytes=2 * size(models)) as backend:
+        small, one, other, *loaded = sorted(names, key=lambda name: states(backend)[name])
+        busy = asyncio.create_task(backend.answer(loaded[0], Task.EMBED, "good"))
+        await until(lambda: gate.arrived > 0)
+
+        pair = "-".join(sorted([one, other]))
+        large = asyncio.create_task(backend.answer(pair, Task.CLASSIFY, "good"))
+        await asyncio.wait({large}, timeout=0.05)
+        later = asyncio.create_task(backend.answer(small, Task.EMBED, "good"))
+        await asyncio.wait({later}, timeout=0.05)
+
+        assert states(backend)[small] == "declared"
+        gate.open()
+        await asyncio.gather(busy, large, later)
+
+
+def write_pairs(models: Path, encoders: Sequence[str]) -> None:
+    """Write an ensemble over each pair of encoders, named by both."""
+    for name in encoders:
+        write_head(models, f"z-{name}", ["a", "b"], encoder=name)
+    for pair in combinations(sorted(encoders), 2):
+        uses = [f"z-{name}" for name in pair]
+        manifest = {"kind": "algorithm", "algorithm": "ensemble", "uses": uses}
+        write_model(models, "-".join(pair), manifest | {"tasks": ["classify"]})
 
 
 async def test_an_evicted_model_frees_its_graph_at_once(models: Path) -> None:

@@ -49,6 +49,7 @@ QUERY, DOCUMENT = (f"{{{{ messages[{place}].content }}}}" for place in (-2, -1))
         (RANKER, template("{{ messages"), "the chat template fails"),
         (RANKER, template(ENDLESS), "does not end"),
         (RANKER, template("{{ 'a' * 10 ** 10 }}"), "bytes of memory"),
+        (RANKER, template(r"{{ '\ud800' }}"), "surrogates not allowed"),
         (RANKER, template("{{ 'a' * 10 ** 7 }}"), "more than 1000000 characters"),
         (RANKER, template("{{ ''.__class__.__mro__ }}" + QUERY + DOCUMENT), "unsafe"),
         (RANKER, template(f"<{QUERY}x{DOCUMENT}>"), "join the tokens"),

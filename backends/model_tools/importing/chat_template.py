@@ -38,20 +38,20 @@ def render(source: str, values: dict[str, Any]) -> str:
 def main() -> None:
     """Render the template on standard input."""
     seconds, memory = map(int, sys.argv[1:])
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # at the first, SIGXCPU
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     asked = json.load(sys.stdin.buffer)
     try:
-        text = render(asked["source"], asked["values"])
+        text = render(asked["source"], asked["values"]).encode()
     except MemoryError:
-        text = f"it needs more than {memory} bytes of memory"
-    except Exception as error:  # noqa: BLE001 - a template may raise anything
-        text = str(error)
+        error = f"it needs more than {memory} bytes of memory"
+    except Exception as raised:  # noqa: BLE001 - a template may raise anything
+        error = str(raised)
     else:
-        sys.stdout.buffer.write(text.encode())
+        sys.stdout.buffer.write(text)
         return
-    sys.stdout.buffer.write(text[:1000].encode(errors="replace"))
+    sys.stdout.buffer.write(error[:1000].encode(errors="replace"))
     sys.exit(1)
 
 

@@ -11,6 +11,7 @@ Rows are made of tokens, so the fixed parts of the template become special token
 import importlib.util
 import json
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -204,15 +205,15 @@ def _renderer(folder: Path, source: str, *, add_generation_prompt: bool) -> Rend
             done = subprocess.run(  # noqa: S603 - our own program
                 command, input=asked, capture_output=True, timeout=_LONGEST, check=False
             )
+            text, status = done.stdout.decode(errors="replace"), done.returncode
         except subprocess.TimeoutExpired:
-            done = None
-        if done is None or done.returncode not in (0, 1):
-            raise StartProblem(
-                f"`{folder}`: the chat template fails: it does not end within {_LIMITS[0]} s of "
-                "processor time; shorten it"
-            )
-        text = done.stdout.decode(errors="replace")
-        if done.returncode:
+            text, status = "", -signal.SIGXCPU
+        if status == -signal.SIGXCPU:
+            text = f"it does not end within {_LIMITS[0]} s of processor time; shorten it"
+        elif status < 0:
+            name = signal.Signals(-status).name
+            text = f"{name} ended its process; free memory, or simplify the template"
+        if status:
             raise StartProblem(f"`{folder}`: the chat template fails: {text}")
         return text
 

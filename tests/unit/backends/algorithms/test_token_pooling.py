@@ -62,6 +62,27 @@ def one_merge_at_a_time(points: FloatArray, clusters: int) -> list[list[int]]:
     return items
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_vectors_whose_nearest_neighbours_form_a_chain_are_merged(seed: int) -> None:
+    angles = 0.002 * 1.05 ** np.arange(120 + seed)
+    points = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    given = np.concatenate([points[:1], np.random.default_rng(seed).permutation(points)])
+
+    pooled = pool_tokens(given, 3)
+
+    merged = one_merge_at_a_time(given[1:], len(points) // 3)
+    expected = [given[1:][cluster].mean(axis=0) for cluster in sorted(merged)]
+    np.testing.assert_allclose(pooled[1:], expected, atol=1e-6)
+
+
+def test_many_equal_vectors_become_one() -> None:
+    given = np.broadcast_to(vectors(1), (2049, 8))
+
+    pooled = pool_tokens(given, 2)
+
+    np.testing.assert_allclose(pooled, given[:2], atol=1e-6)
+
+
 def test_few_vectors_stay_as_they_are() -> None:
     given = vectors(2)
 

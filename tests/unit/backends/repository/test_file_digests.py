@@ -50,6 +50,18 @@ def test_a_file_that_has_just_changed_is_read_again(folder: Path) -> None:
     assert not (folder / RECORD).exists()
 
 
+def test_a_file_that_changes_while_it_is_read_is_read_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = (folder / "weights").stat().st_ctime_ns
+    clock = iter([changed + 1, changed + 10**12])
+    monkeypatch.setattr("time.time_ns", lambda: next(clock))
+
+    digest_files(folder)
+
+    assert not (folder / RECORD).exists()
+
+
 @pytest.mark.parametrize("content", [b"", b"[1]", b'{"weights": [[0, 0, 0, 0], "AAAA"]}'])
 def test_a_useless_record_is_replaced(
     folder: Path, monkeypatch: pytest.MonkeyPatch, content: bytes

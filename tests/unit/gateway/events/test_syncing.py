@@ -97,6 +97,14 @@ def test_what_came_is_synced_with_every_segment_that_it_may_be_in(
     assert device.synced == [MARK_NAME, "1.log"]
 
 
+def test_a_folder_that_cannot_be_synced_is_no_failure(log: Written, device: Device) -> None:
+    device.error, device.failing = errno.EACCES, log.folder.name
+    log.records = 10
+    log.sync.run_once()
+
+    assert log.sync.statistics().failures == 0
+
+
 def test_no_more_segments_stay_open_than_wait_for_a_sync(log: Written) -> None:
     for number in range(1, 100):
         log.begin(f"{number}.log")

@@ -71,7 +71,9 @@ def test_a_later_schema_that_allows_it_is_used(database: str) -> None:
         assert hits(again) == 1
 
 
-def test_past_events_are_left_to_programs_that_know_a_later_schema(database: str) -> None:
+def test_past_events_are_left_to_programs_that_know_a_later_schema(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with Ledger.create(database, clock=Clock()) as ledger:
         record(ledger, "w0-1", 1, [make_event(1)])
         add_migration(database, VERSION + 1, compatible_from=VERSION)
@@ -79,6 +81,9 @@ def test_past_events_are_left_to_programs_that_know_a_later_schema(database: str
         later = START + 2 * HOUR
         assert not ledger.rollup.catch_up(limit=10)
         assert not ledger.rollup.add_up(before=later, limit=10)
+        assert [each.message for each in caplog.records] == [
+            "usage is not summed: a later program has migrated the ledger"
+        ]
         with connected(database) as connection:
             connection.execute(
                 sqlalchemy.delete(schema.schema_migrations).where(

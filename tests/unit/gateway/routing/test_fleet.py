@@ -1,7 +1,7 @@
 """The fleet's catalog of models, and the backends that it chooses."""
 
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -193,6 +193,21 @@ def test_a_request_keeps_the_revision_it_began_with(clock: Clock) -> None:
 
     assert model_of(fleet).info.revision == "zzzzzzzzzzzz"
     assert ids(fleet.candidates(begun, b"item")) == ["eu-0"]
+
+
+@pytest.mark.parametrize("change", [{}, {"algorithm": "other"}, {"algorithm_version": 9}])
+def test_only_the_code_a_request_began_with_answers_it(
+    clock: Clock, change: dict[str, Any]
+) -> None:
+    fleet = fleet_of(EU, clock)
+    begun = model_of(fleet)
+    newer = stub_model(revision="zzzzzzzzzzzz")
+
+    for each in EU:
+        fleet.observe(each, state(models=[replace(newer, earlier=["aaaaaaaaaaaa"], **change)]))
+
+    expected = [] if change else ["eu-0", "eu-1"]
+    assert ids(fleet.candidates(begun, b"item")) == expected
 
 
 def test_few_items_go_to_one_backend_and_many_to_few(clock: Clock) -> None:
