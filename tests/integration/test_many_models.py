@@ -265,6 +265,18 @@ async def test_models_with_equal_tokenizers_share_one(models: Path) -> None:
         assert len({id(each) for each in tokenizers}) == 3
 
 
+async def test_models_with_equal_digests_share_no_rows(models: Path) -> None:
+    write_encoder(models, "copy", real=True, description="first")
+    async with running_backend(models) as backend:
+        await ask_all(backend, ["first", "copy"])
+
+        metrics = (await backend.get("/metrics")).body.decode()
+
+        assert declared(backend, "copy").digest == declared(backend, "first").digest
+        assert 'sluicegate_backend_rows_total{encoder="first"} 1.0' in metrics
+        assert 'sluicegate_backend_rows_total{encoder="copy"} 1.0' in metrics
+
+
 async def test_a_model_that_fails_its_checks_is_not_declared(models: Path) -> None:
     write_encoder(models, "first", real=True, max_tokens=10**6)  # more than its graph can read
     for _ in range(2):
