@@ -1,6 +1,7 @@
 """Traces of a worker's hits and misses in collectors that work, and in those that do not."""
 
 import asyncio
+import itertools
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -115,11 +116,13 @@ async def test_a_miss_a_redis_hit_and_a_memory_hit_leave_complete_traces(
         await ask(one, 1, state="a=1")
         miss = await trace(sink, 1)
         redis_hit: dict[str, list[Span]] = {}
+        numbers = itertools.count(10)
 
         async def is_redis_hit() -> bool:  # once the answer is in Redis
             nonlocal redis_hit
-            response = await ask(two, 2)
-            redis_hit = await trace(sink, 2)
+            number = next(numbers)  # spans of a miss may come late
+            response = await ask(two, number)
+            redis_hit = await trace(sink, number)
             return bool(response.json()["usage"]["hit"])
 
         await eventually(is_redis_hit)

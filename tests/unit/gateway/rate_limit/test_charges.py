@@ -194,4 +194,5 @@ def test_words_of_one_letter_fill_a_window_before_its_tokens_do() -> None:
         for words in (0, 60)
     ]
 
-    assert found == [1, 3, 1, 1]
+    # GLiNER2 adds a full stop, so 121 words have four windows that share 30 of 60 words.
+    assert found == [1, 4, 1, 1]
