@@ -129,8 +129,3 @@ class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     overlap: Annotated[int, unit("tokens"), msgspec.Meta(ge=0)] = 64
     """Tokens that each window of a long text shares with the window before it, where a classifier
     reads it. Models that find entities have an overlap of their own."""
-
-
-def models_of(detectors: tuple[AnyDetector, ...]) -> list[str]:
-    """Return the models that detectors name."""
-    return [one.model for one in detectors if isinstance(one, ModelDetector)]

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_ar
 
 import msgspec
 
-from sluicegate.wire.guards import AnyDetector, models_of
+from sluicegate.wire.guards import AnyDetector, EntityDetector, ModelDetector
 from sluicegate.wire.plans import Assignment, RevisionNumber, RevisionStatistics, Serving
 from sluicegate.wire.settings import stated
 
@@ -327,10 +327,15 @@ def most_entity_windows(
 def most_guard_windows(item: str, parameters: GuardParameters, limits: RowLimits) -> int:
     """Return an upper bound of the rows of all detectors, as if each byte were a token."""
     room = limits.tokens - _SPECIAL_TOKENS
-    rest = len(item.encode()) - room
     step = room - parameters.window_overlap(limits.tokens)
-    windows = min(MAX_WINDOWS, 1 + _parts(rest, step))
-    return windows * len(models_of(parameters.detectors))
+    windows = min(MAX_WINDOWS, 1 + _parts(len(item.encode()) - room, step))
+    return sum(
+        most_entity_windows(item, EntitiesParameters(labels=list(one.labels)), limits)
+        if isinstance(one, EntityDetector)
+        else windows
+        for one in parameters.detectors
+        if isinstance(one, ModelDetector)
+    )
 
 
 class TaskTypes(msgspec.Struct, frozen=True):

@@ -121,10 +121,12 @@ def _serve(
     manifest, infos = model.manifest, [served_model.info for served_model in below]
     if isinstance(manifest, GraphManifest):
         profile, max_tokens, encoder = manifest.profile, manifest.max_tokens, model.name
+        max_words = manifest.max_words if isinstance(manifest, SpanManifest) else 0
     else:
         # The models below may differ in precision, so list every profile.
         profile = "+".join(sorted({info.profile for info in infos}))
         max_tokens = min(info.max_tokens for info in infos)
+        max_words = min((info.max_words for info in infos if info.max_words), default=0)
         encoder = below[0].encoder
     described = infos[0] if isinstance(manifest, SplitManifest) else manifest
     info = ModelInfo(
@@ -137,7 +139,7 @@ def _serve(
         labels=labels,
         dimensions=dimensions,
         max_tokens=max_tokens,
-        max_words=getattr(described, "max_words", 0),
+        max_words=max_words,
         description=described.description,
         demonstration=described.demonstration,
         serving=model.serving,

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
 
-import re2
-
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.guards.formats import find_format
 from sluicegate.backends.guards.readable import ReadableText, all_folded, folded
@@ -18,6 +16,7 @@ from sluicegate.wire.guards import (
     PatternDetector,
     WordDetector,
 )
+from sluicegate.wire.patterns import compile_pattern
 
 # Scripts without spaces between words, whose words therefore may have letters beside them: Thai and
 # Lao, Myanmar, Khmer, Japanese, and Chinese characters.
@@ -87,12 +86,10 @@ def compiled(pattern: str) -> Any:  # Any: RE2 has no types
     Raises:
         ItemRefused: the pattern is invalid.
     """
-    options = re2.Options()
-    options.log_errors = False
     try:
-        return re2.compile(pattern, options)
-    except re2.error as error:
-        detail = f"a pattern of the guard is invalid ({error}); ask the operator to correct it"
+        return compile_pattern(pattern)
+    except ValueError as error:
+        detail = f"a pattern of the guard {error}; ask the operator to correct it"
         raise ItemRefused("guard_invalid", detail) from None
 
 

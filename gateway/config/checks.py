@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from urllib.parse import urlsplit
 
-import re2
-
 from sluicegate.gateway.config.document import (
     BackendConfig,
     CorsConfig,
@@ -27,8 +25,6 @@ from sluicegate.gateway.periods import PERIODS
 from sluicegate.gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
 from sluicegate.wire.guards import (
     MAX_DETECTORS,
-    MAX_PATTERN_CHARACTERS,
-    MAX_PATTERN_INSTRUCTIONS,
     MAX_WORD_CHARACTERS,
     MAX_WORDS,
     AnyDetector,
@@ -40,6 +36,7 @@ from sluicegate.wire.guards import (
     PatternDetector,
     WordDetector,
 )
+from sluicegate.wire.patterns import compile_pattern
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})")
@@ -236,25 +233,11 @@ def _words(words: tuple[str, ...], path: Path) -> Iterator[ConfigFinding]:
 
 def _pattern(pattern: str) -> str:
     """Return the problem of a regular expression, or an empty text."""
-    if not 0 < len(pattern) <= MAX_PATTERN_CHARACTERS:
-        return f"must have 1 to {MAX_PATTERN_CHARACTERS} characters"
-    options = re2.Options()
-    options.log_errors = False
     try:
-        found = re2.compile(pattern, options)
-    except re2.error as error:
-        return f"is no regular expression of RE2: {_text(error)}"
-    if found.programsize > MAX_PATTERN_INSTRUCTIONS:
-        return (
-            f"needs {found.programsize:,} instructions of RE2; at most "
-            f"{MAX_PATTERN_INSTRUCTIONS:,} are allowed; repeat less, or a smaller class"
-        )
+        found = compile_pattern(pattern)
+    except ValueError as error:
+        return str(error)
     return "matches an empty text; it would find nothing" if found.fullmatch("") else ""
-
-
-def _text(error: Exception) -> str:
-    (detail,) = error.args
-    return detail.decode(errors="replace") if isinstance(detail, bytes) else str(detail)
 
 
 def _regions(regions: tuple[RegionConfig, ...]) -> Iterator[ConfigFinding]:

@@ -266,7 +266,7 @@ async def test_a_text_without_words_has_nothing_to_find(backend: Backend, text: 
         (mood(labels={"sad": 0.5}), "names the label `sad`"),
         (mood(labels={}), "either `labels` or `expected`"),
         ({"kind": "entities", "model": "mood", "labels": {"PER": 0}}, "a model of entities"),
-        ({"kind": "pattern", "pattern": "(a"}, "a pattern of the guard is invalid"),
+        ({"kind": "pattern", "pattern": "(a"}, "a pattern of the guard is no regular expression"),
     ],
 )
 async def test_a_guard_that_fits_no_model_allows_nothing(

@@ -9,6 +9,7 @@ from sluicegate.backends.cli import main
 from sluicegate.backends.model_tools.graphs import weight_file
 from tests.parity.library_fixtures import unpack
 from tests.parity.texts import read_texts
+from tests.support.imports import import_arguments
 
 # A graph of toy size is no faster in eight bits, and its random vectors move easily.
 LOOSE = ("--max-flips", "100", "--max-loss", "100", "--min-cosine", "-1", "--min-speedup", "0")
@@ -27,17 +28,7 @@ def test_int8_of_a_large_graph_has_its_weights_inside(
         files += [name, str(path)]
     folder = unpack("qwen3-04", tmp_path)
 
-    given = [
-        "models",
-        "import",
-        "--quick",
-        str(folder),
-        "--models",
-        str(models),
-        "--name",
-        "m",
-        *files,
-    ]
+    given = import_arguments(folder, models, "--name", "m", *files)
     result = CliRunner().invoke(main, [*given, "--precision", "int8", *LOOSE])
 
     assert result.exit_code == 0, result.output

@@ -17,6 +17,7 @@ from sluicegate.wire.protocol import Task
 from testing.weight_files import write_safetensors
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.imports import import_arguments
 from tests.support.odd_checkpoints import (
     GRAPH,
     WEIGHTS,
@@ -75,18 +76,7 @@ def add_module(folder: Path, kind: str, config: dict[str, Any], prefix: str = "s
 
 
 def run(folder: Path, *options: str, name: str = "odd") -> Result:
-    models = folder.parent / "m"
-    given = [
-        "models",
-        "import",
-        "--quick",
-        str(folder),
-        "--models",
-        str(models),
-        "--name",
-        name,
-        *options,
-    ]
+    given = import_arguments(folder, folder.parent / "m", "--name", name, *options)
     return CliRunner().invoke(main, given)
 
 

@@ -1,6 +1,6 @@
 """Converts a GLiNER checkpoint, which finds entities of the types that a request names."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -92,14 +92,24 @@ def read_gliner(path: Path, document: dict[str, Any]) -> GlinerConfig:
         "subtoken_pooling": ("first", "last"),
         "words_splitter_type": ("whitespace",),
     }
+    check_values(path, "GLiNER", msgspec.structs.asdict(config), supported)
+    return config
+
+
+def check_values(
+    path: Path, family: str, given: Mapping[str, Any], supported: Mapping[str, Sequence[str]]
+) -> None:
+    """Refuse a field of the file `path` whose value is not one of those that are supported.
+
+    Raises:
+        StartProblem: a value is not supported; the message names those that are.
+    """
     for field, values in supported.items():
-        found = getattr(config, field)
-        if found not in values:
+        if given[field] not in values:
             raise StartProblem(
-                f"`{path}`: `{field}` is `{found}`; GLiNER models with "
+                f"`{path}`: `{field}` is `{given[field]}`; {family} models with "
                 f"{' or '.join(f'`{value}`' for value in values)} can be imported"
             )
-    return config
 
 
 def without_weights(folder: Path) -> StartProblem:

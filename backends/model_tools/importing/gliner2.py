@@ -20,6 +20,7 @@ from sluicegate.backends.model_tools.graphs.spans import SpanShape
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 from sluicegate.backends.model_tools.importing.gliner import (
     MOST_LABELS,
+    check_values,
     check_weights,
     max_tokens,
     with_positions,
@@ -78,18 +79,19 @@ def read_gliner2(path: Path, document: Mapping[str, Any], encoder: dict[str, Any
         raise StartProblem(f"`{path}` of a GLiNER2 model: {error}") from None
     head = read.span_head or _SpanHead()
     counting = read.counting_layer or "count_lstm"
-    supported = {
-        "architecture": (read.architecture or "span", ("span",)),
-        "token_pooling": (read.token_pooling, ("first",)),
-        "span_mode": (head.span_mode, ("markerV0",)),
-        "counting_layer": (counting, COUNTING),
+    given = {
+        "architecture": read.architecture or "span",
+        "token_pooling": read.token_pooling,
+        "span_mode": head.span_mode,
+        "counting_layer": counting,
     }
-    for field, (found, values) in supported.items():
-        if found not in values:
-            raise StartProblem(
-                f"`{path}`: `{field}` is `{found}`; GLiNER2 models with "
-                f"{' or '.join(f'`{value}`' for value in values)} can be imported"
-            )
+    supported = {
+        "architecture": ("span",),
+        "token_pooling": ("first",),
+        "span_mode": ("markerV0",),
+        "counting_layer": COUNTING,
+    }
+    check_values(path, "GLiNER2", given, supported)
     return Gliner2Config(
         encoder_config=encoder,
         counting_layer=counting,

@@ -28,6 +28,7 @@ from testing.waiting import wait_until
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.admin import KEY
 from tests.support.commands import listener as answering
+from tests.support.imports import import_arguments
 
 
 @pytest.fixture
@@ -105,15 +106,7 @@ def test_an_import_has_a_running_gateway_read_the_repository_again(
     listener: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_checkpoint(Checkpoint(family="bert", purpose="text"), tmp_path / "source")
-    arguments = [
-        "models",
-        "import",
-        "--quick",
-        str(source),
-        "--models",
-        str(tmp_path / "m"),
-        "--reload",
-    ]
+    arguments = import_arguments(source, tmp_path / "m", "--reload")
     address = f"http://127.0.0.1:{listener.admin_port}"
     monkeypatch.setenv("SLUICEGATE_ADMIN_URL", address)
     monkeypatch.setenv("SLUICEGATE_ADMIN_KEY", KEY)
@@ -160,15 +153,7 @@ def test_the_report_of_an_import_is_one_document_before_a_reload(
 def test_an_import_reloads_the_gateway_of_a_data_directory(tmp_path: Path, form: str) -> None:
     source = write_checkpoint(Checkpoint(family="bert", purpose="text"), tmp_path / "source")
     where = form.format(tmp_path / "none").split()
-    arguments = [
-        "models",
-        "import",
-        "--quick",
-        str(source),
-        "--models",
-        str(tmp_path / "m"),
-        "--reload",
-    ]
+    arguments = import_arguments(source, tmp_path / "m", "--reload")
 
     done = subprocess.run(
         [sys.executable, "-m", "sluicegate.gateway", *arguments, *where],

@@ -65,7 +65,9 @@ def test_one_wrong_record_does_not_hide_the_others() -> None:
     assert Unpacker().decode_partially(block) == ([make_event(1)], [8], [b"\x2a"])
 
 
-@pytest.mark.parametrize("unit", RequestUsage.__struct_fields__)
+@pytest.mark.parametrize(
+    "unit", [field.name for field in msgspec.structs.fields(RequestUsage) if field.required]
+)
 def test_an_event_that_lacks_a_unit_is_wrong(unit: str) -> None:
     fields = list(msgspec.to_builtins(make_event(1)))
     place = RequestEvent.__struct_fields__.index("usage")

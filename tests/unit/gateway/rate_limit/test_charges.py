@@ -11,11 +11,13 @@ from sluicegate.gateway.rate_limit.charges import (
 )
 from sluicegate.gateway.rate_limit.reservations import estimate
 from sluicegate.gateway.types import KeyId, Principal, Rule, TenantId
+from sluicegate.wire.guards import ClassifierDetector, EntityDetector, WordDetector
 from sluicegate.wire.protocol import (
     MAX_WINDOWS,
     AnswerItem,
     AnswerParameters,
     EntitiesParameters,
+    GuardParameters,
     RowLimits,
     Task,
 )
@@ -182,6 +184,27 @@ def test_the_windows_of_a_text_with_entities_are_reserved() -> None:
     ]
 
     assert found == [[1, 2, MAX_WINDOWS], [1, 20, MAX_WINDOWS]]
+
+
+def test_the_rows_of_a_guard_are_those_of_its_detectors() -> None:
+    word = WordDetector(name="w", words=("a",))
+    mood = ClassifierDetector(name="m", model="mood", labels={"negative": 0.5})
+    people = EntityDetector(name="p", model="names", labels={"l" * 40: 0.5})
+    text = msgspec.msgpack.encode("t" * 400)
+
+    found = [
+        estimate(
+            Task.GUARD,
+            msgspec.msgpack.encode(GuardParameters(detectors=detectors)),
+            [text],
+            limits=RowLimits(256),
+        ).rows
+        for detectors in ((word,), (mood,), (mood, mood), (people,))
+    ]
+    labelled = msgspec.msgpack.encode(EntitiesParameters(labels=["l" * 40]))
+    alone = estimate(Task.ENTITIES, labelled, [text], limits=RowLimits(256)).rows
+
+    assert found == [0, 2, 4, alone]
 
 
 def test_words_of_one_letter_fill_a_window_before_its_tokens_do() -> None:
