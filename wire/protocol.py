@@ -574,11 +574,12 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     dimensions: int | None = None
     description: str = ""
     demonstration: bool = False
-    earlier: list[str] = []
+    # Empty tuples cost no object, which counts where the console reads hundreds of backends.
+    earlier: tuple[str, ...] = ()
     serving: Serving | None = None
     shows_tokens: bool = False
-    prompts: list[str] = []
-    outputs: list[EmbedOutput] = []
+    prompts: tuple[str, ...] = ()
+    outputs: tuple[EmbedOutput, ...] = ()
 
     @property
     def row_limits(self) -> RowLimits:

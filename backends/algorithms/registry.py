@@ -144,8 +144,8 @@ def _serve(
         demonstration=described.demonstration,
         serving=model.serving,
         shows_tokens=True,
-        prompts=list(prompts),
-        outputs=list(outputs),
+        prompts=tuple(prompts),
+        outputs=tuple(outputs),
     )
     return ModelAlgorithms(
         info=info, encoder=encoder, algorithms=algorithms, tokens=token_algorithms(encoder)

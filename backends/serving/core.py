@@ -378,7 +378,7 @@ class ServingCore:
         for name, revision, _ in self._retired:
             earlier.setdefault(name, []).append(revision)
         return [
-            msgspec.structs.replace(info, earlier=earlier[info.name])
+            msgspec.structs.replace(info, earlier=tuple(earlier[info.name]))
             if info.name in earlier
             else info
             for info in self.model_set.infos()

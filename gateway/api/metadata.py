@@ -79,9 +79,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a classifier may answer."""
     dimensions: int | None = None
     """Numbers of a vector, where it makes some."""
-    prompts: list[str] = []
+    prompts: tuple[str, ...] = ()
     """Names of the prompts that `prompt_name` of `POST /v1/embed` can have."""
-    outputs: list[EmbedOutput] | None = None
+    outputs: tuple[EmbedOutput, ...] | None = None
     """What it makes of a text, where that is more or other than one dense vector."""
     description: str = ""
     """What its owner says of it."""

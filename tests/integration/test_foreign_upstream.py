@@ -187,7 +187,7 @@ async def test_another_version_there_is_another_revision_here(
         await backend.repository.check_upstreams()
 
         assert backend.info("mood").revision != before
-        assert backend.info("mood").earlier == [before]
+        assert backend.info("mood").earlier == (before,)
 
 
 async def test_a_server_that_comes_late_is_taken_up(

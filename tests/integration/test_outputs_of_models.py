@@ -99,9 +99,9 @@ async def test_a_dense_vector_alone_is_cached_without_the_other_outputs(backend:
 
 
 async def test_the_outputs_of_a_model_are_named(backend: Backend) -> None:
-    assert backend.info(SEVERAL).outputs == ["dense", "sparse", "multi_vector"]
-    assert backend.info(COLBERT).outputs == ["multi_vector"]
-    assert backend.info(SPLADE).outputs == ["sparse"]
+    assert backend.info(SEVERAL).outputs == ("dense", "sparse", "multi_vector")
+    assert backend.info(COLBERT).outputs == ("multi_vector",)
+    assert backend.info(SPLADE).outputs == ("sparse",)
 
 
 async def test_an_output_that_a_model_lacks_is_refused(backend: Backend) -> None:
@@ -233,7 +233,7 @@ async def test_a_named_prompt_is_put_before_each_output(backend: Backend) -> Non
         backend, SEVERAL, Task.EMBED, [item(kind, PROMPT + TEXT) for kind in kinds]
     )
 
-    assert backend.info(PROMPTED).prompts == ["query", "document"]
+    assert backend.info(PROMPTED).prompts == ("query", "document")
     assert [outcome.result for outcome in found] == [outcome.result for outcome in expected]
 
 
@@ -250,7 +250,7 @@ async def test_documents_are_ranked_with_the_prompts_of_their_kind(backend: Back
 async def test_a_prompt_that_a_checkpoint_lacks_is_refused(backend: Backend) -> None:
     for model, asked in ((COLBERT, item("multi_vector")), (SPLADE, item("sparse"))):
         assert (await refusal(backend, model, asked, prompt_name="query")).code == "bad_prompt"
-    assert backend.info(COLBERT).prompts == []
+    assert backend.info(COLBERT).prompts == ()
 
 
 async def test_models_with_several_outputs_read_no_instruction(backend: Backend) -> None:
