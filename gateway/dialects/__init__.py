@@ -6,7 +6,8 @@ To add a route of another product:
    it has a `body_route`: a `DialectBody`, and a struct of the response. `base.py` has what dialects
    share, `gateway/api/schemas.py` the native bodies, and `stored_results.py` reads results.
 2. List the dialect in `registry.py`.
-3. Test what is special to it in `tests/unit/gateway/dialects`, such as in `test_jina_voyage.py`.
+3. Test what is special to it in `tests/unit/gateway/dialects`, such as in `test_jina_voyage.py`;
+   `tests/support/dialects.py` has an API and a stored result of each task.
 4. Add its row to the clients of other products in `docs/api.md`, and run `make reference`.
 
 Keys, limits, cache, events and metrics are the same for every route. OpenAPI, the page in the

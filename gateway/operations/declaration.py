@@ -17,13 +17,17 @@ How to add an operation:
    changes nothing has none, whether it is a `GET`, a `POST` or has `dry_run`.
 5. Workers report what they know: `reported(context.control, "NAME")` of `fleet_view.py` returns a
    part of the reports. `gateway/app/worker.py` gives the parts their names, in `StatsReporter`.
-6. For a command, add a `Command`. The command exists only if its group, an `OperationGroup` in
+6. To make workers act, add a member to `Topic` and its field to `Versions`, in
+   `gateway/runtime/control_values.py`. The operation calls `context.control.touch(TOPIC)`, and
+   waits with `wait_for_workers`. Give `RuntimeFollower` a callback for the topic, which runs when
+   the version changes, and let `gateway/app/worker.py` pass it. `reload_models` is an example.
+7. For a command, add a `Command`. The command exists only if its group, an `OperationGroup` in
    `gateway/cli/root.py`, lists the module in `families`. A new group is also listed there in
    `main.add_command`. A command that does more than one call is written in `gateway/cli`, and calls
    `AdminClient.carry_out` with the operation.
-7. In the console, a handler passes the fields of its form to the operation, and has the option
+8. In the console, a handler passes the fields of its form to the operation, and has the option
    `{"role": the_operation.role}`.
-8. List a new module in `gateway/operations/families.py`. Describe the operation in a page of
+9. List a new module in `gateway/operations/families.py`. Describe the operation in a page of
    `docs/operations`. Run `make reference`. Test the operation over HTTP in
    `tests/integration/admin`.
 """

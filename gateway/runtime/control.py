@@ -53,19 +53,10 @@ class Control:
 
     async def versions(self) -> Versions:
         """Return the newest version of each topic."""
-        topics = (Topic.EPOCHS, Topic.ACCOUNTS, Topic.MODELS, Topic.DRAINS)
-        keys = (_GENERATION, *map(_version, topics), _PURGE_HISTORY)
-        config, epochs, accounts, models, drains, purge_history = await self._execute(
-            self._redis.mget(*keys)
-        )
-        return Versions(
-            config=int(config or 0),
-            epochs=int(epochs or 0),
-            accounts=int(accounts or 0),
-            models=int(models or 0),
-            drains=int(drains or 0),
-            purge_history=(purge_history or b"").decode(),
-        )
+        keys = [_GENERATION if topic is Topic.CONFIG else _version(topic) for topic in Topic]
+        *found, purge_history = await self._execute(self._redis.mget(*keys, _PURGE_HISTORY))
+        numbers = {topic.value: int(found or 0) for topic, found in zip(Topic, found, strict=True)}
+        return Versions(**numbers, purge_history=(purge_history or b"").decode())
 
     async def active(self) -> Published | None:
         """Return the published document, or `None` if no document was published yet."""
