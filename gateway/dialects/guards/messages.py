@@ -83,7 +83,10 @@ def texts_of(body: Any) -> HookTexts:
 
 
 def with_texts(body: Any, texts: Iterator[str]) -> Any:
-    """Return a copy of a body with other texts, in the order of `texts_of`."""
+    """Return a copy of a body with other texts, in the order of `texts_of`.
+
+    The copy has no probabilities of tokens, which would tell the former texts.
+    """
     return _Walk(lambda _: next(texts))(body)
 
 
@@ -107,25 +110,26 @@ class _Walk:
         return value
 
     def _object(self, value: dict[str, Any]) -> dict[str, Any]:
-        if value.get("type") == "tool_use":
-            self.calls.append(call_text(value.get("name"), value.get("input")))
-            return value
         copy = dict(value)
         for key, one in value.items():
-            if key in _TEXTS:
+            if key == "input" and isinstance(one, dict):  # of Anthropic's `tool_use`
+                self.calls.append(call_text(value.get("name"), one))
+            elif key in _TEXTS:
                 copy[key] = self(one)
             elif key in _CALLS:
                 self.calls += [_call_text(call) for call in _listed(one)]
             elif key in _DEFINITIONS:
                 self.definitions += ["\n".join(strings(each)) for each in _listed(one)]
+            elif key == "logprobs" and isinstance(one, dict):
+                copy[key] = None  # It repeats the text.
         return copy
 
 
 def _call_text(call: Any) -> str:
     function = call.get("function", call) if isinstance(call, dict) else call
-    if not isinstance(function, dict):
-        return call_text(None, function)
-    return call_text(function.get("name"), function.get("arguments"))
+    if isinstance(function, dict) and "arguments" in function:
+        return call_text(function.get("name"), function["arguments"])
+    return call_text(None, call)
 
 
 def _listed(value: Any) -> list[Any]:

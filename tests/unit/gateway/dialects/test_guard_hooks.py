@@ -88,11 +88,12 @@ async def test_portkey_is_told_what_to_do_with_an_answer(
     api: Api, client: httpx.AsyncClient
 ) -> None:
     api.scene.runner.result = finder("Ada", "redact")
-    body = {"id": "1", "choices": [{"index": 0, "message": {"content": "It is Ada"}}]}
+    choice = {"message": {"content": "It is Ada"}, "logprobs": {"content": [{"token": "Ada"}]}}
+    body = {"id": "1", "choices": [choice]}
 
     answer = await ask(client, "portkey", after(body))
 
-    choices = [{"index": 0, "message": {"content": "It is <PER_1>"}}]
+    choices = [{"message": {"content": "It is <PER_1>"}, "logprobs": None}]
     assert answer["verdict"] is True
     assert answer["transformedData"] == {"response": {"json": {"id": "1", "choices": choices}}}
 
@@ -114,7 +115,10 @@ _ANTHROPIC = {
     "tools": [{"name": "five"}],
     "messages": [
         {"role": "user", "content": "two"},
-        {"role": "assistant", "content": [{"type": "tool_use", "name": "f", "input": {"a": 1}}]},
+        {
+            "role": "assistant",
+            "content": [{"type": "server_tool_use", "name": "f", "input": {"a": 1}}],
+        },
         {
             "role": "user",
             "content": [{"type": "tool_result", "content": [{"type": "text", "text": "three"}]}],
@@ -132,6 +136,10 @@ _ANTHROPIC = {
         ),
         ({"messages": [{"content": None, "tool_calls": [_CALL]}]}, ["mail\nto\nAda"]),
         ({"messages": [{"function_call": {"name": "f", "arguments": "1"}}]}, ["f\n1"]),
+        (
+            {"messages": [{"tool_calls": [{"custom": {"name": "f", "input": "one"}}, None]}]},
+            ["custom\nname\nf\ninput\none", ""],
+        ),
         ({"prompt": ["one", "two"], "suffix": "three"}, ["one", "two", "three"]),
         ({"input": "one", "model": "text-embedding"}, ["one"]),
         (_ANTHROPIC, ["one", "two", "three", "f\na\n1", "name\nfive"]),
