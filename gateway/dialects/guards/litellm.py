@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
-from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from sluicegate.gateway.api.inference_route import BodySource, InferenceRoute, Rendered
 from sluicegate.gateway.api.openapi_parts import Operation
 from sluicegate.gateway.dialects.base import dialect_operation
 from sluicegate.gateway.dialects.guards.route import GROWTH, GuardedTexts, GuardResult, guard_of
@@ -109,7 +109,7 @@ class LiteLlmGuardRoute(InferenceRoute):
     @override
     def encode(self, body: _Asked, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
         results, _ = body.judge(answer)
-        return Rendered(JSON, msgspec.json.encode(_answer(body, results)))
+        return body.rendered(_answer(body, results), results)
 
 
 def _strings(value: Any) -> Iterator[str]:
