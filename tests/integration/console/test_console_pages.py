@@ -154,7 +154,7 @@ async def test_guards_are_shown_with_detectors_verdicts_and_decisions(
         assert "&lt;b&gt;angry from 0.9" in shown
         assert "anger, &lt;i&gt;angry, 0.99, 12" in shown
         assert '<td class="num">41</td>' in shown
-        assert "1 text</span> of the last half hour could not be looked at" in shown
+        assert "1 text</span> of the last half hour on this machine could not be looked at" in shown
         assert shown.index("overloaded") < shown.index("&lt;i&gt;angry")  # newest first
     assert "<html" not in part.text
 
