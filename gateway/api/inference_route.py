@@ -14,6 +14,7 @@ from sluicegate.gateway.config.document import Document
 from sluicegate.gateway.http.problem_details import PROBLEMS, ErrorFormat
 from sluicegate.gateway.inference.interfaces import ModelTable
 from sluicegate.gateway.inference.visibility import is_visible, visible_models
+from sluicegate.gateway.telemetry.guard_verdicts import GuardVerdicts
 from sluicegate.gateway.types import (
     Answer,
     InferenceRequest,
@@ -75,6 +76,8 @@ class Rendered(msgspec.Struct, frozen=True, gc=False):
     lines: bytes
     """`JSON`, or other lines, each ended by CRLF; `Content-Length` is added."""
     body: bytes
+    verdicts: GuardVerdicts | None = None
+    """If a guard judged the texts: what metrics count of it."""
 
 
 class InferenceRoute:

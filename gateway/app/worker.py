@@ -361,6 +361,7 @@ class Worker:
             details={
                 "fleet": self.backends.fleet.statistics,
                 "refused_tenants": self._metrics.refused_tenants.statistics,
+                "decisions": self._metrics.decisions.statistics,
             },
             labelled={"endpoints": self.backends.dispatcher.endpoint_statistics},
             publish=(endpoints.publish, self._metrics.exemplars.publish),

@@ -120,13 +120,15 @@ class ModerationsRoute(InferenceRoute):
         usage: Usage,
         request_id: RequestId,
     ) -> Rendered:
+        answer_id = f"modr-{request_id}"
         if isinstance(body, GuardedTexts):
-            name = body.name
-            results = [_guarded(one, body.guard) for one in body.judge(answer)[0]]
-        else:
-            name = answer.model.info.name
-            results = [_result(outcome.result, body.entry) for outcome in answer.outcomes]
-        found = OpenAIModerations(id=f"modr-{request_id}", model=name, results=results)
+            judged, _ = body.judge(answer)
+            guarded = [_guarded(one, body.guard) for one in judged]
+            return body.rendered(
+                OpenAIModerations(id=answer_id, model=body.name, results=guarded), judged
+            )
+        results = [_result(outcome.result, body.entry) for outcome in answer.outcomes]
+        found = OpenAIModerations(id=answer_id, model=answer.model.info.name, results=results)
         return Rendered(JSON, msgspec.json.encode(found))
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from typing_extensions import override
 
-from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from sluicegate.gateway.api.inference_route import BodySource, InferenceRoute, Rendered
 from sluicegate.gateway.api.openapi_parts import Json, Operation
 from sluicegate.gateway.dialects.base import dialect_operation
 from sluicegate.gateway.dialects.guards.route import GROWTH, GuardedTexts, GuardResult, guard_of
@@ -130,7 +130,8 @@ class HookRoute(InferenceRoute):
 
     @override
     def encode(self, body: _Asked, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
-        return Rendered(JSON, msgspec.json.encode(body.body.answer(body.verdict(answer))))
+        found = body.verdict(answer)
+        return body.rendered(body.body.answer(found), found.results)
 
 
 def hook_route(

@@ -1,8 +1,9 @@
 """Defines `POST /v1/guard/{name}`, which looks at texts with a guard of the document."""
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 import msgspec
@@ -13,6 +14,14 @@ from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRo
 from sluicegate.gateway.dialects.guards.redaction import MarkedSpan, Placeholders, settled
 from sluicegate.gateway.errors import InvalidRequest, NotFound
 from sluicegate.gateway.http.body_decoding import BodyDecoder
+from sluicegate.gateway.telemetry.guard_verdicts import (
+    FAILED_TEXTS,
+    FINDINGS,
+    TEXTS,
+    GuardDecision,
+    GuardVerdicts,
+    SeenFinding,
+)
 from sluicegate.gateway.types import (
     Answer,
     InferenceRequest,
@@ -118,6 +127,8 @@ class GuardAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 _read = msgspec.json.Decoder(GuardResult).decode
+# Decisions and findings that operators are shown of one answer.
+_MOST_SHOWN = 3
 
 
 class GuardedTexts(msgspec.Struct, frozen=True):
@@ -159,6 +170,10 @@ class GuardedTexts(msgspec.Struct, frozen=True):
         ]
         return results, placeholders.originals
 
+    def rendered(self, found: msgspec.Struct, results: Sequence[GuardResult]) -> Rendered:
+        """Return `found` as the answer of a hook, with the verdicts that metrics count."""
+        return Rendered(JSON, msgspec.json.encode(found), _verdicts(self.name, results))
+
     def _result(self, text: str, outcome: ItemOutcome, placeholders: Placeholders) -> GuardResult:
         if outcome.failure is not None:
             error = GuardFailure(code=outcome.failure.code, detail=outcome.failure.detail)
@@ -181,6 +196,34 @@ class GuardedTexts(msgspec.Struct, frozen=True):
             sent = names.redact(text[:end], [one for one in spans if one.end <= end])
             result = replace(result, holdback=len(result.text or text) - len(sent))
         return result
+
+
+def _verdicts(guard: str, results: Sequence[GuardResult]) -> GuardVerdicts:
+    found = Counter([one.verdict for one in results])
+    findings = Counter([(each.detector, each.action) for one in results for each in one.findings])
+    counts = [(TEXTS(guard, verdict), count) for verdict, count in found.items()]
+    counts += [(FINDINGS(guard, *labels), count) for labels, count in findings.items()]
+    if failed := sum(one.error is not None for one in results):
+        counts.append((FAILED_TEXTS(guard), failed))
+    shown = islice((one for one in results if one.findings or one.error), _MOST_SHOWN)
+    return GuardVerdicts(tuple(counts), [_decision(guard, one) for one in shown])
+
+
+def _decision(guard: str, result: GuardResult) -> GuardDecision:
+    return GuardDecision(
+        guard=guard,
+        verdict=result.verdict,
+        findings=[
+            SeenFinding(
+                detector=one.detector,
+                label=one.label,
+                score=one.score,
+                length=one.end - one.start,
+            )
+            for one in result.findings[:_MOST_SHOWN]
+        ],
+        error="" if result.error is None else result.error.code,
+    )
 
 
 def guard_of(source: BodySource, name: str) -> GuardConfig:
@@ -234,7 +277,7 @@ class GuardRoute(InferenceRoute):
             placeholders=originals if body.restore else {},
             usage=usage,
         )
-        return Rendered(JSON, msgspec.json.encode(found))
+        return body.rendered(found, results)
 
 
 def _blocked_from(pieces: Sequence[str], findings: Sequence[Finding]) -> int:
