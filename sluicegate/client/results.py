@@ -203,6 +203,10 @@ class GuardResult(msgspec.Struct, frozen=True, kw_only=True):
     """With `redact`, the text with placeholders."""
     message: str = ""
     """What the guard's configuration says about a text that findings block."""
+    blocked_from: int | None = None
+    """With `pieces`, the first piece that has a part of a finding that blocks."""
+    holdback: int | None = None
+    """With `pieces`, how many code points at the end must wait for the next piece."""
     error: ItemError | None = None
     """Why the guard could not look at all of the text. `on_error` of the guard is the verdict."""
 

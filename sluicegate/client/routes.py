@@ -252,12 +252,15 @@ def detokenize(
     return _infer("/v1/detokenize", Answer[DecodedText], fields, truncate, on_error)
 
 
-def guard(name: str, texts: str | Sequence[str], *, restore: bool = False) -> Call[GuardAnswer]:
+def guard(
+    name: str, texts: str | Sequence[str], *, pieces: bool = False, restore: bool = False
+) -> Call[GuardAnswer]:
     """Look at texts with a guard of the gateway's configuration.
 
-    With `restore`, the answer has the original text of each placeholder.
+    With `pieces`, `texts` are the pieces so far of one text that grows. With `restore`, the answer
+    has the original text of each placeholder.
     """
-    fields = {"input": texts, "restore": restore or None}
+    fields = {"input": texts, "pieces": pieces or None, "restore": restore or None}
     return _infer(f"/v1/guard/{_segment('name', name)}", GuardAnswer, fields)
 
 
