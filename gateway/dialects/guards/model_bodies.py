@@ -1,6 +1,7 @@
 """Finds the texts in the body of a request to a language model or of its answer, to replace them.
 
-The body is JSON as OpenAI's chat completions have it, or their server-sent events.
+The body is JSON as OpenAI's chat completions and Anthropic's messages have it, or server-sent
+events of chat completions.
 """
 
 import json
@@ -100,24 +101,32 @@ class ModelBody:
             elif name in _DEFINITIONS:
                 self.definitions += ["\n".join(_strings(one)) for one in _listed(value)]
             else:
+                # Answers of Anthropic's messages are themselves messages.
                 self.is_whole &= not (name in _TOKENS and _has_numbers(value))
-                self._read_other(name, value)
+                self._read_value((), body, name)
 
     def _read_message(self, place: _Place, message: Any) -> None:
         """Read a message, or the choice or the part that has a text."""
-        for name, value in message.items() if isinstance(message, dict) else [("", message)]:
-            if name in _TEXTS and isinstance(value, str):
-                _add(self._texts, (*place, name), message, name)
-            elif name == "content" and isinstance(value, list):
-                for index, part in enumerate(value):
-                    self._read_part((*place, name, index), part)
-            elif name in ("message", "delta"):
-                self._read_message(place, value)
-            elif name in _CALLS:
-                self._read_calls((*place, name), value)
-            else:
-                self.is_whole &= name != "audio" or value is None
-                self._read_other(name, value)
+        if not isinstance(message, dict):
+            self._read_other("", message)
+            return
+        for name in message:
+            self._read_value(place, message, name)
+
+    def _read_value(self, place: _Place, message: dict[str, Any], name: str) -> None:
+        value = message[name]
+        if name in _TEXTS and isinstance(value, str):
+            _add(self._texts, (*place, name), message, name)
+        elif name == "content" and isinstance(value, list):
+            for index, part in enumerate(value):
+                self._read_part((*place, name, index), part)
+        elif name in ("message", "delta"):
+            self._read_message(place, value)
+        elif name in _CALLS:
+            self._read_calls((*place, name), value)
+        else:
+            self.is_whole &= name != "audio" or value is None
+            self._read_other(name, value)
 
     def _read_part(self, place: _Place, part: Any) -> None:
         if isinstance(part, dict) and part.get("type") in _TEXT_PARTS:

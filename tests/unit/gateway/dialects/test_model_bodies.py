@@ -38,6 +38,13 @@ def test_texts_of_messages_can_be_replaced(fields: Any, texts: list[str]) -> Non
     assert ModelBody(written).texts() == [text.upper() for text in texts]
 
 
+def test_texts_of_an_answer_of_anthropic_can_be_replaced() -> None:
+    found = body_of({"role": "assistant", "content": [{"type": "text", "text": "a"}], "id": "1"})
+
+    assert (found.texts(), found.others, found.is_whole) == (["a"], [], True)
+    assert ModelBody(found.written(["b"], str)).texts() == ["b"]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
