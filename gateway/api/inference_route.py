@@ -95,7 +95,8 @@ class InferenceRoute:
     answer_growth = 1.0
     """How many times as long as a native answer the route's answer may be."""
     answers_failures = False
-    """The route has an answer even if no item could be computed."""
+    """The route has an answer to a request with `continue_on_error` even if no item could be
+    computed."""
     takes_json = True
     """Bodies are JSON, so that lines of batches may have them."""
 

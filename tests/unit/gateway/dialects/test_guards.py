@@ -11,13 +11,11 @@ import pytest
 
 from sluicegate.gateway.dialects.guards.redaction import MarkedSpan, Placeholders
 from sluicegate.gateway.types import ItemFailure
-from sluicegate.wire.guards import GuardConfig
 from sluicegate.wire.protocol import GuardParameters, Task
 from tests.support.api import Api
-from tests.support.inference_scene import INFO
+from tests.support.guards import NO_BACKEND, guard, guarded_api
 
 pytestmark = pytest.mark.anyio
-_WORDS = {"kind": "words", "name": "words", "words": ["film"]}
 _FOUND = (
     b'{"verdict":"%b","findings":[{"detector":"names","action":"%b","label":"PER","score":0.9,'
     b'"start":3,"end":6}]}'
@@ -39,19 +37,9 @@ _ALPHABETS = (
 )
 
 
-def guard(**changes: Any) -> GuardConfig:
-    return msgspec.convert({"model": "detectors", "detectors": [_WORDS]} | changes, GuardConfig)
-
-
 @pytest.fixture
 async def api(anyio_backend: str) -> Api:
-    made = Api()
-    made.scene.models.infos["detectors"] = msgspec.structs.replace(
-        INFO, name="detectors", tasks=[Task.GUARD]
-    )
-    made.scene.runner.result = lambda _: b'{"verdict":"allow","findings":[]}'
-    made.configure(guards={"chat": guard()})
-    return made
+    return guarded_api()
 
 
 @pytest.fixture
@@ -105,9 +93,7 @@ async def test_a_text_that_was_not_looked_at_gets_the_verdict_of_the_configurati
     api: Api, client: httpx.AsyncClient, on_error: str
 ) -> None:
     api.configure(guards={"chat": guard(on_error=on_error)})
-    api.scene.runner.failure = ItemFailure(
-        status=503, code="upstream_unavailable", detail="no backend", retryable=True
-    )
+    api.scene.runner.failure = NO_BACKEND
 
     response = await client.post("/v1/guard/chat", json={"input": ["a", "b"]})
 
