@@ -6,14 +6,11 @@ events of chat completions.
 
 import json
 import re
-from collections.abc import Callable, Hashable, Iterator
-from functools import partial
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
-# It keeps numbers as they are written, and all values of a name that an object has twice.
-_parse_arguments = partial(
-    json.loads, strict=False, parse_int=str, parse_float=str, object_pairs_hook=list
-)
+from sluicegate.gateway.dialects.guards.messages import call_text, strings
+
 _TEXTS: Final = frozenset(("content", "reasoning", "reasoning_content", "refusal", "text"))
 _TEXT_PARTS: Final = frozenset(("input_text", "output_text", "text"))
 _DEFINITIONS: Final = frozenset(("functions", "response_format", "tools"))
@@ -62,7 +59,7 @@ class ModelBody:
                 self.is_whole &= not self._is_stream or isinstance(line.get("choices"), list)
                 self._read(line)
             elif not isinstance(line, bytes):
-                self.others += _strings(line)
+                self.others += strings(line)
 
     def texts(self) -> list[str]:
         """Return the texts that can be replaced."""
@@ -70,7 +67,7 @@ class ModelBody:
 
     def calls(self) -> list[str]:
         """Return the text of each call of a tool: its name, and names and values of arguments."""
-        return ["\n".join(_call_strings(slots)) for slots in self._calls.values()]
+        return [*map(_call_text, self._calls.values())]
 
     def written(self, texts: list[str], change: Callable[[str], str]) -> bytes:
         """Return the body with other `texts`; strings of calls' arguments are changed by `change`.
@@ -99,7 +96,7 @@ class ModelBody:
                     # Pieces of a streamed answer belong together by their number.
                     self._read_message((name, _index(one, index)), one)
             elif name in _DEFINITIONS:
-                self.definitions += ["\n".join(_strings(one)) for one in _listed(value)]
+                self.definitions += ["\n".join(strings(one)) for one in _listed(value)]
             else:
                 # Answers of Anthropic's messages are themselves messages.
                 self.is_whole &= not (name in _TOKENS and _has_numbers(value))
@@ -147,7 +144,7 @@ class ModelBody:
     def _read_other(self, name: str, value: Any) -> None:
         is_name = name in _NAMES and isinstance(value, str) and _NAME.fullmatch(value)
         if isinstance(value, str | list | dict) and not is_name and name not in _SKIPPED:
-            self.others += _strings(value)
+            self.others += strings(value)
 
 
 def _add(found: dict[Hashable, _Slots], place: Hashable, values: dict[str, Any], name: str) -> None:
@@ -164,14 +161,11 @@ def _write(slots: _Slots, text: str) -> None:
         values[name], text = text, ""
 
 
-def _call_strings(slots: _Slots) -> Iterator[str]:
-    """Yield the name of a call, and names and values of its arguments as the tool reads them."""
-    yield from (values[name] for values, name in slots if name == "name")
-    arguments = "".join([values[name] for values, name in slots if name == "arguments"])
-    try:
-        yield from _strings(_parse_arguments(arguments))
-    except (ValueError, RecursionError):
-        yield arguments  # no tool can read it
+def _call_text(slots: _Slots) -> str:
+    parts = {"name": "", "arguments": ""}
+    for values, name in slots:
+        parts[name] += values[name]
+    return call_text(parts["name"], parts["arguments"])
 
 
 def _line(line: bytes) -> Any:
@@ -201,21 +195,6 @@ def _refuse(constant: str) -> Any:
 
 def _dump(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """Yield the texts, names and numbers of a JSON value, in their order."""
-    waiting = [value]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            one = list(one.items())
-        if isinstance(one, list | tuple):
-            waiting += reversed(one)
-        elif isinstance(one, str):
-            yield one.encode(errors="ignore").decode()  # a half of a surrogate pair is no text
-        elif isinstance(one, int | float) and not isinstance(one, bool):
-            yield str(one)
 
 
 def _index(value: Any, default: int) -> int:
