@@ -246,14 +246,16 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         def headers() -> Headers:
             return [one for one in _headers_of(context) if one[0] != _OF_ONE_REQUEST]
 
-        answers = self._guard.process(messages, headers)
+        answers, held = self._guard.process(messages, headers), self._held_by(context)
         async with (
             _ends_call(context),
             asyncio.timeout(_LONGEST_STREAM),
             contextlib.aclosing(answers),
         ):
             async for answer in answers:
+                size = await held.hold(len(answer), self._hold_until(context))
                 await context.write(answer)
+                held.release(size)
 
     def _held_by(self, context: _Context) -> HeldAnswers:
         """Return the bytes that answers of a call hold until it ends."""
