@@ -12,8 +12,9 @@ import msgspec
 
 from sluicegate.gateway.api.http import Headers, HttpReply
 from sluicegate.gateway.api.inference_route import RouteMatch
+from sluicegate.gateway.dialects.guards.hooks import NOT_ALLOWED
 from sluicegate.gateway.errors import InvalidRequest
-from sluicegate.gateway.rpc.envoy_route import NOT_ALLOWED, PLACEHOLDERS, BodyVerdict, EnvoyRoute
+from sluicegate.gateway.rpc.envoy_route import PLACEHOLDERS, BodyVerdict, EnvoyRoute
 from sluicegate.gateway.rpc.in_process import InProcessCalls
 from sluicegate.gateway.rpc.messages import ENVOY, Message, MessageTable, decode_message
 

@@ -11,19 +11,15 @@ from typing import Final
 import msgspec
 from typing_extensions import override
 
-from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from sluicegate.gateway.api.inference_route import BodySource
+from sluicegate.gateway.dialects.guards.hooks import HookBody, HookRoute, HookTexts, HookVerdict
 from sluicegate.gateway.dialects.guards.model_bodies import ModelBody
-from sluicegate.gateway.dialects.guards.route import GROWTH, GuardedTexts, guard_of
 from sluicegate.gateway.dialects.oip.errors import OIP_ERRORS
-from sluicegate.gateway.types import Answer, RequestId, Usage
-from sluicegate.wire.protocol import Task
 
 PLACEHOLDERS: Final = b"sluicegate-placeholders"
 """The header with the placeholders to restore in an answer, as a JSON object."""
 _PLACEHOLDER: Final = re.compile("<[A-Z0-9_]+>")
-NOT_ALLOWED: Final = "The text is not allowed."
 _TOO_LARGE: Final = "The answer repeats too much of what was redacted."
-_NOT_READ: Final = "The text could not be looked at completely."
 
 
 class BodyVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,91 +35,78 @@ class BodyVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """What was redacted, by its placeholder."""
 
 
-class _Asked(GuardedTexts, frozen=True):
-    """Holds the texts of a body, then those of calls and others, then those of definitions."""
+class EnvoyBody(HookBody, frozen=True, kw_only=True):
+    """Holds the body of a request to a language model, or of its answer."""
 
-    raw: bytes = b""
-    count: int = 0
-    """The number of texts that can be replaced."""
-    definitions: int = 0
-    is_whole: bool = True
-    originals: Mapping[str, str] = {}
+    raw: bytes
+    originals: Mapping[str, str]
     """The original text of each placeholder of the request."""
-    most_restored: int = 0
+    most_restored: int
     """The most characters that they may add: an answer can repeat a placeholder."""
 
-    def verdict(self, answer: Answer) -> BodyVerdict:
-        """Return what to do with the body."""
-        results, placeholders = self.judge(answer)
-        fixed = results[self.count : len(results) - self.definitions]
-        blocking = [one for one in results if one.verdict == "block"]
-        blocking += [one for one in fixed if one.verdict == "redact"]
-        if any(one.error is None for one in blocking):
-            return BodyVerdict(reason=self.guard.message or NOT_ALLOWED)
-        if blocking or not (self.is_whole or self.guard.on_error == "allow"):
-            return BodyVerdict(reason=_NOT_READ)
-        texts = [
-            one.text if one.verdict == "redact" else text
-            for text, one in zip(self.texts[: self.count], results, strict=False)
-        ]
+    @override
+    def asked(self) -> HookTexts:
+        body = self._parsed()
+        if body is None:
+            return HookTexts(has_tokens=True)
+        others = "\n".join(body.others)
+        return HookTexts(
+            texts=body.texts(),
+            calls=[*body.calls(), *([others] if others else ())],
+            definitions=body.definitions,
+            has_tokens=not body.is_whole,
+        )
+
+    @override
+    def answer(self, found: HookVerdict) -> BodyVerdict:
+        if found.verdict == "block":
+            return BodyVerdict(reason=found.reason)
+        is_redacted = found.verdict == "redact"
+        body = self._parsed() if is_redacted or self.originals else None
+        if body is None:
+            return BodyVerdict()
         # Placeholders that this answer gets are no placeholders of the request: they occur nowhere.
-        named = [name for text in self.texts for name in _PLACEHOLDER.findall(text)]
+        given = [*body.texts(), *body.calls()]
+        named = [name for text in given for name in _PLACEHOLDER.findall(text)]
         restored = {name: self.originals[name] for name in self.originals.keys() & named}
         if sum(len(restored.get(name, "")) for name in named) > self.most_restored:
             return BodyVerdict(reason=_TOO_LARGE)
-        is_redacted = any(one.verdict == "redact" for one in results[: self.count])
         if not (is_redacted or restored):
             return BodyVerdict()
-        body = ModelBody(self.raw).written(
-            [_with_originals(text, restored, str) for text in texts],
+        written = body.written(
+            [_with_originals(text, restored, str) for text in found.texts],
             lambda arguments: _with_originals(arguments, restored, _in_json),
         )
-        return BodyVerdict(is_redacted=is_redacted, body=body.decode(), placeholders=placeholders)
+        return BodyVerdict(
+            is_redacted=is_redacted, body=written.decode(), placeholders=found.originals
+        )
+
+    def _parsed(self) -> ModelBody | None:
+        try:
+            return ModelBody(self.raw)
+        except (ValueError, RecursionError):
+            return None
 
 
-class EnvoyRoute(InferenceRoute):
+class EnvoyRoute(HookRoute):
     """Judges a body with a guard."""
 
-    path = "/envoy/{name}"
-    task = Task.GUARD
     headers = (PLACEHOLDERS,)
     errors = OIP_ERRORS
-    answer_growth = GROWTH
-    answers_failures = True
     reads_models = True  # the cache of parsed bodies would keep what placeholders stand for
     takes_json = False
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__("/envoy/{name}", EnvoyBody)
         self.metric_name = "envoy"
 
     @override
-    def decode(self, source: BodySource) -> _Asked:
-        name = source.parameters["name"]
-        guard = guard_of(source, name)
-        originals = json.loads(source.fields[0] or b"{}")
-        try:
-            body = ModelBody(source.raw)
-        except (ValueError, RecursionError):
-            # There is a verdict about what cannot be read, too.
-            return _Asked(name, guard, [""], is_whole=False, definitions=1)
-        texts, others = body.texts(), "\n".join(body.others)
-        fixed = [*body.calls(), *([others] if others else ())]
-        return _Asked(
-            name,
-            guard,
-            [*texts, *fixed, *body.definitions] or [""],
+    def read(self, source: BodySource) -> EnvoyBody:
+        return EnvoyBody(
             raw=source.raw,
-            count=len(texts),
-            definitions=len(body.definitions),
-            is_whole=body.is_whole,
-            originals=originals,
+            originals=json.loads(source.fields[0] or b"{}"),
             most_restored=source.document.request.max_body_bytes,
         )
-
-    @override
-    def encode(self, body: _Asked, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
-        return Rendered(JSON, msgspec.json.encode(body.verdict(answer)))
 
 
 def _with_originals(text: str, originals: Mapping[str, str], written: Callable[[str], str]) -> str:
