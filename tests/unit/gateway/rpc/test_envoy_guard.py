@@ -258,6 +258,16 @@ async def test_what_was_not_looked_at_passes_if_the_guard_says_so(
     assert kinds == ["request_body", "immediate_response"]
 
 
+async def test_an_answer_that_is_no_json_passes_as_it_is(rpc: RunningRpc) -> None:
+    async with Envoy(rpc, guard="lenient") as envoy:
+        await envoy.head()
+        await envoy.body("request_body", asked("Ada"))
+        answer = await envoy.body("response_body", b"<PER_1>")
+
+    assert answer.WhichOneof("response") == "response_body"
+    assert not answer.response_body.response.HasField("body_mutation")
+
+
 @pytest.mark.parametrize(
     ("fields", "guard", "key", "code", "detail"),
     [
