@@ -1,5 +1,6 @@
 """Defines `POST /v1/guard/{name}`, which looks at texts with a guard of the document."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -45,8 +46,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     detector: str
     """The name of the detector."""
-    action: Action
-    """What follows from it."""
     label: str
     """What was found."""
     score: float
@@ -59,6 +58,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The model that found it, if any."""
     revision: str = ""
     """The revision of this model."""
+
+
+class GuardFinding(Finding, frozen=True, kw_only=True, omit_defaults=True):
+    """A finding of a guard's detector."""
+
+    action: Action
+    """What follows from it."""
 
 
 class GuardFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +81,7 @@ class GuardResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     verdict: Verdict
     """What to do with the text: the strongest action of its findings, or `allow` without one."""
-    findings: list[Finding]
+    findings: list[GuardFinding]
     """What detectors found, in the order of the text."""
     text: str = ""
     """With `redact`: the text with placeholders for the spans to redact."""
@@ -119,19 +125,12 @@ class GuardedTexts(msgspec.Struct, frozen=True):
         return self.texts
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request. Each text has a verdict of its own, and none is truncated."""
+        """Return the request."""
         guard = self.guard
         parameters = GuardParameters(
             detectors=guard.detectors, allow=guard.allow, overlap=guard.overlap
         )
-        return InferenceRequest(
-            task=Task.GUARD,
-            model=ModelName(guard.model),
-            parameters=_encode(parameters),
-            items=tuple(map(_encode, self.texts)),
-            continue_on_error=True,
-            truncate=False,
-        )
+        return guard_request(guard.model, parameters, self.texts)
 
     def judge(self, answer: Answer) -> tuple[list[GuardResult], dict[str, str]]:
         """Return the verdict about each text, and the original text of each placeholder."""
@@ -143,8 +142,7 @@ class GuardedTexts(msgspec.Struct, frozen=True):
         return results, placeholders.originals
 
     def _result(self, text: str, outcome: ItemOutcome, placeholders: Placeholders) -> GuardResult:
-        if outcome.failure is not None:
-            error = GuardFailure(code=outcome.failure.code, detail=outcome.failure.detail)
+        if (error := failure_of(outcome)) is not None:
             return GuardResult(verdict=self.guard.on_error, findings=[], error=error)
         result = _read(outcome.result)
         if result.verdict == "block":
@@ -157,6 +155,26 @@ class GuardedTexts(msgspec.Struct, frozen=True):
             if one.action == "redact"
         ]
         return replace(result, text=placeholders.redact(text, spans))
+
+
+def guard_request(
+    model: str, parameters: GuardParameters, texts: Sequence[str]
+) -> InferenceRequest:
+    """Return the request of detectors. Each text has a result of its own, and none is truncated."""
+    return InferenceRequest(
+        task=Task.GUARD,
+        model=ModelName(model),
+        parameters=_encode(parameters),
+        items=tuple(map(_encode, texts)),
+        continue_on_error=True,
+        truncate=False,
+    )
+
+
+def failure_of(outcome: ItemOutcome) -> GuardFailure | None:
+    """Return why a text could not be looked at, `None` if it was."""
+    failure = outcome.failure
+    return None if failure is None else GuardFailure(code=failure.code, detail=failure.detail)
 
 
 def guard_of(source: BodySource, name: str) -> GuardConfig:
