@@ -38,7 +38,7 @@ class LiteLlmFunction(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return the name, and the names and values of the arguments, in lines."""
         raw = self.arguments or ""
         try:
-            strings = [*strings_in(_parse(raw))]
+            strings = [*_strings(_parse(raw))]
         except (ValueError, RecursionError):
             strings = [raw]
         return "\n".join([self.name or "", *strings]).strip("\n")
@@ -101,7 +101,7 @@ class LiteLlmGuardRoute(InferenceRoute):
         name = source.parameters["name"]
         guard, body = guard_of(source, name), self._decode(source.raw)
         calls = [text for call in body.tool_calls or () if (text := call.function.text())]
-        tools = [text for tool in body.tools or () if (text := "\n".join(strings_in(tool)))]
+        tools = [text for tool in body.tools or () if (text := "\n".join(_strings(tool)))]
         # A request without a text, such as one with images only, has an answer, too.
         texts = [*(body.texts or ()), *calls, *tools] or [""]
         return _Asked(name, guard, texts, calls=len(calls), tools=len(tools))
@@ -112,7 +112,7 @@ class LiteLlmGuardRoute(InferenceRoute):
         return Rendered(JSON, msgspec.json.encode(_answer(body, results)))
 
 
-def strings_in(value: Any) -> Iterator[str]:
+def _strings(value: Any) -> Iterator[str]:
     """Yield the texts, names and numbers of a JSON value, in their order."""
     waiting = [value]
     while waiting:

@@ -1,6 +1,5 @@
 """Defines `POST /v1/guard/{name}`, which looks at texts with a guard of the document."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -46,6 +45,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     detector: str
     """The name of the detector."""
+    action: Action
+    """What follows from it."""
     label: str
     """What was found."""
     score: float
@@ -58,13 +59,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The model that found it, if any."""
     revision: str = ""
     """The revision of this model."""
-
-
-class GuardFinding(Finding, frozen=True, kw_only=True, omit_defaults=True):
-    """A finding of a guard's detector."""
-
-    action: Action
-    """What follows from it."""
 
 
 class GuardFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +75,7 @@ class GuardResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     verdict: Verdict
     """What to do with the text: the strongest action of its findings, or `allow` without one."""
-    findings: list[GuardFinding]
+    findings: list[Finding]
     """What detectors found, in the order of the text."""
     text: str = ""
     """With `redact`: the text with placeholders for the spans to redact."""
@@ -125,12 +119,19 @@ class GuardedTexts(msgspec.Struct, frozen=True):
         return self.texts
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request."""
+        """Return the request. Each text has a verdict of its own, and none is truncated."""
         guard = self.guard
         parameters = GuardParameters(
             detectors=guard.detectors, allow=guard.allow, overlap=guard.overlap
         )
-        return guard_request(guard.model, parameters, self.texts)
+        return InferenceRequest(
+            task=Task.GUARD,
+            model=ModelName(guard.model),
+            parameters=_encode(parameters),
+            items=tuple(map(_encode, self.texts)),
+            continue_on_error=True,
+            truncate=False,
+        )
 
     def judge(self, answer: Answer) -> tuple[list[GuardResult], dict[str, str]]:
         """Return the verdict about each text, and the original text of each placeholder."""
@@ -142,7 +143,8 @@ class GuardedTexts(msgspec.Struct, frozen=True):
         return results, placeholders.originals
 
     def _result(self, text: str, outcome: ItemOutcome, placeholders: Placeholders) -> GuardResult:
-        if (error := failure_of(outcome)) is not None:
+        if outcome.failure is not None:
+            error = GuardFailure(code=outcome.failure.code, detail=outcome.failure.detail)
             return GuardResult(verdict=self.guard.on_error, findings=[], error=error)
         result = _read(outcome.result)
         if result.verdict == "block":
@@ -155,26 +157,6 @@ class GuardedTexts(msgspec.Struct, frozen=True):
             if one.action == "redact"
         ]
         return replace(result, text=placeholders.redact(text, spans))
-
-
-def guard_request(
-    model: str, parameters: GuardParameters, texts: Sequence[str]
-) -> InferenceRequest:
-    """Return the request of detectors. Each text has a result of its own, and none is truncated."""
-    return InferenceRequest(
-        task=Task.GUARD,
-        model=ModelName(model),
-        parameters=_encode(parameters),
-        items=tuple(map(_encode, texts)),
-        continue_on_error=True,
-        truncate=False,
-    )
-
-
-def failure_of(outcome: ItemOutcome) -> GuardFailure | None:
-    """Return why a text could not be looked at, `None` if it was."""
-    failure = outcome.failure
-    return None if failure is None else GuardFailure(code=failure.code, detail=failure.detail)
 
 
 def guard_of(source: BodySource, name: str) -> GuardConfig:

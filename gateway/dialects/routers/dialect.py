@@ -12,6 +12,7 @@ from sluicegate.gateway.types import Usage
 
 _FOUND = {
     "detector": "asks",
+    "action": "flag",
     "label": "reasoning",
     "score": 0.84,
     "start": 0,

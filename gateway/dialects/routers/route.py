@@ -10,15 +10,15 @@ from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRo
 from sluicegate.gateway.dialects.guards.route import (
     GROWTH,
     Finding,
+    GuardedTexts,
     GuardFailure,
-    failure_of,
-    guard_request,
+    GuardResult,
 )
 from sluicegate.gateway.errors import NotFound
 from sluicegate.gateway.http.body_decoding import BodyDecoder
-from sluicegate.gateway.types import Answer, InferenceRequest, ItemOutcome, RequestId, Usage
-from sluicegate.wire.guards import RouterConfig, RuleConfig
-from sluicegate.wire.protocol import GuardParameters, Task
+from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, Usage
+from sluicegate.wire.guards import GuardConfig, RouterConfig
+from sluicegate.wire.protocol import Task
 
 
 class RouteBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,64 +59,61 @@ class RouteAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What the request used."""
 
 
-class _Found(msgspec.Struct, frozen=True):
-    findings: list[Finding]
-
-
-_read = msgspec.json.Decoder(_Found).decode
-
-
 class RoutedTexts(msgspec.Struct, frozen=True):
-    """Holds texts and the router that chooses their targets."""
+    """Holds a router, and the texts with a guard that only flags: its findings decide."""
 
     name: str
     router: RouterConfig
-    texts: list[str]
+    guarded: GuardedTexts
 
     def items(self) -> list[Any]:
         """Return the texts."""
-        return self.texts
+        return self.guarded.items()
 
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request.
-
-        No detector blocks: if one blocked, it would decide even where another one failed.
-        """
-        detectors = tuple([replace(one, action="flag") for one in self.router.detectors])
-        return guard_request(self.router.model, GuardParameters(detectors=detectors), self.texts)
+        """Return the request."""
+        return self.guarded.request()
 
     def results(self, answer: Answer) -> list[RouteResult]:
         """Return the target for each text."""
-        return [_result(self.router, outcome) for outcome in answer.outcomes]
+        results, _ = self.guarded.judge(answer)
+        return [_result(self.router, one) for one in results]
 
 
-def _result(router: RouterConfig, outcome: ItemOutcome) -> RouteResult:
-    error = failure_of(outcome)
-    if error is not None:
-        chosen, decided_by, findings = router.on_error or router.default, None, list[Finding]()
-    else:
-        findings = _read(outcome.result).findings
-        chosen, decided_by = _decide(router, findings)
+def guarded(name: str, router: RouterConfig, texts: list[str]) -> GuardedTexts:
+    """Return texts with the guard that finds what the router's rules ask for.
+
+    No detector blocks: if one blocked, it would decide even where another one failed.
+    """
+    detectors = tuple([replace(one, action="flag") for one in router.detectors])
+    return GuardedTexts(name, GuardConfig(model=router.model, detectors=detectors), texts)
+
+
+def _result(router: RouterConfig, found: GuardResult) -> RouteResult:
+    chosen, decided_by = router.on_error or router.default, None
+    if found.error is None:
+        chosen, decided_by = _decide(router, found.findings)
     return RouteResult(
         target=router.shadow or chosen,
         chosen=chosen if router.shadow else "",
         decided_by=decided_by,
-        findings=findings,
-        error=error,
+        findings=found.findings,
+        error=found.error,
     )
 
 
 def _decide(router: RouterConfig, findings: list[Finding]) -> tuple[str, Finding | None]:
     """Return the target of the first rule with a finding, and its finding with the best score."""
+    best: dict[tuple[str, str], Finding] = {}
+    for one in findings:
+        for key in ((one.detector, ""), (one.detector, one.label)):
+            if key not in best or one.score > best[key].score:
+                best[key] = one
     for rule in router.rules:
-        matching = [one for one in findings if _matches(rule, one)]
-        if matching:
-            return rule.target, max(matching, key=lambda one: one.score)
+        decisive = best.get((rule.detector, rule.label))
+        if decisive is not None:
+            return rule.target, decisive
     return router.default, None
-
-
-def _matches(rule: RuleConfig, found: Finding) -> bool:
-    return found.detector == rule.detector and rule.label in ("", found.label)
 
 
 def router_of(source: BodySource) -> tuple[str, RouterConfig]:
@@ -147,7 +144,8 @@ class RouteRoute(InferenceRoute):
     def decode(self, source: BodySource) -> RoutedTexts:
         name, router = router_of(source)
         given = self._decode(source.raw).input
-        return RoutedTexts(name, router, given if isinstance(given, list) else [given])
+        texts = given if isinstance(given, list) else [given]
+        return RoutedTexts(name, router, guarded(name, router, texts))
 
     @override
     def encode(

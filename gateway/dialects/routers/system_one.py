@@ -11,9 +11,8 @@ from typing_extensions import override
 
 from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
 from sluicegate.gateway.dialects.base import input_tokens
-from sluicegate.gateway.dialects.guards.litellm import strings_in
 from sluicegate.gateway.dialects.guards.route import GROWTH
-from sluicegate.gateway.dialects.routers.route import RoutedTexts, router_of
+from sluicegate.gateway.dialects.routers.route import RoutedTexts, guarded, router_of
 from sluicegate.gateway.errors import InvalidRequest
 from sluicegate.gateway.http.body_decoding import BodyDecoder
 from sluicegate.gateway.types import Answer, RequestId, Usage
@@ -47,7 +46,7 @@ class SystemOneBody(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     state: str | list[Any] | dict[str, Any]
-    """The text, or a JSON value whose texts count as lines."""
+    """The text, or a value that the router reads as JSON."""
     questions: dict[str, ChoiceQuestion]
     """One question, under any name."""
 
@@ -105,7 +104,8 @@ class SystemOneRoute(InferenceRoute):
             )
         ((question, asked),) = body.questions.items()
         _check_options(name, router, asked)
-        return _Asked(name, router, [_text(body.state)], question, list(asked.criteria))
+        text = guarded(name, router, [_text(body.state)])
+        return _Asked(name, router, text, question, list(asked.criteria))
 
     @override
     def encode(self, body: _Asked, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
@@ -145,7 +145,7 @@ def _check_options(name: str, router: RouterConfig, asked: ChoiceQuestion) -> No
 
 def _text(state: str | list[Any] | dict[str, Any]) -> str:
     if not isinstance(state, str):
-        return "\n".join(strings_in(state))
+        return msgspec.json.encode(state).decode()
     if state.startswith(_LITELLM_BEGINNINGS):
         # If a text has the line, too, the router reads more than the last text, never less.
         return state.partition(_LITELLM_TEXT)[2] or state
