@@ -103,7 +103,10 @@ def _router(scene: ReloadScene, **fields: Any) -> Section:
 
 
 async def _find_email(stub: StubBackend, call: Call, reply: Reply) -> None:
-    found = b'{"findings":[{"detector":"contacts","label":"EMAIL","score":1.0,"start":0,"end":1}]}'
+    found = (
+        b'{"verdict":"flag","findings":[{"detector":"contacts","action":"flag","label":"EMAIL",'
+        b'"score":1.0,"start":0,"end":1}]}'
+    )
     await reply.send(
         *(Done(index=i, result=found, rows=1, tokens=4) for i in range(len(call.items)))
     )
