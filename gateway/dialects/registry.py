@@ -6,6 +6,7 @@ from sluicegate.gateway.api.dialect import Dialect
 from sluicegate.gateway.dialects.cohere import COHERE
 from sluicegate.gateway.dialects.gliner import GLINER
 from sluicegate.gateway.dialects.guards.dialect import GUARDS
+from sluicegate.gateway.dialects.guards.presidio import PRESIDIO
 from sluicegate.gateway.dialects.hugging_face import HUGGING_FACE
 from sluicegate.gateway.dialects.jina_voyage import JINA, VOYAGE
 from sluicegate.gateway.dialects.oip.dialect import OPEN_INFERENCE
@@ -25,5 +26,6 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
     VOYAGE,
     GLINER,
     GUARDS,
+    PRESIDIO,
     ROUTERS,
 )

@@ -10,6 +10,7 @@ from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRo
 from sluicegate.gateway.dialects.guards.redaction import MarkedSpan, Placeholders
 from sluicegate.gateway.errors import NotFound
 from sluicegate.gateway.http.body_decoding import BodyDecoder
+from sluicegate.gateway.runtime.runtime import Runtime
 from sluicegate.gateway.types import (
     Answer,
     InferenceRequest,
@@ -159,7 +160,7 @@ class GuardedTexts(msgspec.Struct, frozen=True):
         return replace(result, text=placeholders.redact(text, spans))
 
 
-def guard_of(source: BodySource, name: str) -> GuardConfig:
+def guard_of(source: BodySource | Runtime, name: str) -> GuardConfig:
     """Return a guard of the configuration document.
 
     Raises:
