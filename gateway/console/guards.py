@@ -27,6 +27,7 @@ from sluicegate.wire.guards import (
     AnyDetector,
     ClassifierDetector,
     EntityDetector,
+    ExampleDetector,
     FormatDetector,
     GuardConfig,
     LengthDetector,
@@ -147,6 +148,8 @@ def _wanted(detector: AnyDetector) -> str:
             return f"neither of {_scores(expected)}"
         case ClassifierDetector() | EntityDetector():
             return _scores(detector.labels)
+        case ExampleDetector():
+            return f"{', '.join(detector.examples)} from {detector.threshold:g}"
         case FormatDetector():
             return ", ".join(detector.formats)
         case WordDetector():

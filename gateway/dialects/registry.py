@@ -12,6 +12,7 @@ from sluicegate.gateway.dialects.jina_voyage import JINA, VOYAGE
 from sluicegate.gateway.dialects.oip.dialect import OPEN_INFERENCE
 from sluicegate.gateway.dialects.openai import OPENAI
 from sluicegate.gateway.dialects.openai_batches import OPENAI_BATCHES
+from sluicegate.gateway.dialects.routers.dialect import ROUTERS
 from sluicegate.gateway.dialects.tei import TEI
 
 DIALECTS: Final[tuple[Dialect, ...]] = (
@@ -26,4 +27,5 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
     GLINER,
     GUARDS,
     PRESIDIO,
+    ROUTERS,
 )

@@ -1,7 +1,8 @@
-"""Judges HTTP requests to language models, and their answers, for Envoy.
+"""Judges HTTP requests to language models, and their answers, for Envoy, and chooses their routes.
 
 Implements `ExternalProcessor.Process` and `Authorization.Check` of Envoy's API v3 with a guard.
 Whatever cannot be judged ends the call with an error, and Envoy's `failure_mode_allow` decides.
+With a router, the target of a request is in a header, by which Envoy's routes can match.
 """
 
 import json
@@ -13,39 +14,52 @@ import msgspec
 from sluicegate.gateway.api.http import Headers, HttpReply
 from sluicegate.gateway.api.inference_route import RouteMatch
 from sluicegate.gateway.dialects.guards.hooks import NOT_ALLOWED
+from sluicegate.gateway.dialects.oip.errors import OIP_ERRORS
+from sluicegate.gateway.dialects.routers.route import RouteAnswer, RouteRoute
 from sluicegate.gateway.errors import InvalidRequest
 from sluicegate.gateway.rpc.envoy_route import PLACEHOLDERS, BodyVerdict, EnvoyRoute
+from sluicegate.gateway.rpc.envoy_texts import last_text
 from sluicegate.gateway.rpc.in_process import InProcessCalls
 from sluicegate.gateway.rpc.messages import ENVOY, Message, MessageTable, decode_message
 
 PROCESS: Final = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 CHECK: Final = "/envoy.service.auth.v3.Authorization/Check"
 _GUARD: Final = b"sluicegate-guard"
+_ROUTER: Final = b"sluicegate-router"
+_TARGET: Final = "sluicegate-target"
 _OK, _FORBIDDEN = 200, 403
 _PERMISSION_DENIED: Final = 7  # a code of gRPC
 _NONE, _BUFFERED = 0, 2
 _OVERWRITE: Final = 2
 _WITHOUT_BODY: Final = frozenset(("DELETE", "GET", "HEAD", "OPTIONS"))
 _verdict = msgspec.json.Decoder(BodyVerdict).decode
+_routed = msgspec.json.Decoder(RouteAnswer).decode
 
 
 class GuardRefused(Exception):
-    """Reports that the gateway refused to judge a body, as `reply` says."""
+    """Reports that the gateway refused to judge or route a body, as `reply` says."""
 
     def __init__(self, reply: HttpReply) -> None:
         super().__init__()
         self.reply = reply
 
 
+class _RouterRoute(RouteRoute):
+    """Chooses a target, and writes errors as the listener reads them."""
+
+    errors = OIP_ERRORS
+
+
 class EnvoyGuard:
     """Answers the messages of Envoy.
 
-    `headers` returns those of the call, with the API key and the guard's name.
+    `headers` returns those of the call, with the API key and the names of guard and router.
     """
 
     def __init__(self, calls: InProcessCalls) -> None:
         self._calls = calls
         self._route = EnvoyRoute()
+        self._router_route = _RouterRoute()
         messages = MessageTable(ENVOY)
         self._processing = messages["ProcessingRequest"]
         self._processed = messages["ProcessingResponse"]
@@ -59,7 +73,7 @@ class EnvoyGuard:
 
         Raises:
             InvalidRequest: Envoy's configuration does not let the guard see whole bodies.
-            GuardRefused: the gateway refused to judge a body.
+            GuardRefused: the gateway refused to judge or route a body.
         """
         originals: dict[str, str] = {}
         is_first = True
@@ -74,13 +88,19 @@ class EnvoyGuard:
                 known = originals if kind == "response_body" else {}
                 verdict = await self._judge(body, headers(), known) if body else BodyVerdict()
                 originals |= verdict.placeholders if kind == "request_body" else {}
-                yield _encoded(self._processed(**_body_answer(kind, verdict)))
+                answer = _body_answer(kind, verdict)
+                if kind == "request_body" and not verdict.reason:
+                    answer = _with_target(answer, await self._target(body, headers()))
+                yield _encoded(self._processed(**answer))
                 if verdict.reason:
                     return
             elif kind is None:
                 raise InvalidRequest("The message is of an unknown kind.")
             else:
-                yield _encoded(self._processed(**{kind: _HEAD_ANSWERS.get(kind, {})}))
+                answer = {}
+                if kind == "request_headers":
+                    answer = {"response": _ROUTED_HEAD if _named(headers(), _ROUTER) else _HEAD}
+                yield _encoded(self._processed(**{kind: answer}))
 
     async def check(self, raw: bytes, headers: Headers) -> bytes:
         """Return whether a request may pass. As it cannot be changed, `redact` denies it.
@@ -109,7 +129,9 @@ class EnvoyGuard:
     async def _judge(
         self, body: bytes, headers: Headers, originals: Mapping[str, str]
     ) -> BodyVerdict:
-        name = dict(headers).get(_GUARD, b"").decode("latin-1")
+        name = _named(headers, _GUARD)
+        if not name and _named(headers, _ROUTER):
+            return BodyVerdict()
         if not name:
             raise InvalidRequest(
                 "The call names no guard; set `sluicegate-guard` in Envoy's `initial_metadata`."
@@ -120,6 +142,21 @@ class EnvoyGuard:
         if reply.status != _OK:
             raise GuardRefused(reply)
         return _verdict(reply.body)
+
+    async def _target(self, body: bytes, headers: Headers) -> str:
+        """Return the target of a request, or an empty text if the call names no router."""
+        name = _named(headers, _ROUTER)
+        if not name:
+            return ""
+        asked = msgspec.json.encode({"input": last_text(body)})
+        reply = await self._calls.post(RouteMatch(self._router_route, (name,)), asked, headers)
+        if reply.status != _OK:
+            raise GuardRefused(reply)
+        return _routed(reply.body).results[0].target
+
+
+def _named(headers: Headers, header: bytes) -> str:
+    return dict(headers).get(header, b"").decode("latin-1")
 
 
 def _check_modes(message: Message) -> None:
@@ -166,6 +203,17 @@ def _body_answer(kind: str, verdict: BodyVerdict) -> dict[str, Any]:
     }
 
 
+def _with_target(answer: dict[str, Any], target: str) -> dict[str, Any]:
+    """Return the answer to a request's body with its target, by which Envoy finds a route anew."""
+    if not target:
+        return answer
+    (kind,) = answer
+    common = dict(answer[kind].get("response", {}))
+    changed = common.get("header_mutation", {}).get("set_headers", [])
+    common["header_mutation"] = {"set_headers": [*changed, _header(_TARGET, target)]}
+    return {kind: {"response": common | {"clear_route_cache": True}}}
+
+
 def _header(name: str, value: str) -> dict[str, Any]:
     return {
         "header": {"key": name, "raw_value": value.encode()},
@@ -185,7 +233,9 @@ def _encoded(message: Message) -> bytes:
 
 
 _JSON_HEADER: Final = _header("content-type", "application/json")
-# A guard cannot read a compressed answer.
-_HEAD_ANSWERS: Final = {
-    "request_headers": {"response": {"header_mutation": {"remove_headers": ["accept-encoding"]}}}
+# A guard cannot read a compressed answer, and a client must not choose the target.
+_HEAD: Final = {"header_mutation": {"remove_headers": ["accept-encoding"]}}
+_ROUTED_HEAD: Final = {
+    "header_mutation": {"remove_headers": ["accept-encoding", _TARGET]},
+    "clear_route_cache": True,
 }

@@ -49,6 +49,7 @@ from sluicegate.wire.guards import (
     AnyDetector,
     ClassifierDetector,
     EntityDetector,
+    ExampleDetector,
     FormatDetector,
     GuardConfig,
     PatternDetector,
@@ -212,6 +213,8 @@ def _labels(detector: AnyDetector) -> Iterable[str]:
         return map(str.upper, detector.formats)
     if isinstance(detector, ClassifierDetector | EntityDetector):
         return detector.labels
+    if isinstance(detector, ExampleDetector):
+        return detector.examples
     if isinstance(detector, PatternDetector | WordDetector):
         return [detector.label]
     return ["LENGTH"]

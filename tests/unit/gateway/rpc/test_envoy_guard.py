@@ -16,7 +16,7 @@ from grpc import StatusCode
 from sluicegate.gateway.rpc.envoy_guard import CHECK, PROCESS
 from sluicegate.gateway.rpc.messages import ENVOY, MessageTable
 from sluicegate.gateway.types import ItemFailure
-from sluicegate.wire.guards import GuardConfig
+from sluicegate.wire.guards import GuardConfig, RouterConfig
 from tests.support.api import KEY
 from tests.support.rpc import RunningRpc, running_rpc
 
@@ -27,6 +27,12 @@ _GUARD = {
     "model": "chat-detectors",
     "detectors": [{"kind": "length", "name": "long", "max_characters": 99}],
     "message": "Not here.",
+}
+_ROUTER = {
+    "model": "chat-detectors",
+    "detectors": [{"kind": "words", "name": "names", "words": ["Ada"]}],
+    "rules": [{"detector": "names", "target": "large"}],
+    "default": "small",
 }
 # What Envoy 1.40 sent of `POST /v1/chat/completions` with a message "Ada".
 _SENT_HEAD = (
@@ -72,18 +78,24 @@ async def rpc(anyio_backend: str) -> AsyncIterator[RunningRpc]:
         running.api.scene.runner.result = judged
         guard = msgspec.convert(_GUARD, GuardConfig)
         lenient = msgspec.structs.replace(guard, on_error="allow")
-        running.api.configure(guards={"chat": guard, "lenient": lenient})
+        router = msgspec.convert(_ROUTER, RouterConfig)
+        running.api.configure(
+            guards={"chat": guard, "lenient": lenient}, routers={"models": router}
+        )
         yield running
 
 
 class Envoy:
     """Sends the messages of one HTTP request."""
 
-    def __init__(self, rpc: RunningRpc, *, guard: str = "chat", key: str = KEY) -> None:
+    def __init__(
+        self, rpc: RunningRpc, *, guard: str = "chat", router: str = "", key: str = KEY
+    ) -> None:
         own = [("grpc.use_local_subchannel_pool", 1)]
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{rpc.port}", options=own)
         self._metadata = [("authorization", f"Bearer {key}")]
         self._metadata += [("sluicegate-guard", guard)] if guard else []
+        self._metadata += [("sluicegate-router", router)] if router else []
         self._stream: Any = None
 
     async def __aenter__(self) -> Self:
@@ -331,3 +343,74 @@ async def test_a_request_that_is_not_allowed_is_denied(
     assert answer.WhichOneof("http_response") == ("denied_response" if code else "ok_response")
     if code:
         assert reason in json.loads(answer.denied_response.body)["error"]["message"]
+
+
+def target(answer: Any) -> str:
+    """Return the target that a request's answer sets, by which Envoy finds the route anew."""
+    common = answer.request_body.response
+    assert common.clear_route_cache
+    *_, header = common.header_mutation.set_headers
+    assert header.header.key == "sluicegate-target"
+    return str(header.header.raw_value.decode())
+
+
+@pytest.mark.parametrize(
+    ("body", "chosen"),
+    [
+        ({"messages": [{"role": "user", "content": "Ada"}]}, "large"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "Ada"}]}]}, "large"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "Ada"},
+                    {"role": "assistant", "content": "Ada"},
+                    {"role": "user", "content": "Hi"},
+                    {"role": "assistant", "content": "Ada"},
+                ]
+            },
+            "small",
+        ),
+        ({"input": "Ada"}, "large"),
+        ({"prompt": "Ada"}, "large"),
+        ({"prompt": ["Ada"]}, "small"),
+        ({"messages": 7}, "small"),
+        ([], "small"),
+    ],
+)
+async def test_the_last_text_of_the_user_chooses_the_route(
+    rpc: RunningRpc, body: Any, chosen: str
+) -> None:
+    async with Envoy(rpc, guard="", router="models") as envoy:
+        head = (await envoy.head()).request_headers.response
+        request = await envoy.body("request_body", json.dumps(body).encode())
+        answer = await envoy.body("response_body", answered("Ada"))
+
+    assert head.header_mutation.remove_headers == ["accept-encoding", "sluicegate-target"]
+    assert head.clear_route_cache
+    assert target(request) == chosen
+    assert not request.request_body.response.HasField("body_mutation")
+    assert not answer.response_body.HasField("response")
+
+
+async def test_a_request_is_redacted_and_has_a_route(rpc: RunningRpc) -> None:
+    async with Envoy(rpc, router="models") as envoy:
+        await envoy.head()
+        request = await envoy.body("request_body", asked("Ada"))
+    async with Envoy(rpc, router="models") as envoy:
+        await envoy.head()
+        blocked = await envoy.body("request_body", asked("attack"))
+
+    assert target(request) == "large"
+    assert b"<PER_1>" in request.request_body.response.body_mutation.body
+    assert blocked.immediate_response.status.code == 403
+
+
+async def test_an_unknown_router_ends_the_stream(rpc: RunningRpc) -> None:
+    async with Envoy(rpc, guard="", router="other") as envoy:
+        await envoy.head()
+        with pytest.raises(grpc.aio.AioRpcError):
+            await envoy.body("request_body", asked("Ada"))
+        code, details = await envoy.ended()
+
+    assert code is StatusCode.NOT_FOUND
+    assert "no router" in details
