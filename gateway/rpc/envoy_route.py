@@ -47,15 +47,7 @@ class EnvoyBody(HookBody, frozen=True, kw_only=True):
     @override
     def asked(self) -> HookTexts:
         body = self._parsed()
-        if body is None:
-            return HookTexts(has_tokens=True)
-        others = "\n".join(body.others)
-        return HookTexts(
-            texts=body.texts(),
-            calls=[*body.calls(), *([others] if others else ())],
-            definitions=body.definitions,
-            has_tokens=not body.is_whole,
-        )
+        return HookTexts(is_whole=False) if body is None else body.asked()
 
     @override
     def answer(self, found: HookVerdict) -> BodyVerdict:

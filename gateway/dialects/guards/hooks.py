@@ -31,8 +31,8 @@ class HookTexts(msgspec.Struct, frozen=True, kw_only=True):
     """Texts that it cannot replace, such as tool calls. They are blocked instead of redacted."""
     definitions: Sequence[str] = ()
     """Texts that nobody replaces, such as definitions of tools. Only `block` counts."""
-    has_tokens: bool = False
-    """Whether there are token ids instead of a text, which the guard cannot look at."""
+    is_whole: bool = True
+    """Whether these are all texts. Images and token ids, for example, are not among them."""
     growing: bool = False
     """Whether the texts may be the beginnings of longer ones."""
 
@@ -74,7 +74,7 @@ class _Asked(GuardedTexts, frozen=True, kw_only=True):
     body: HookBody
     calls: int
     definitions: int
-    has_tokens: bool
+    is_whole: bool
 
     def verdict(self, answer: Answer) -> HookVerdict:
         """Return the verdict about all texts."""
@@ -88,7 +88,7 @@ class _Asked(GuardedTexts, frozen=True, kw_only=True):
         ]
         blocking = [one for one in results if one.verdict == "block"]
         blocking += [one for one in calls if one.verdict == "redact"]
-        if self.has_tokens and not blocking and self.guard.on_error == "block":
+        if not (self.is_whole or blocking) and self.guard.on_error == "block":
             return HookVerdict("block", redacted, _NOT_READ, results, originals)
         if blocking:
             was_read = any(one.error is None for one in blocking)
@@ -131,7 +131,7 @@ class HookRoute(InferenceRoute):
             body=body,
             calls=len(asked.calls),
             definitions=len(asked.definitions),
-            has_tokens=asked.has_tokens,
+            is_whole=asked.is_whole,
         )
 
     @override

@@ -10,7 +10,7 @@ import msgspec
 from typing_extensions import override
 
 from sluicegate.gateway.dialects.guards.hooks import HookBody, HookTexts, HookVerdict, hook_route
-from sluicegate.gateway.dialects.guards.messages import call_text, strings
+from sluicegate.gateway.dialects.guards.tool_calls import call_text, strings
 
 
 class LiteLlmFunction(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,7 +1,8 @@
 """Finds the texts in the body of a request to a language model or of its answer, to replace them.
 
-The body is JSON as OpenAI's chat completions and Anthropic's messages have it, or server-sent
-events of chat completions.
+The body is JSON as OpenAI's chat completions, completions, responses and embeddings and Anthropic's
+messages have it, or server-sent events of chat completions. What is not known to be a text, a call
+or a name counts as a text that cannot be replaced, or as not looked at.
 """
 
 import json
@@ -9,12 +10,20 @@ import re
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
-from sluicegate.gateway.dialects.guards.messages import call_text, strings
+from sluicegate.gateway.dialects.guards.hooks import HookTexts
+from sluicegate.gateway.dialects.guards.tool_calls import call_text, strings
 
-_TEXTS: Final = frozenset(("content", "reasoning", "reasoning_content", "refusal", "text"))
-_TEXT_PARTS: Final = frozenset(("input_text", "output_text", "text"))
+_TEXTS: Final = frozenset(
+    (
+        *("content", "input", "prompt", "reasoning", "reasoning_content", "refusal", "suffix"),
+        *("system", "text", "thinking"),
+    )
+)
+_MESSAGES: Final = frozenset(("choices", "delta", "message", "messages", "output", "prediction"))
+_TEXT_PARTS: Final = frozenset(
+    ("input_text", "message", "output_text", "text", "thinking", "tool_result")
+)
 _DEFINITIONS: Final = frozenset(("functions", "response_format", "tools"))
-_TOKENS: Final = frozenset(("input", "prompt"))
 _CALLS: Final = frozenset(("function_call", "tool_calls"))
 # What no model reads. `logprobs` has the tokens of a text.
 _SKIPPED: Final = frozenset(("cache_control", "logprobs", "stream_options", "usage"))
@@ -28,7 +37,8 @@ _NAMES: Final = frozenset(
 _NAME: Final = re.compile(r"[\w.:/-]{0,128}", re.ASCII)
 # Lines of server-sent events that have no text of a model.
 _OTHER_LINES: Final = (b":", b"event:", b"id:", b"retry:", b"data: [DONE]", b"data:[DONE]")
-_Slots = list[tuple[dict[str, Any], str]]
+_Slots = list[tuple[Any, Any]]
+"""Objects or lists, and the name or place of a text in each."""
 _Place = tuple[Hashable, ...]
 
 
@@ -47,6 +57,7 @@ class ModelBody:
         """The definitions of tools and formats, which are not replaced."""
         self._texts: dict[Hashable, _Slots] = {}
         self._calls: dict[Hashable, _Slots] = {}
+        self._uses: list[str] = []
         self._lines: list[Any] = []
         self._is_stream = raw.lstrip()[:1] not in (b"{", b"[", b"")
         if self._is_stream:
@@ -57,7 +68,7 @@ class ModelBody:
             if isinstance(line, dict):
                 # Events of other APIs have pieces of texts in other places.
                 self.is_whole &= not self._is_stream or isinstance(line.get("choices"), list)
-                self._read(line)
+                self._read_message((), line)
             elif not isinstance(line, bytes):
                 self.others += strings(line)
 
@@ -67,7 +78,17 @@ class ModelBody:
 
     def calls(self) -> list[str]:
         """Return the text of each call of a tool: its name, and names and values of arguments."""
-        return [*map(_call_text, self._calls.values())]
+        return [*map(_call_text, self._calls.values()), *self._uses]
+
+    def asked(self) -> HookTexts:
+        """Return what a guard looks at."""
+        others = "\n".join(self.others)
+        return HookTexts(
+            texts=self.texts(),
+            calls=[*self.calls(), *([others] if others else ())],
+            definitions=self.definitions,
+            is_whole=self.is_whole,
+        )
 
     def written(self, texts: list[str], change: Callable[[str], str]) -> bytes:
         """Return the body with other `texts`; strings of calls' arguments are changed by `change`.
@@ -89,44 +110,44 @@ class ModelBody:
         lines = [one if isinstance(one, bytes) else b"data: " + _dump(one) for one in self._lines]
         return b"".join([b"%b\n" % line for line in lines])
 
-    def _read(self, body: dict[str, Any]) -> None:
-        for name, value in body.items():
-            if name in ("messages", "choices") and isinstance(value, list):
-                for index, one in enumerate(value):
-                    # Pieces of a streamed answer belong together by their number.
-                    self._read_message((name, _index(one, index)), one)
-            elif name in _DEFINITIONS:
-                self.definitions += ["\n".join(strings(one)) for one in _listed(value)]
-            else:
-                # Answers of Anthropic's messages are themselves messages.
-                self.is_whole &= not (name in _TOKENS and _has_numbers(value))
-                self._read_value((), body, name)
-
     def _read_message(self, place: _Place, message: Any) -> None:
-        """Read a message, or the choice or the part that has a text."""
+        """Read a body, a message, a choice, or a part that has a text."""
         if not isinstance(message, dict):
             self._read_other("", message)
             return
-        for name in message:
-            self._read_value(place, message, name)
+        for name, value in message.items():
+            if name in _TEXTS:
+                self._read_text((*place, name), message, name)
+            elif name in _MESSAGES:
+                for index, one in enumerate(_listed(value)):
+                    # Pieces of a streamed answer belong together by their number.
+                    self._read_message((*place, name, _index(one, index)), one)
+            elif name in _CALLS:
+                self._read_calls((*place, name), value)
+            elif name in _DEFINITIONS and not place:
+                self.definitions += ["\n".join(strings(one)) for one in _listed(value)]
+            else:
+                self.is_whole &= name != "audio" or value is None
+                self._read_other(name, value)
 
-    def _read_value(self, place: _Place, message: dict[str, Any], name: str) -> None:
-        value = message[name]
-        if name in _TEXTS and isinstance(value, str):
-            _add(self._texts, (*place, name), message, name)
-        elif name == "content" and isinstance(value, list):
-            for index, part in enumerate(value):
-                self._read_part((*place, name, index), part)
-        elif name in ("message", "delta"):
-            self._read_message(place, value)
-        elif name in _CALLS:
-            self._read_calls((*place, name), value)
+    def _read_text(self, place: _Place, holder: Any, name: Any) -> None:
+        """Read a text, or the parts of one."""
+        value = holder[name]
+        if isinstance(value, str):
+            _add(self._texts, place, holder, name)
+        elif isinstance(value, list) and isinstance(name, str):
+            for index in range(len(value)):
+                self._read_text((*place, index), value, index)
+        elif isinstance(value, dict):
+            self._read_part(place, value)
         else:
-            self.is_whole &= name != "audio" or value is None
-            self._read_other(name, value)
+            self.is_whole &= value is None  # token ids
 
-    def _read_part(self, place: _Place, part: Any) -> None:
-        if isinstance(part, dict) and part.get("type") in _TEXT_PARTS:
+    def _read_part(self, place: _Place, part: dict[str, Any]) -> None:
+        kind = part.get("type")
+        if isinstance(kind, str) and kind.endswith("tool_use"):
+            self._uses.append(call_text(part.get("name"), part.get("input")))
+        elif kind in _TEXT_PARTS or "role" in part:
             self._read_message(place, part)
         else:
             self.is_whole = False
@@ -147,7 +168,7 @@ class ModelBody:
             self.others += strings(value)
 
 
-def _add(found: dict[Hashable, _Slots], place: Hashable, values: dict[str, Any], name: str) -> None:
+def _add(found: dict[Hashable, _Slots], place: Hashable, values: Any, name: Any) -> None:
     values[name].encode()  # a half of a surrogate pair is an error
     found.setdefault(place, []).append((values, name))
 
@@ -206,10 +227,3 @@ def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
-
-
-def _has_numbers(value: Any) -> bool:
-    """Return whether a list has token ids instead of texts."""
-    return isinstance(value, list) and any(
-        isinstance(one, int) or _has_numbers(one) for one in value
-    )
