@@ -24,7 +24,7 @@ SENTENCES = "".join(
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     """A repository with encoders of toy size by the names of the demo's."""
-    for name in ("minilm", "minilm-l2"):
+    for name in ("minilm", "minilm-l0"):
         write_encoder(tmp_path / "models", name, real=True)
     return tmp_path / "models"
 
@@ -89,10 +89,12 @@ def test_both_heads_of_sentiment_are_trained(models: Path, tmp_path: Path, run: 
     second = run(
         "sentiment_small",
         *("--train", data, "--models", models, "--large", large, "--output", small),
+        *("--unseen", tmp_path / "unseen.csv"),
     )
 
     assert first.startswith("trained on 93, tested on 3: accuracy ")
-    assert "threshold " in second
+    assert second.startswith("trained on 93, tested on 3: accuracy ")
+    assert (tmp_path / "unseen.csv").read_text().splitlines()[0] == "text,label"
     assert head(large) == head(small) == [(DIMENSIONS, 2)]
 
 
