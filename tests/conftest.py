@@ -2,7 +2,6 @@
 
 import fcntl
 import gc
-import os
 import shutil
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -12,6 +11,8 @@ import pytest
 from hypothesis import settings
 
 from sluicegate.backends.model_tools.demo.build import build_demo_models
+from sluicegate.backends.model_tools.demo.encoder import write_encoder
+from sluicegate.backends.model_tools.demo.source import find_source
 from sluicegate.gateway.settings import process_environment
 from testing.postgresql import PostgreSQL, programs
 from testing.valkey import Valkey
@@ -119,14 +120,11 @@ def light_models(demo_models: Path, tmp_path_factory: pytest.TempPathFactory) ->
     For systems whose starts, stops and loads are tested: a start takes half the processor time.
     """
     root = tmp_path_factory.mktemp("light") / "models"
-    for name, instead in (("minilm", "minilm-l2"), ("sentiment", "sentiment-small")):
-        folder = shutil.copytree(
-            demo_models / instead / "1", root / name / "1", copy_function=os.link
-        )
-        manifest = folder / "model.yaml"
-        text = manifest.read_text().replace("encoder: minilm-l2", "encoder: minilm")
-        manifest.unlink()
-        manifest.write_text(text.replace("tasks: []", "tasks: [embed, rerank]"))
+    encoder = root / "minilm" / "1"
+    encoder.mkdir(parents=True)
+    write_encoder(find_source(), encoder, layers=2)
+    shutil.copy(demo_models / "minilm" / "1" / "model.yaml", encoder)
+    shutil.copytree(demo_models / "sentiment" / "1", root / "sentiment" / "1")
     return root
 
 

@@ -32,13 +32,14 @@ class Sentences(NamedTuple):
     labels: NDArray[np.int64]
 
 
-def read_sst2(path: Path) -> tuple[Sentences, Sentences]:
-    """Return the training texts and the test texts."""
+def read_sst2(path: Path) -> tuple[Sentences, Sentences, Sentences]:
+    """Return the training texts, the test texts, and the texts that are neither."""
     rows = pq.read_table(path, columns=["idx", "sentence", "label"]).to_pylist()
     test = [row for row in rows if row["idx"] % TEST_MODULUS == TEST_REMAINDER]
     rest = [row for row in rows if row["idx"] % TEST_MODULUS != TEST_REMAINDER]
     is_kept = untouched([row["sentence"] for row in rest], [row["sentence"] for row in test])
-    return _sentences(compress(rest, is_kept)), _sentences(test)
+    left_out = compress(rest, [not kept for kept in is_kept])
+    return _sentences(compress(rest, is_kept)), _sentences(test), _sentences(left_out)
 
 
 def _sentences(rows: Iterable[dict[str, Any]]) -> Sentences:
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="sentiment.npz")
     arguments = parser.parse_args()
 
-    train, test = read_sst2(arguments.train)
+    train, test, _ = read_sst2(arguments.train)
 
     encoder = Encoder(arguments.models)
     model = LogisticRegression(C=INVERSE_REGULARISATION, max_iter=1000)

@@ -1,54 +1,104 @@
 """Classifies with a small model, and also with a large model if the small one is unsure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
+import numpy as np
 from typing_extensions import override
 
-from sluicegate.backends.algorithms.base import Algorithms, ModelAlgorithms, Recipe
-from sluicegate.backends.algorithms.labels import Labeller, labellers, reorder
+from sluicegate.backends.algorithms.base import Algorithms, ModelAlgorithms, Recipe, all_of
+from sluicegate.backends.algorithms.labels import FindPlaces, Labeller, labellers, reorder
 from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.pipelines.windows import Span, Windows
 from sluicegate.backends.types import FloatArray, Text
 from sluicegate.wire.protocol import Function, Task
 
+Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+Band = tuple[Probability, Probability]
+"""The small model is unsure if a score is at least the first value, and less than the second."""
+
 
 class Cascade(Labeller):
-    """Calls the large model only if the small model's confidence is below `threshold`.
+    """Calls the large model only if the small model is unsure.
 
-    See Chow 1970 for rejection by confidence, and Viola and Jones 2001 for cascades. The confidence
-    always comes from the small model's own score function, even if the caller requests another
-    function.
+    It is unsure if its confidence is below `threshold` or, with `unsure`, if a label's score is in
+    the label's band. See Chow 1970 for rejection by confidence, and Viola and Jones 2001 for
+    cascades. The scores are always those of the small model's own score function, even if the
+    caller requests another function.
     """
 
-    def __init__(self, *, small: Labeller, large: Labeller, threshold: float) -> None:
+    def __init__(
+        self,
+        *,
+        small: Labeller,
+        large: Labeller,
+        threshold: float = 0.0,
+        unsure: Mapping[str, Band] | None = None,
+    ) -> None:
         super().__init__(labels=large.labels)
-        self._small = small
-        self._large = large
+        self.small = small
+        self.large = large
         self._threshold = threshold
+        self._bands = {small.labels.index(label): band for label, band in (unsure or {}).items()}
         self.version = 1 + small.version + large.version
 
     @override
     async def scores(
         self, text: Text, ask: AlgorithmContext, function: Function | None = None
     ) -> FloatArray:
-        scores = await self._small.scores(text, ask)
-        if self._small.confidence(scores) < self._threshold:
-            return await self._large.scores(text, ask, function)
+        scores = await self.small.scores(text, ask)
+        if not self._is_sure(scores):
+            return await self.large.scores(text, ask, function)
         if function is not None:
             # This does not run the model again, because the row is in the row cache by now.
-            scores = await self._small.scores(text, ask, function)
-        return reorder(scores, self._small.labels, self.labels)
+            scores = await self.small.scores(text, ask, function)
+        return reorder(scores, self.small.labels, self.labels)
+
+    @override
+    async def window_scores(
+        self, text: str, ask: AlgorithmContext, windows: Windows
+    ) -> tuple[FloatArray, FindPlaces]:
+        found, find_places = await self.small.window_scores(text, ask, windows)
+        scores = reorder(found, self.small.labels, self.labels)
+        unsure = [number for number, line in enumerate(found) if not self._is_sure(line)]
+        if not unsure:
+            return scores, find_places
+        spans = await find_places() if len(found) > 1 else [(0, len(text))]
+
+        async def ask_large(span: Span) -> tuple[FloatArray, list[Span]]:
+            start, end = span
+            # The large model may have other tokens, and read the window in several windows.
+            lines, find = await self.large.window_scores(text[start:end], ask, windows)
+            places = await find() if len(lines) > 1 else [(0, end - start)]
+            return lines, [(start + first, start + last) for first, last in places]
+
+        answers = [(scores[[number]], [span]) for number, span in enumerate(spans)]
+        asked = await all_of(ask_large(spans[number]) for number in unsure)
+        for number, answer in zip(unsure, asked, strict=True):
+            answers[number] = answer
+
+        async def places() -> list[Span]:
+            return [span for _, some in answers for span in some]
+
+        return np.concatenate([lines for lines, _ in answers]), places
+
+    def _is_sure(self, scores: FloatArray) -> bool:
+        """Whether the small model is sure of the scores of one text."""
+        if self._bands:
+            return not any(low <= scores[at] < high for at, (low, high) in self._bands.items())
+        return self.small.confidence(scores) >= self._threshold
 
     @override
     def confidence(self, scores: FloatArray) -> float:
-        return self._large.confidence(scores)
+        return self.large.confidence(scores)
 
 
 class CascadeRecipe(Recipe, frozen=True):
-    """Builds a cascade of two classifiers."""
+    """Builds a cascade of two classifiers, with either `threshold` or `unsure`."""
 
-    threshold: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+    threshold: Probability | None = None
+    unsure: dict[str, Band] = msgspec.field(default_factory=dict)
 
     @override
     def build(self, below: Sequence[ModelAlgorithms]) -> Algorithms:
@@ -56,4 +106,14 @@ class CascadeRecipe(Recipe, frozen=True):
         if len(found) != 2:  # noqa: PLR2004 - a small and a large one
             raise ValueError("needs `uses` of two models: the small one, then the large one")
         small, large = found
-        return {Task.CLASSIFY: Cascade(small=small, large=large, threshold=self.threshold)}
+        if (self.threshold is None) is not bool(self.unsure):
+            raise ValueError("needs either `threshold` or `unsure` in its `options`")
+        for label, (low, high) in self.unsure.items():
+            if label not in small.labels:
+                raise ValueError(f"has no label `{label}`, which `unsure` names")
+            if low > high:
+                raise ValueError(f"needs a band of `{label}` whose first value is the lower one")
+        cascade = Cascade(
+            small=small, large=large, threshold=self.threshold or 0.0, unsure=self.unsure
+        )
+        return {Task.CLASSIFY: cascade}

@@ -1,15 +1,17 @@
 """Scores a model's labels from its logits."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
 from sluicegate.backends.algorithms.base import QueryAlgorithm
-from sluicegate.backends.algorithms.labels import Labeller, check_top
+from sluicegate.backends.algorithms.labels import FindPlaces, Labeller, check_top
 from sluicegate.backends.pipelines.ask import AlgorithmContext
-from sluicegate.backends.pipelines.scores import best_labels, label_scores, written
+from sluicegate.backends.pipelines.scores import apply_function, best_labels, label_scores, written
+from sluicegate.backends.pipelines.windows import Windows
 from sluicegate.backends.types import FloatArray, Text
 from sluicegate.wire.protocol import ClassifyParameters, Function
 
@@ -44,6 +46,14 @@ class Classify(Labeller, QueryAlgorithm):
     ) -> FloatArray:
         logits = (await ask(self.model, [text]))[0]
         return label_scores(np.asarray(logits), function or self.function)
+
+    @override
+    async def window_scores(
+        self, text: str, ask: AlgorithmContext, windows: Windows
+    ) -> tuple[FloatArray, FindPlaces]:
+        logits = await ask.windows(self.model, text, windows)
+        places = partial(ask.window_places, self.model, text, windows)
+        return apply_function(logits, self.function), places
 
     @override
     def confidence(self, scores: FloatArray) -> float:

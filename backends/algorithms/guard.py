@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,18 +16,16 @@ from sluicegate.backends.algorithms.base import (
     ModelAlgorithms,
     Recipe,
 )
-from sluicegate.backends.algorithms.classify import Classify
 from sluicegate.backends.algorithms.embedding import Embed
 from sluicegate.backends.algorithms.examples import ExampleVectors
 from sluicegate.backends.algorithms.labelled_spans import LabelledSpans
 from sluicegate.backends.algorithms.labels import Labeller
-from sluicegate.backends.algorithms.long_document import LongClassify
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.guards.readable import ReadableText, all_folded, readings, same_letters
 from sluicegate.backends.guards.texts import find_in_text, work_of
 from sluicegate.backends.guards.time_limit import TimeLimit
 from sluicegate.backends.pipelines.ask import AlgorithmContext
-from sluicegate.backends.pipelines.scores import apply_function, normalize, written
+from sluicegate.backends.pipelines.scores import normalize, written
 from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.pipelines.windows import Span, Windows
 from sluicegate.backends.types import FloatArray
@@ -194,24 +191,16 @@ async def _find_labels(
         raise _invalid(detector, f"needs a classifier, which `{detector.model}` is not")
     thresholds = detector.labels or detector.expected
     _check_labels(detector, algorithm.labels)
-    if isinstance(algorithm, LongClassify):
-        # Its score of a whole text hides what one window has.
-        algorithm = algorithm.below
-    if isinstance(algorithm, Classify):
-        windows = Windows(overlap=parameters.window_overlap(served.info.max_tokens))
-        logits = await ask.windows(algorithm.model, text.text, windows)
-        scores = apply_function(logits, algorithm.function)
-        spans = partial(ask.window_places, algorithm.model, text.text, windows)
-    else:
-        scores = (await algorithm.scores(text.text, ask))[None]
-        spans = None
+    windows = Windows(overlap=parameters.window_overlap(served.info.max_tokens))
+    # The score of a whole long text would hide what one window has.
+    scores, find_places = await algorithm.window_scores(text.text, ask, windows)
     places = [algorithm.labels.index(label) for label in thresholds]
     reached = scores[:, places] >= np.array(list(thresholds.values()), dtype=np.float32)
     hits = list(_expected(scores, reached) if detector.expected else _labelled(reached, places))
     if not hits:
         return []
     whole = [(0, len(text.text))]
-    where = await spans() if spans is not None and len(scores) > 1 else whole
+    where = await find_places() if len(scores) > 1 else whole
     return [
         _Finding(
             detector,

@@ -1,7 +1,7 @@
 """Defines algorithms that score fixed labels, and what they share: ranking, order of labels."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -11,8 +11,12 @@ from sluicegate.backends.algorithms.base import Algorithm, ModelAlgorithms
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.scores import best_first, written
+from sluicegate.backends.pipelines.windows import Span, Windows
 from sluicegate.backends.types import FloatArray, Text
 from sluicegate.wire.protocol import ClassifyParameters, Function
+
+FindPlaces = Callable[[], Awaitable[list[Span]]]
+"""Returns the first character of each window, and the character after its last."""
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +57,19 @@ class Labeller(Algorithm):
         `function` turns logits into scores; `None` stands for the model's own function.
         """
 
+    async def window_scores(
+        self, text: str, ask: AlgorithmContext, windows: Windows
+    ) -> tuple[FloatArray, FindPlaces]:
+        """Return an array of shape (windows, labels), and a function that finds the windows.
+
+        By default, the whole text is one window.
+        """
+
+        async def places() -> list[Span]:
+            return [(0, len(text))]
+
+        return (await self.scores(text, ask))[None], places
+
     def confidence(self, scores: FloatArray) -> float:
         """Return how certain the model is of its result, from 0 to 1: by default, its best score.
 
@@ -79,11 +96,14 @@ class Labeller(Algorithm):
 
 
 def reorder(scores: FloatArray, have: Sequence[str], want: Sequence[str]) -> FloatArray:
-    """Reorder scores from the order of the labels `have` to the order of `want`."""
+    """Reorder scores from the order of the labels `have` to the order of `want`.
+
+    The labels are the last axis.
+    """
     if list(have) == list(want):
         return scores
     place = {label: index for index, label in enumerate(have)}
-    return scores[[place[label] for label in want]]
+    return scores[..., [place[label] for label in want]]
 
 
 def labellers(below: Sequence[ModelAlgorithms]) -> list[Labeller]:

@@ -15,7 +15,7 @@ from sluicegate.backends.algorithms.base import (
 )
 from sluicegate.backends.algorithms.classify import Classify
 from sluicegate.backends.algorithms.embedding import Embed, dense_input, shorten
-from sluicegate.backends.algorithms.labels import Label, Labeller, rank
+from sluicegate.backends.algorithms.labels import FindPlaces, Label, Labeller, rank
 from sluicegate.backends.algorithms.questions import ZeroShotTask, chosen
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.ask import AlgorithmContext
@@ -58,6 +58,12 @@ class LongClassify(Labeller):
             pairs = await ask.pair_windows(model, second, [first], self._windows, text_first=False)
             logits = pairs[:, 0]
         return self._windows.combined(apply_function(logits, function or self.below.function))
+
+    @override
+    async def window_scores(
+        self, text: str, ask: AlgorithmContext, windows: Windows
+    ) -> tuple[FloatArray, FindPlaces]:
+        return await self.below.window_scores(text, ask, windows)
 
     @override
     def confidence(self, scores: FloatArray) -> float:

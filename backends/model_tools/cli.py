@@ -6,6 +6,7 @@ from typing_extensions import override
 from sluicegate.backends.commands import LazyGroup, problems_on_one_line
 
 _COMMANDS = {
+    "calibrate": "sluicegate.backends.model_tools.calibrating.command:calibrate_command",
     "check": "sluicegate.backends.model_tools.inspecting:check_command",
     "compare": "sluicegate.backends.model_tools.comparing.command:compare_command",
     "import": "sluicegate.backends.model_tools.importing.command:import_command",

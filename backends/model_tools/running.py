@@ -55,7 +55,10 @@ async def answer(
     algorithm = entry.served_model.algorithms.get(task)
     if algorithm is None:
         return None  # the task only tokenizes
+    return await algorithm.run(item, parameters, context_of(entry, scope=scope))
+
+
+def context_of(entry: ModelSetEntry, *, scope: str = "model-tools") -> AlgorithmContext:
+    """Return the context in which an algorithm answers one item."""
     caller = RowCaller(scope=scope, deadline=time.monotonic() + _DEADLINE)
-    return await algorithm.run(
-        item, parameters, AlgorithmContext(entry.model_set.pipelines, caller)
-    )
+    return AlgorithmContext(entry.model_set.pipelines, caller)

@@ -18,6 +18,7 @@ _TIMEOUT = 90.0
 _BROKEN = "models_broken"
 _RELOAD, _DATA_DIR = "--reload", "--data-dir"
 _BACKEND_COMMANDS = {
+    "calibrate": "Find when a cascade must ask its large model.",
     "check": "Load every model and run it once.",
     "compare": "Compare a model's results with transformers on a checkpoint.",
     "import": "Import a checkpoint, and show what the model does.",

@@ -166,7 +166,9 @@ async def test_a_long_text_is_the_mean_of_its_windows(backend: Backend) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("cascade", {"options": {}}, "missing required field `threshold`"),
+        ("cascade", {"options": {}}, "either `threshold` or `unsure`"),
+        ("cascade", {"options": {"unsure": {"sad": [0.1, 0.9]}}}, "no label `sad`"),
+        ("cascade", {"options": {"unsure": {"negative": [0.9, 0.1]}}}, "is the lower one"),
         ("cascade", {"options": {"threshold": 2}}, "<= 1.0"),
         ("cascade", {"options": {"threshold": 0.5, "treshold": 1}}, "unknown field `treshold`"),
         ("cascade", {"uses": ["mood"]}, "the small one, then the large one"),

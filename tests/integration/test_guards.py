@@ -19,13 +19,13 @@ from sluicegate.wire.protocol import (
     GuardParameters,
     Task,
 )
-from testing.model_repository import DIMENSIONS, write_model, write_repository
+from testing.model_repository import DIMENSIONS, write_head, write_model, write_repository
 from tests.parity.library_fixtures import unpack
 from tests.parity.library_served import import_folder
 from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
-_MODELS = ["mood", "intents", "names", "long-mood", "tiny"]
+_MODELS = ["mood", "intents", "names", "long-mood", "quick-mood", "tiny"]
 _NEVER = {"negative": 1.0}
 
 
@@ -36,6 +36,9 @@ async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
     write_model(models, "detectors", manifest)
     long = {"algorithm": "long-document", "options": {"overlap": 4}, "uses": ["mood"]}
     write_model(models, "long-mood", {"kind": "algorithm", "tasks": ["classify"]} | long)
+    write_head(models, "mood-2", ["positive", "negative"])
+    quick = {"algorithm": "cascade", "uses": ["mood-2", "mood"], "options": {"threshold": 1}}
+    write_model(models, "quick-mood", {"kind": "algorithm", "tasks": ["classify"]} | quick)
     async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS)) as running:
         yield running
 
@@ -181,11 +184,14 @@ async def test_every_window_of_a_long_text_is_looked_at(backend: Backend) -> Non
     assert last != first
 
 
-async def test_windows_of_a_long_document_are_looked_at_one_by_one(backend: Backend) -> None:
+@pytest.mark.parametrize("model", ["long-mood", "quick-mood"])
+async def test_windows_of_a_long_text_are_looked_at_one_by_one(
+    backend: Backend, model: str
+) -> None:
     text = " ".join(["good"] * 90 + ["bad"] * 10)
 
     plain = await judge(backend, text, mood(), overlap=4)
-    long = await judge(backend, text, mood(model="long-mood"), overlap=4)
+    long = await judge(backend, text, mood(model=model), overlap=4)
 
     assert len(plain["findings"]) == 4
     kept = ("label", "score", "start", "end")

@@ -14,6 +14,7 @@ import pytest
 
 from testing.model_repository import DIMENSIONS, write_encoder
 
+CONFIGURATION = Path(__file__).parents[2] / "config/models.yaml"
 Run = Callable[..., str]
 WORDS = ["good", "film", "card", "money", "paris", "bad"]
 SENTENCES = "".join(
@@ -24,7 +25,7 @@ SENTENCES = "".join(
 @pytest.fixture
 def models(tmp_path: Path) -> Path:
     """A repository with encoders of toy size by the names of the demo's."""
-    for name in ("minilm", "minilm-l2"):
+    for name in ("minilm", "minilm-l0"):
         write_encoder(tmp_path / "models", name, real=True)
     return tmp_path / "models"
 
@@ -89,10 +90,12 @@ def test_both_heads_of_sentiment_are_trained(models: Path, tmp_path: Path, run: 
     second = run(
         "sentiment_small",
         *("--train", data, "--models", models, "--large", large, "--output", small),
+        *("--unseen", tmp_path / "unseen.csv"),
     )
 
     assert first.startswith("trained on 93, tested on 3: accuracy ")
-    assert "threshold " in second
+    assert second.startswith("trained on 93, tested on 3: accuracy ")
+    assert (tmp_path / "unseen.csv").read_text().splitlines()[0] == "text,label"
     assert head(large) == head(small) == [(DIMENSIONS, 2)]
 
 
@@ -117,3 +120,22 @@ def test_entities_are_trained(models: Path, tmp_path: Path, run: Run) -> None:
 
 def test_the_evaluation_says_what_it_needs(run: Run) -> None:
     assert "--banking" in run("evaluate", "--help")
+
+
+def test_the_guard_s_detectors_are_evaluated(demo_models: Path, tmp_path: Path, run: Run) -> None:
+    data, entities = tmp_path / "sst2.parquet", tmp_path / "entities.conll"
+    rows = {"idx": [7, 39], "sentence": ["a bad film", "a good film"], "label": [0, 1]}
+    pq.write_table(pa.table(rows), data)
+    entities.write_text(SENTENCES)
+
+    said = run(
+        "evaluate_guard",
+        *("--models", demo_models, "--config", CONFIGURATION, "--sst2", data),
+        *("--wikigold", entities, "--wnut-test", entities),
+        *("--banking", write_intents(tmp_path / "test.csv", 3)),
+    )
+
+    assert "anger, SST-2, 0.5: precision 100.0%, recall 100.0% of 1" in said
+    assert "people, WNUT 2017, 0.9: " in said
+    assert "contacts, IBAN, right: 3 of 3" in said
+    assert "contacts, IBAN, with a wrong digit: 0 of 3" in said

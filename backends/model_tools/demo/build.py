@@ -27,7 +27,7 @@ from sluicegate.backends.repository.staging import open_staging
 MANIFEST = ".complete.json"
 VERSION = "1"
 # Encoders, and how many of the published layers each one keeps (`None`: all).
-ENCODERS: Mapping[str, int | None] = MappingProxyType({"minilm": None, "minilm-l2": 2})
+ENCODERS: Mapping[str, int | None] = MappingProxyType({"minilm": None, "minilm-l0": 0})
 
 _PACKAGE = Path(__file__).parent
 _MODELS = _PACKAGE / "models"

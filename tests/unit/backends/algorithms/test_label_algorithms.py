@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from typing_extensions import override
 
 from sluicegate.backends.algorithms.cascade import Cascade
 from sluicegate.backends.algorithms.classify import Classify
@@ -13,8 +14,10 @@ from sluicegate.backends.algorithms.label_tree import LabelTree, read_tree
 from sluicegate.backends.algorithms.labels import Label
 from sluicegate.backends.algorithms.long_document import LongClassify, LongEmbed
 from sluicegate.backends.algorithms.zero_shot import ZeroShot
+from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.windows import Combination as WindowCombination, Windows
+from sluicegate.backends.types import FloatArray, Prompt
 from sluicegate.wire.protocol import ClassifyParameters, EmbedParameters, Function
 from tests.support.fake_models import FakeModel, asking
 
@@ -73,6 +76,53 @@ async def test_a_cascade_is_unsure_by_its_small_model_s_own_function(function: F
 
     assert sure == await small.run("sure", parameters, asking(**models))
     assert unsure == await classify("l").run("unsure", parameters, asking(**models))
+
+
+@pytest.mark.parametrize(("score", "rows"), [(0.29, 0), (0.3, 1), (0.5, 1), (0.94, 1), (0.95, 0)])
+async def test_a_cascade_asks_the_large_model_if_a_score_is_in_its_band(
+    score: float, rows: int
+) -> None:
+    large = told(a=[0.5, 0.5])
+    small = told(a=[1 - score, score])
+    cascade = Cascade(small=classify("s"), large=classify("l"), unsure={"yes": (0.3, 0.95)})
+
+    await cascade.scores("a", asking(s=small, l=large))
+
+    assert large.rows == rows
+
+
+async def test_a_cascade_asks_the_large_model_for_unsure_windows_alone() -> None:
+    small, large = told(sure=[0.1, 0.9], unsure=[0.6, 0.4]), told(unsure=[0.2, 0.8])
+    cascade = Cascade(small=classify("s"), large=classify("l"), threshold=0.7)
+    ask = asking(s=small, l=large)
+
+    scores, places = await cascade.window_scores("sure|unsure|sure", ask, Windows(overlap=0))
+
+    assert scores.tolist() == pytest.approx(np.array([[0.1, 0.9], [0.2, 0.8], [0.1, 0.9]]))
+    assert await places() == [(0, 4), (5, 11), (12, 16)]
+    assert large.questions == [["unsure"]]
+
+
+class WholeTexts(FakeModel):
+    """Reads any text in one window."""
+
+    @override
+    async def windows(
+        self, text: str, caller: RowCaller, windows: Windows, *, prompt: Prompt | None = None
+    ) -> FloatArray:
+        return await self.vectors([text], caller)
+
+
+async def test_a_large_model_may_read_a_small_model_s_window_in_several() -> None:
+    small, large = WholeTexts(lambda _: [0.5, 0.5]), told(first=[0.2, 0.8], last=[0.7, 0.3])
+    cascade = Cascade(small=classify("s"), large=classify("l"), threshold=0.7)
+
+    scores, places = await cascade.window_scores(
+        "first|last", asking(s=small, l=large), Windows(overlap=0)
+    )
+
+    assert scores.tolist() == pytest.approx(np.array([[0.2, 0.8], [0.7, 0.3]]))
+    assert await places() == [(0, 5), (6, 10)]
 
 
 async def test_a_cascade_s_labels_are_in_one_order_whoever_answers() -> None:

@@ -26,7 +26,7 @@ from tests.parity.checkpoints import Checkpoint, write_checkpoint
 
 NAMES = {
     "minilm",
-    "minilm-l2",
+    "minilm-l0",
     "sentiment",
     "sentiment-small",
     "sentiment-cascade",
@@ -123,9 +123,9 @@ def test_encoders_have_every_graph_that_an_import_writes(
 
 
 @pytest.mark.parametrize("output", [OutputKind.POOLED, OutputKind.TOKENS])
-def test_graphs_of_the_encoder_answer_as_its_graph(demo_models: Path, output: OutputKind) -> None:
+def test_graphs_of_the_encoder_answer_as_its_graph(light_models: Path, output: OutputKind) -> None:
     """Those that a CPU has kernels for, about rows of every class of lengths."""
-    graph = demo_models / "minilm-l2" / "1" / "model.onnx"
+    graph = light_models / "minilm" / "1" / "model.onnx"
     outputs = {OutputKind.POOLED: "pooled", OutputKind.TOKENS: "tokens"}
     source = GraphSource(path=graph, outputs=outputs, dimensions=384)
     batch = pad([np.arange(1000, 1000 + n, dtype=np.int32) for n in (3, 15, 1, 60)], output)
