@@ -5,7 +5,8 @@ are the parameters of the task `guard`, so they are part of the cache key. A ver
 change of the guard is therefore never found in the cache.
 """
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -26,6 +27,9 @@ MAX_PATTERN_INSTRUCTIONS = 10_000
 letters of all scripts takes about 1,200."""
 MAX_WORDS = 1000
 MAX_WORD_CHARACTERS = 256
+TAGS: Final = re.compile("[\U000e0020-\U000e007e]")
+"""Invisible characters that stand for ASCII characters. A text with tags is read with and without
+them."""
 _WORD = Annotated[str, stated(minLength=1, maxLength=MAX_WORD_CHARACTERS)]
 _LABELS = stated(minProperties=1)
 

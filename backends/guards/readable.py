@@ -1,11 +1,13 @@
 """Shows texts as their readers see them, so that invisible characters hide nothing from detectors.
 
 Compatibility characters become plain ones (NFKC, Unicode Standard Annex 15), digits of any script
-become 0 to 9, and characters that are not displayed are left out. Tags (U+E0020 to U+E007E), which
-can carry invisible instructions to a language model, become the ASCII characters they stand for. As
-people do not see tags, a text with tags has a second reading without them.
+become 0 to 9, and characters that are not displayed are left out, like marks that cross out or
+enclose a letter. Tags (U+E0020 to U+E007E), which can carry invisible instructions to a language
+model, become the ASCII characters they stand for. As people do not see tags, a text with tags has a
+second reading without them.
 """
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -16,12 +18,28 @@ import msgspec
 
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.windows import Span
+from sluicegate.wire.guards import TAGS
 
 # Texts of these characters, which are the most, are read as they are.
 _PLAIN: Final = re.compile(r"[\t\n\r -~]*")
-_TAGGED: Final = re.compile("[\U000e0020-\U000e007e]")
 _SPACES: Final = re.compile(r"\s+")
 _WIDE_SPACE: Final = re.compile(r"\s\s|[^\S ]")
+# What stands for a letter, but is not its compatibility character.
+_STYLED: Final = re.compile(
+    "(?:(?:CROSSED )?NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER|LATIN LETTER SMALL CAPITAL)"
+    " ([A-Z])"
+)
+_OVERLAY: Final = 1  # the combining class of marks over the whole letter
+_BLANK: Final = 0x2800  # Braille without a dot
+# WordPiece reads a word with a character that it does not know, or of more than 100 characters, as
+# one unknown token. Emoji, signs and other scripts beside a Latin letter must not hide its word.
+_OTHER = (
+    "[\xa2-\xa9\xac\xae-\xb1\xb4\xb8\xd7\xf7\u0370-\u1aaf\u1b00-\u1dbf\u2070-\u20cf\u2100-\u2fff"
+    "\u3040-\ufe1f\ufe30-\U0010ffff]"
+)
+_EDGE: Final = re.compile(f"(?<=[A-Za-z])(?={_OTHER})|(?<={_OTHER})(?=[A-Za-z])")
+_LONG_WORD: Final = re.compile(r"[^\s!-/:-@\[-`{-~\u2000-\u206f\u3000-\u303f]{101,}")
+_WORD_PART: Final = 50
 _TAGS = range(0xE0020, 0xE007F)
 _TAG_BASE = 0xE0000
 _HIDDEN_RANGES = ((0x180B, 0x1810), (0xFE00, 0xFE10), (0xFFF0, 0xFFF9), (0xE0000, 0xE1000))
@@ -82,7 +100,7 @@ def readings(text: str) -> list[ReadableText]:
     """
     if _PLAIN.fullmatch(text):
         return [ReadableText(text)]
-    tables = (_READABLE, _UNTAGGED) if _TAGGED.search(text) else (_READABLE,)
+    tables = (_READABLE, _UNTAGGED) if TAGS.search(text) else (_READABLE,)
     found = [_mapped(text, table) for table in tables]
     if len(found[0].text) > _MOST_GROWTH * len(text) + _FREE_GROWTH:
         raise ItemRefused(
@@ -90,6 +108,26 @@ def readings(text: str) -> list[ReadableText]:
             "the text has many characters that stand for several others; send it in parts",
         )
     return found
+
+
+def model_readings(read: Sequence[ReadableText]) -> list[ReadableText]:
+    """Return the readings that have something to see, with spaces where words hide from models."""
+    return [_spaced(one) for one in read if one.text.strip()]
+
+
+def _spaced(read: ReadableText) -> ReadableText:
+    text = read.text
+    cuts = {edge.start() for edge in _EDGE.finditer(text)}
+    for word in _LONG_WORD.finditer(text):
+        cuts.update(range(word.start() + _WORD_PART, word.end(), _WORD_PART))
+    if not cuts:
+        return read
+    parts, places = [], []
+    known = range(len(text)) if read.places is None else read.places
+    for start, end in itertools.pairwise([0, *sorted(cuts), len(text)]):
+        parts.append(text[start:end])
+        places += [*known[start:end], known[end - 1]]
+    return ReadableText(" ".join(parts), places[:-1])
 
 
 def folded(text: str) -> ReadableText:
@@ -133,7 +171,13 @@ def _readable(code: int) -> str:
     each = chr(code)
     if each in "\t\n\r":
         return each
-    if code in _HIDDEN or unicodedata.category(each) in ("Cc", "Cf"):
+    category = unicodedata.category(each)
+    if code in _HIDDEN or category in ("Cc", "Cf", "Me") or unicodedata.combining(each) == _OVERLAY:
         return ""
-    digit = unicodedata.decimal(each, None)
-    return unicodedata.normalize("NFKC", each) if digit is None else str(digit)
+    if category in ("Zs", "Zl", "Zp") or code == _BLANK:
+        return " "
+    digit = unicodedata.digit(each, None)
+    if digit is not None:
+        return str(digit)
+    styled = _STYLED.fullmatch(unicodedata.name(each, ""))
+    return styled[1] if styled else unicodedata.normalize("NFKC", each)
