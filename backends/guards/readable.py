@@ -34,8 +34,8 @@ _BLANK: Final = 0x2800  # Braille without a dot
 # WordPiece reads a word with a character that it does not know, or of more than 100 characters, as
 # one unknown token. Emoji, signs and other scripts beside a Latin letter must not hide its word.
 _OTHER = (
-    "[\xa2-\xa9\xac\xae-\xb1\xb4\xb8\xd7\xf7\u0370-\u1aaf\u1b00-\u1dbf\u2070-\u20cf\u2100-\u2fff"
-    "\u3040-\ufe1f\ufe30-\U0010ffff]"
+    "[\xa2-\xa9\xac\xae-\xb1\xb4\xb8\xd7\xf7\u0250-\u02ff\u0370-\u1aaf\u1b00-\u1dbf\u2070-\u20cf"
+    "\u2100-\u2fff\u3040-\ufe1f\ufe30-\U0010ffff]"
 )
 _EDGE: Final = re.compile(f"(?<=[A-Za-z])(?={_OTHER})|(?<={_OTHER})(?=[A-Za-z])")
 _LONG_WORD: Final = re.compile(r"[^\s!-/:-@\[-`{-~\u2000-\u206f\u3000-\u303f]{101,}")

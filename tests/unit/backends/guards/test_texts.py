@@ -133,7 +133,7 @@ def test_every_blank_ends_a_word(space: str) -> None:
     ("text", "seen"),
     [
         ("bad☃ worse😀", "bad ☃ worse 😀"),
-        ("이것bad", "이것 bad"),
+        ("이것bad\u02de", "이것 bad \u02de"),
         ("café, don\u2019t 5°", "café, don\u2019t 5°"),
         ("x" * 120, f"{'x' * 50} {'x' * 50} {'x' * 20}"),
     ],
