@@ -7,7 +7,6 @@ model, become the ASCII characters they stand for. As people do not see tags, a 
 second reading without them.
 """
 
-import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -15,6 +14,8 @@ from functools import lru_cache
 from typing import Final
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.windows import Span
@@ -33,11 +34,14 @@ _OVERLAY: Final = 1  # the combining class of marks over the whole letter
 _BLANK: Final = 0x2800  # Braille without a dot
 # WordPiece reads a word with a character that it does not know, or of more than 100 characters, as
 # one unknown token. Emoji, signs and other scripts beside a Latin letter must not hide its word.
-_OTHER = (
-    "[\xa2-\xa9\xac\xae-\xb1\xb4\xb8\xd7\xf7\u0250-\u02ff\u0370-\u1aaf\u1b00-\u1dbf\u2070-\u20cf"
-    "\u2100-\u2fff\u3040-\ufe1f\ufe30-\U0010ffff]"
+# Each pair is the first code of a range of such characters, and the code after its last one.
+_STRANGE: Final = np.array(
+    [
+        *(0xA2, 0xAA, 0xAC, 0xAD, 0xAE, 0xB2, 0xB4, 0xB5, 0xB8, 0xB9, 0xD7, 0xD8, 0xF7, 0xF8),
+        *(0x250, 0x300, 0x370, 0x1AB0, 0x1B00, 0x1DC0, 0x2070, 0x20D0, 0x2100, 0x3000),
+        *(0x3040, 0xFE20, 0xFE30, 0x110000),
+    ]
 )
-_EDGE: Final = re.compile(f"(?<=[A-Za-z])(?={_OTHER})|(?<={_OTHER})(?=[A-Za-z])")
 _LONG_WORD: Final = re.compile(r"[^\s!-/:-@\[-`{-~\u2000-\u206f\u3000-\u303f]{101,}")
 _WORD_PART: Final = 50
 _TAGS = range(0xE0020, 0xE007F)
@@ -117,17 +121,29 @@ def model_readings(read: Sequence[ReadableText]) -> list[ReadableText]:
 
 def _spaced(read: ReadableText) -> ReadableText:
     text = read.text
-    cuts = {edge.start() for edge in _EDGE.finditer(text)}
-    for word in _LONG_WORD.finditer(text):
-        cuts.update(range(word.start() + _WORD_PART, word.end(), _WORD_PART))
-    if not cuts:
+    cuts = [
+        place
+        for word in _LONG_WORD.finditer(text)
+        for place in range(word.start() + _WORD_PART, word.end(), _WORD_PART)
+    ]
+    if text.isascii() and not cuts:
         return read
-    parts, places = [], []
-    known = range(len(text)) if read.places is None else read.places
-    for start, end in itertools.pairwise([0, *sorted(cuts), len(text)]):
-        parts.append(text[start:end])
-        places += [*known[start:end], known[end - 1]]
-    return ReadableText(" ".join(parts), places[:-1])
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    before = np.sort(np.concatenate([_edges(codes), np.array(cuts, np.int64)]))
+    if not len(before):
+        return read
+    spaced = np.insert(codes, before, ord(" ")).tobytes().decode("utf-32-le")
+    known = np.arange(len(text)) if read.places is None else np.asarray(read.places)
+    return ReadableText(spaced, np.insert(known, before, known[before - 1]).tolist())
+
+
+def _edges(codes: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Return the places between a Latin letter without accents and a strange character."""
+    small = codes | (ord("a") - ord("A"))
+    is_letter = (small >= ord("a")) & (small <= ord("z"))
+    is_strange = np.searchsorted(_STRANGE, codes, side="right") % 2 == 1
+    is_edge = (is_letter[:-1] & is_strange[1:]) | (is_strange[:-1] & is_letter[1:])
+    return np.flatnonzero(is_edge) + 1
 
 
 def folded(text: str) -> ReadableText:
