@@ -117,7 +117,7 @@ class _Walk:
             elif key in _TEXTS:
                 copy[key] = self(one)
             elif key in _CALLS:
-                self.calls += [_call_text(call) for call in _listed(one)]
+                self.calls += [text_of_call(call) for call in _listed(one)]
             elif key in _DEFINITIONS:
                 self.definitions += ["\n".join(strings(each)) for each in _listed(one)]
             elif key == "logprobs" and isinstance(one, dict):
@@ -125,7 +125,8 @@ class _Walk:
         return copy
 
 
-def _call_text(call: Any) -> str:
+def text_of_call(call: Any) -> str:
+    """Return the text of a call of any kind: all that it has, if its arguments are elsewhere."""
     function = call.get("function", call) if isinstance(call, dict) else call
     if isinstance(function, dict) and "arguments" in function:
         return call_text(function.get("name"), function["arguments"])
