@@ -133,3 +133,6 @@ class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     overlap: Annotated[int, unit("tokens"), msgspec.Meta(ge=0)] = 64
     """Tokens that each window of a long text shares with the window before it, where a classifier
     reads it. Models that find entities have an overlap of their own."""
+    holdback: Annotated[int, unit("characters"), msgspec.Meta(ge=0)] | None = None
+    """The characters at the end of a streamed answer that callers hold back, because more text may
+    complete a finding. By default, they hold back the whole answer until its end."""

@@ -163,7 +163,7 @@ def first_failure(
     With `continue_on_error` a request fails only when no backend could be called for any item, and
     not even then if its route `answers_failures`.
     """
-    if answers_failures:
+    if answers_failures and continue_on_error:
         return None
     failures = [(i, o.failure) for i, o in enumerate(answer.outcomes) if o.failure is not None]
     if not failures:

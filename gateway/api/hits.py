@@ -22,6 +22,7 @@ from sluicegate.gateway.inference.prepared_request import PreparedRequest, Reque
 from sluicegate.gateway.rate_limit.base import RateLimiter
 from sluicegate.gateway.runtime.runtime import Runtime
 from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.telemetry.guard_verdicts import Counts
 from sluicegate.gateway.telemetry.phases import PhaseDurations
 from sluicegate.gateway.telemetry.tracing import ReplayedHit, Tracer
 from sluicegate.gateway.types import Answer, ItemOutcome, Principal, RevisionUsage, Source, Usage
@@ -34,7 +35,7 @@ MEASURED_ONE_OF = 64
 _OK = 200
 _RESULT = b"\0"
 """Stands for a result, because JSON does not contain this byte."""
-_RunKey = tuple[Principal, InferenceRoute, Task, str, str, Usage, tuple[RevisionUsage, ...]]
+_RunKey = tuple[Principal, InferenceRoute, Task, str, str, Usage, tuple[RevisionUsage, ...], Counts]
 _StoredKey = tuple[Principal, InferenceRoute, str, str, str]
 
 
@@ -206,10 +207,10 @@ class MemoryHits:
     def _run(self, state: RequestState) -> HitRun | None:
         """Return the run of all memory hits like this one."""
         principal, _ = state.caller_and_body()
-        # The hits of a run are billed alike, so all numbers of their usage must be equal.
+        # The hits of a run are billed and counted alike, so all their numbers must be equal.
         name = (
             *(principal, state.route, state.task, state.model),
-            *(state.revision, state.usage, state.arms),
+            *(state.revision, state.usage, state.arms, state.counts),
         )
         if state.runtime is not self._runtime:
             self._runtime = state.runtime
@@ -219,7 +220,7 @@ class MemoryHits:
             event = self.events.event_of(state)
             if event is None:
                 return None
-            run = HitRun(event, route=state.route.metric_name)
+            run = HitRun(event, route=state.route.metric_name, counts=state.counts)
             self._runs.put(name, run)
         return run
 

@@ -14,6 +14,7 @@ from sluicegate.gateway.config.document import Document
 from sluicegate.gateway.http.problem_details import PROBLEMS, ErrorFormat
 from sluicegate.gateway.inference.interfaces import ModelTable
 from sluicegate.gateway.inference.visibility import is_visible, visible_models
+from sluicegate.gateway.telemetry.guard_verdicts import GuardVerdicts
 from sluicegate.gateway.types import (
     Answer,
     InferenceRequest,
@@ -75,6 +76,8 @@ class Rendered(msgspec.Struct, frozen=True, gc=False):
     lines: bytes
     """`JSON`, or other lines, each ended by CRLF; `Content-Length` is added."""
     body: bytes
+    verdicts: GuardVerdicts | None = None
+    """If a guard judged the texts: what metrics count of it."""
 
 
 class InferenceRoute:
@@ -95,7 +98,8 @@ class InferenceRoute:
     answer_growth = 1.0
     """How many times as long as a native answer the route's answer may be."""
     answers_failures = False
-    """The route has an answer even if no item could be computed."""
+    """The route has an answer to a request with `continue_on_error` even if no item could be
+    computed."""
     takes_json = True
     """Bodies are JSON, so that lines of batches may have them."""
 

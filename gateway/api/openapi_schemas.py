@@ -47,9 +47,10 @@ class Schemas:
             return schema
         schema["description"] = inspect.cleandoc(struct.__doc__ or "")
         fields: Json = schema["properties"]
+        names = {field.name: field.encode_name for field in msgspec.structs.fields(struct)}
         for field, text in field_descriptions(struct).items():
-            if field in fields:
-                fields[field] = _with_description(fields[field], text)
+            if (name := names.get(field, field)) in fields:
+                fields[name] = _with_description(fields[name], text)
         if hasattr(struct, "task"):
             fields |= {field: _not_empty(fields[field]) for field in _ITEMS if field in fields}
         if each := getattr(struct, "each_result", ()):

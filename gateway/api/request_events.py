@@ -237,12 +237,17 @@ class RequestEvents:
         self._events.publish_encoded(run.event.payload(id_, self._time, duration, count))
         self._metrics.request(run.route, run.model, self.clock() - run.began, count)
         self._metrics.items(run.model, run.revision, run.source, count)
-        if run.arm:
-            self._metrics.revision_items(run.model, RevisionUsage(arm=run.arm, hit=count))
+        if not run.is_plain:
+            self._count_more(run, count)
         self._lines.add_hits(run, self.ids.prefix, count, duration)
         run.first += count
         run.reserved_ids -= count
         run.count = run.max_count = 0
+
+    def _count_more(self, run: HitRun, count: int) -> None:
+        if run.arm:
+            self._metrics.revision_items(run.model, RevisionUsage(arm=run.arm, hit=count))
+        self._metrics.count(run.counts, count)
 
 
 def is_sampled(id_: RequestId, every: int) -> bool:

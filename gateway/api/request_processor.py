@@ -367,6 +367,9 @@ class RequestProcessor:
         state.answer_length = len(body)
         # Last: what fails before has an event of its own.
         self._events.publish(state)
+        if rendered.verdicts is not None:
+            state.counts = rendered.verdicts.counts
+            self._metrics.verdicts(rendered.verdicts, state.caller_and_body()[0].tenant)
         state.lines, state.content = lines, rendered.lines
         return self._reply(state, body)
 

@@ -35,6 +35,7 @@ from sluicegate.gateway.inference.outcomes import PASSING_REFUSALS, describe_loo
 from sluicegate.gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from sluicegate.gateway.rate_limit.base import Charge, RepeatedCharge
 from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.telemetry.guard_verdicts import Counts
 from sluicegate.gateway.telemetry.spans import NO_SPAN
 from sluicegate.gateway.telemetry.tracing import Tracer
 from sluicegate.gateway.types import (
@@ -209,6 +210,8 @@ class RequestState:
     arms: tuple[RevisionUsage, ...] = ()
     hit_sources: tuple[tuple[str, int], ...] = ()
     """Counts of hits by their source in metrics."""
+    counts: Counts = ()
+    """What the verdicts of a guard add to metrics."""
     lines = b""
     answer_length = 0
     """The bytes of the answer's body."""

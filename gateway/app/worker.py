@@ -40,6 +40,7 @@ from sluicegate.gateway.redis.connect import open_client
 from sluicegate.gateway.redis.health import RedisHealthMonitor
 from sluicegate.gateway.regional_limits.follower import LimitsOfRegion, limits_of_region
 from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Topic
 from sluicegate.gateway.runtime.follower import RuntimeFollower, identity
 from sluicegate.gateway.runtime.models import ModelsFollower
 from sluicegate.gateway.runtime.runtime import Runtime
@@ -308,7 +309,7 @@ class Worker:
             redis=self._stores.state,
             settings=self._settings,
             report=reporter.report,
-            accounts_changed=self._principals.read_again,
+            actions={Topic.ACCOUNTS: self._principals.read_again},
             models_changed=models.on_version,
             drains_changed=self.backends.fleet.drain,
             recovery=self._stores.recovery,
@@ -360,6 +361,7 @@ class Worker:
             details={
                 "fleet": self.backends.fleet.statistics,
                 "refused_tenants": self._metrics.refused_tenants.statistics,
+                "decisions": self._metrics.decisions.statistics,
             },
             labelled={"endpoints": self.backends.dispatcher.endpoint_statistics},
             publish=(endpoints.publish, self._metrics.exemplars.publish),

@@ -14,6 +14,7 @@ from litestar.response import Redirect
 from litestar.types import ASGIApp
 
 from sluicegate.gateway.admin.operator_directory import OperatorDirectory
+from sluicegate.gateway.console import guard_history
 from sluicegate.gateway.console.access import PUBLIC, AnyRequest, ConsoleAccess
 from sluicegate.gateway.console.assets import Assets, static_file
 from sluicegate.gateway.console.frame import ROOT, Frame
@@ -93,7 +94,9 @@ class ConsoleMetrics:
     """Reads the metrics of all processes, and the supervisor's counts of restarts."""
 
     def __init__(self, settings: Settings) -> None:
-        self._files = MetricReader(settings.metrics_dir, (*METRICS, *GAUGES))
+        self._files = MetricReader(
+            settings.metrics_dir, (*METRICS, *GAUGES, *guard_history.METRICS)
+        )
         self._folder = settings.data_dir
 
     def read(self) -> dict[Series, float]:

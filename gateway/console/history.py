@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from sluicegate.gateway.console.guard_history import GuardHistory
 from sluicegate.gateway.console.traffic import Reading, RestartCause, Traffic, traffic_between
 from sluicegate.gateway.errors import Overloaded
 from sluicegate.gateway.telemetry.metric_reading import Series
@@ -67,6 +68,7 @@ class History:
         self._watched = asyncio.Event()
         self._is_closed = False
         self._is_failing = False
+        self.guards = GuardHistory()
         nothing = Reading(at=0.0, values={})
         self.traffic: Traffic = traffic_between(nothing, nothing)
         """The traffic of the last five seconds."""
@@ -105,6 +107,7 @@ class History:
         while len(self._readings) > 1 and self._readings[1].at <= reading.at - _WINDOW:
             self._readings.popleft()
         first = self._readings[0] if self._readings else reading
+        self.guards.add(self._readings[-1] if self._readings else reading, reading)
         self._readings.append(reading)
         traffic = traffic_between(first, reading)
         self._restarts |= dict.fromkeys(traffic.seen_restarts(), reading.at)

@@ -7,6 +7,7 @@ from sluicegate.gateway.console.backends import BackendsController
 from sluicegate.gateway.console.configuration import ConfigurationController
 from sluicegate.gateway.console.dead_letters import DeadLettersController
 from sluicegate.gateway.console.frame import ROOT, Page
+from sluicegate.gateway.console.guards import GuardsController
 from sluicegate.gateway.console.models import ModelPagesController
 from sluicegate.gateway.console.overview import OverviewController
 from sluicegate.gateway.console.playground import PlaygroundController
@@ -29,6 +30,7 @@ def _page(
 PAGES = (
     _page("Overview", "", OverviewController),
     _page("Models", "/models", ModelPagesController),
+    _page("Guards", "/guards", GuardsController),
     _page("Backends", "/backends", BackendsController),
     _page("Tenants", "/tenants", TenantsController, TenantKeysController),
     _page("Usage", "/usage", UsageController),

@@ -14,6 +14,7 @@ from sluicegate.gateway.console.access import AnyRequest, Context
 from sluicegate.gateway.console.form_fields import fields_of
 from sluicegate.gateway.console.forms import Fields, one
 from sluicegate.gateway.console.frame import Frame
+from sluicegate.gateway.console.marked_text import judged_texts
 from sluicegate.gateway.console.playground_client import PlaygroundClient
 from sluicegate.gateway.errors import (
     ConfigurationError,
@@ -22,6 +23,7 @@ from sluicegate.gateway.errors import (
     PayloadTooLarge,
 )
 from sluicegate.gateway.operations.accounts import NewKey, NewKeys, create_keys
+from sluicegate.gateway.operations.active_document import ActiveDocumentReader
 from sluicegate.gateway.operations.backend_calls import BackendCalls
 from sluicegate.gateway.operations.fleet_view import reported_backends
 from sluicegate.gateway.operations.operators import Role
@@ -31,8 +33,11 @@ from sluicegate.wire.protocol import Task
 MOST_BYTES = 1024 * 1024
 KEY_LIFE = timedelta(hours=1)
 TEST_TENANT = "playground"
-# The path of a request to a guard names the guard instead of a model, so it has no example here.
+_OK = 200
 _EXAMPLES = {body.task: body.example for body in BODIES}
+_GUARD_EXAMPLE = {"input": "Write to ada@example.com", "restore": True}
+# Marks the name of a guard where the form has the name of a model.
+_GUARD = "guard:"
 
 
 class PlaygroundController(Controller):
@@ -48,6 +53,7 @@ class PlaygroundController(Controller):
         request: AnyRequest,
         frame: NamedDependency[Frame],
         control: NamedDependency[Control],
+        active: NamedDependency[ActiveDocumentReader],
         backend_calls: NamedDependency[BackendCalls],
     ) -> Response[str]:
         """Return the page."""
@@ -57,6 +63,7 @@ class PlaygroundController(Controller):
         task = tasks[0]
         context = {
             "models": models,
+            "guards": [_GUARD + name for name in await _guards(active)],
             "tasks": tasks,
             "task": task,
             "body": example(task, model),
@@ -113,21 +120,24 @@ class PlaygroundController(Controller):
     ) -> Response[str]:
         """Send the request to the customers' listener, and return the response."""
         fields = await fields_of(request)
+        task, body = _task(fields), _body(fields)
         answer = await playground.send(
-            task=_task(fields),
-            model=one(fields, "model"),
-            body=_body(fields),
+            task=task,
+            model=one(fields, "model").removeprefix(_GUARD),
+            body=body,
             key=_key(fields),
             fresh=bool(one(fields, "fresh")),
         )
         text = await asyncio.to_thread(_indented, answer.body, is_cut=answer.is_cut)
-        context = {"answer": answer, "text": text}
+        is_judged = task is Task.GUARD and answer.status == _OK and not answer.is_cut
+        judged = await asyncio.to_thread(judged_texts, body, answer.body) if is_judged else []
+        context = {"answer": answer, "text": text, "judged": judged}
         return frame.render(request, "playground/_answer.html", context)
 
 
 def example(task: Task, model: str) -> str:
     """Return an example body for a task, as indented JSON."""
-    body = dict(_EXAMPLES[task])
+    body = dict(_GUARD_EXAMPLE if task is Task.GUARD else _EXAMPLES[task])
     if "model" in body and model:
         body["model"] = model
     return msgspec.json.format(msgspec.json.encode(body), indent=2).decode()
@@ -141,8 +151,21 @@ async def _models(control: Control) -> list[str]:
     return sorted({name for view in seen.values() for name in view.models})
 
 
+async def _guards(active: ActiveDocumentReader) -> list[str]:
+    try:
+        return sorted((await active.document()).guards)
+    except ConfigurationError:
+        return []
+
+
 async def _tasks(backend_calls: BackendCalls, model: str) -> list[Task]:
-    """Return the tasks of the model that have examples, or all of these if it has none."""
+    """Return the tasks of the model that have examples, or all of these if it has none.
+
+    The only task of a guard is `guard`. The model that runs its detectors has no task here, because
+    the path of a request names the guard.
+    """
+    if model.startswith(_GUARD):
+        return [Task.GUARD]
     try:
         found = await backend_calls.tasks(model) if model else []
     except (ConfigurationError, DependencyUnavailable):

@@ -62,10 +62,13 @@ class PlaygroundClient:
     ) -> PlaygroundAnswer:
         """Send a request and return the response. If `fresh` is true, bypass the result cache.
 
+        For the task `guard`, `model` is the name of the guard.
+
         Raises:
             UpstreamUnavailable: the listener cannot be reached, or does not respond in time.
         """
-        path = f"/v1/{task}" + (f"/{quote(model, safe='')}" if task is Task.INFER else "")
+        is_named = task in {Task.INFER, Task.GUARD}
+        path = f"/v1/{task}" + (f"/{quote(model, safe='')}" if is_named else "")
         trace_id = secrets.token_hex(16)
         headers = {
             "authorization": f"Bearer {key}",

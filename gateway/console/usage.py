@@ -123,7 +123,7 @@ class UsageController(Controller):
             is_whole=is_whole,
         )
         context = _choices(wanted) | {"figures": figures, "hit_ratio": hit_ratio}
-        context |= {"json_of": _json, "group_of": group_of}
+        context |= {"group_of": group_of}
         return frame.render(request, "usage/_figures.html", context)
 
     @get("/export")
@@ -210,7 +210,3 @@ def _csv(ledger: Ledger, prices: Sequence[PriceConfig], wanted: UsageQuery) -> s
         models=wanted.models,
     )
     return rendering.usage_csv(rows, groups)
-
-
-def _json(chart: Chart) -> str:
-    return msgspec.json.encode(chart).decode()

@@ -94,6 +94,11 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     series: list[Series]
     unit: str
 
+    @property
+    def json(self) -> str:
+        """The chart as `usage.js` reads it."""
+        return msgspec.json.encode(self).decode()
+
 
 class UsageQuery(msgspec.Struct, frozen=True, kw_only=True):
     """The operator's choices on the page of usage."""

@@ -16,6 +16,7 @@ route, leave fields out, and misspell them.
 
 If the product has its own format of errors, write an `ErrorFormat`, such as `cohere_errors.py`. If
 a response needs more than a struct, write an `InferenceRoute`, such as that in `openai.py`. Routes
-that run no model are Litestar handlers in `Dialect.handlers`. If the product has a Python client,
+that run no model are Litestar handlers in `Dialect.handlers`. If the product asks guards, write a
+`HookBody`, such as that in `guards/portkey.py`. If the product has a Python client,
 call the dialect with it in `tests/clients`.
 """

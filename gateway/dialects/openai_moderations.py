@@ -1,6 +1,7 @@
-"""Implements OpenAI's `moderations` with a classifier.
+"""Implements OpenAI's `moderations` with a classifier or a guard.
 
-The configuration document maps the classifier's labels to categories.
+The configuration document maps a classifier's labels to categories. The categories of a guard are
+its detectors.
 """
 
 from typing import Any, Literal
@@ -12,12 +13,14 @@ from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRo
 from sluicegate.gateway.api.key_rights import check_model
 from sluicegate.gateway.api.schemas import ClassifyBody
 from sluicegate.gateway.config.document import Document, ModelConfig
+from sluicegate.gateway.dialects.guards.route import GuardedTexts, GuardResult
 from sluicegate.gateway.dialects.openai_errors import OPENAI_ERRORS
 from sluicegate.gateway.dialects.stored_results import labels_in
 from sluicegate.gateway.errors import GatewayError, InvalidRequest
 from sluicegate.gateway.http.body_decoding import BodyDecoder
 from sluicegate.gateway.inference.visibility import model_not_found
 from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, ServedModel, Usage
+from sluicegate.wire.guards import GuardConfig
 from sluicegate.wire.protocol import Task
 
 
@@ -36,16 +39,19 @@ class OpenAIModerationsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     input: str | list[str | OpenAITextPart]
     """A text, or a list of texts."""
     model: str = ""
-    """A model that is configured for moderation. May be omitted if there is only one such model."""
+    """A model that is configured for moderation, or a guard. May be omitted if there is only one
+    such model."""
 
 
 class OpenAIModeration(msgspec.Struct, frozen=True, kw_only=True):
     """The result for a text."""
 
     flagged: bool
-    """Whether any category applies."""
+    """Whether any category applies. Of a guard: whether the text is blocked, or would be
+    redacted."""
     categories: dict[str, bool]
-    """Whether each configured category applies."""
+    """Whether each configured category applies. Of a guard: whether each detector found something.
+    If the text could not be looked at, there is a category `error`, too."""
     category_scores: dict[str, float]
     """The score of each category."""
     category_applied_input_types: dict[str, list[str]]
@@ -84,11 +90,12 @@ class ModerationsRoute(InferenceRoute):
     task = Task.CLASSIFY
     errors = OPENAI_ERRORS
     reads_models = True
+    answers_failures = True
     answer_growth = 3.0  # a category has a score, a flag and the types of its inputs
     _decode = BodyDecoder(OpenAIModerationsBody)
 
     @override
-    def decode(self, source: BodySource) -> _ModerationRequest:
+    def decode(self, source: BodySource) -> _ModerationRequest | GuardedTexts:
         body = self._decode(source.raw)
         parts = body.input if isinstance(body.input, list) else [body.input]
         texts = [part if isinstance(part, str) else part.text for part in parts]
@@ -98,17 +105,30 @@ class ModerationsRoute(InferenceRoute):
         # Without this check, a model without configured categories would then return results
         # without categories.
         if not entry.moderation:
+            guard = source.document.guards.get(name)
+            if guard is not None:
+                return GuardedTexts(name, guard, texts)
             raise _refusal(source, name)
         _check_labels(source.served(name), entry)
         return _ModerationRequest(name, texts, entry)
 
     @override
     def encode(
-        self, body: _ModerationRequest, answer: Answer, usage: Usage, request_id: RequestId
+        self,
+        body: _ModerationRequest | GuardedTexts,
+        answer: Answer,
+        usage: Usage,
+        request_id: RequestId,
     ) -> Rendered:
+        answer_id = f"modr-{request_id}"
+        if isinstance(body, GuardedTexts):
+            judged, _ = body.judge(answer)
+            guarded = [_guarded(one, body.guard) for one in judged]
+            return body.rendered(
+                OpenAIModerations(id=answer_id, model=body.name, results=guarded), judged
+            )
         results = [_result(outcome.result, body.entry) for outcome in answer.outcomes]
-        name = answer.model.info.name
-        found = OpenAIModerations(id=f"modr-{request_id}", model=name, results=results)
+        found = OpenAIModerations(id=answer_id, model=answer.model.info.name, results=results)
         return Rendered(JSON, msgspec.json.encode(found))
 
 
@@ -165,8 +185,29 @@ def _result(result: bytes, entry: ModelConfig) -> OpenAIModeration:
         if category is not None:
             scores[category] = max(scores[category], found.score)
     categories = {name: score >= entry.moderation_threshold for name, score in scores.items()}
+    return _moderation(scores, categories, flagged=any(categories.values()))
+
+
+def _guarded(result: GuardResult, guard: GuardConfig) -> OpenAIModeration:
+    """Return a category for each detector. Clients only block, so what a guard redacts is flagged.
+
+    What it only flags has its category, but does not stop the text.
+    """
+    scores = dict.fromkeys([one.name for one in guard.detectors], 0.0)
+    categories = dict.fromkeys(scores, False)
+    for found in result.findings:
+        scores[found.detector] = max(scores[found.detector], found.score)
+        categories[found.detector] = True
+    if result.error is not None:
+        scores["error"], categories["error"] = 1.0, True
+    return _moderation(scores, categories, flagged=result.verdict in ("redact", "block"))
+
+
+def _moderation(
+    scores: dict[str, float], categories: dict[str, bool], *, flagged: bool
+) -> OpenAIModeration:
     return OpenAIModeration(
-        flagged=any(categories.values()),
+        flagged=flagged,
         categories=categories,
         category_scores=scores,
         category_applied_input_types={name: ["text"] for name in scores},

@@ -1,20 +1,32 @@
 """Calls all backends of the active configuration document, for operators' routes."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from sluicegate.gateway.dispatch.discovery import at
+from sluicegate.gateway.errors import UpstreamUnavailable
 from sluicegate.gateway.operations.active_document import ActiveDocumentReader
 from sluicegate.gateway.operations.fleet_view import reported_backends
 from sluicegate.gateway.runtime.runtime import compile_runtime
 from sluicegate.gateway.types import Endpoint
 from sluicegate.gateway.upstream.base import BackendClient, CallFailed
 from sluicegate.wire.plans import PlanTrial
-from sluicegate.wire.protocol import TOKEN_TASKS, ModelInfo, PlanVerdict, ServingState, Task
+from sluicegate.wire.protocol import (
+    TOKEN_TASKS,
+    Call,
+    CallItem,
+    Done,
+    Failed,
+    ModelInfo,
+    PlanVerdict,
+    Report,
+    ServingState,
+    Task,
+)
 
 if TYPE_CHECKING:  # see `gateway.operations.context`
     from sluicegate.gateway.runtime.control import Control
@@ -22,6 +34,9 @@ if TYPE_CHECKING:  # see `gateway.operations.context`
 _STATE_TIMEOUT = 5.0
 # A check takes as long as a reload, because both load models.
 _CHECK_TIMEOUT = 120.0
+_RUN_TIMEOUT = 60.0
+# Keeps what operators try apart from tenants' rows in the row cache.
+_SCOPE = "operators"
 
 
 class BackendStates(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,6 +113,57 @@ class BackendCalls:
                     found = (info for info in state.models if info.name == model)
                     return next((_tasks(info) for info in found), [])
         return []
+
+    async def run(
+        self, model: str, task: Task, parameters: bytes, items: Sequence[bytes]
+    ) -> list[Done | Failed]:
+        """Have a backend that serves `model` answer items, within 60 s. Nothing is billed.
+
+        Raises:
+            UpstreamUnavailable: no backend serves the model, or the call failed.
+            ConfigurationError, DependencyUnavailable: as for `states`.
+        """
+        for endpoint, state in (await self.states()).serving(model).items():
+            info = next((info for info in state.models if info.name == model), None)
+            if info is not None and state.ready:
+                call = Call(
+                    model=model,
+                    revision=info.revision,
+                    profile=info.profile,
+                    task=task,
+                    parameters=parameters,
+                    items=[CallItem(body=e, remaining=_RUN_TIMEOUT, scope=_SCOPE) for e in items],
+                    lane="bulk",
+                    truncate=False,
+                )
+                return await self._run(endpoint, call)
+        raise UpstreamUnavailable(f"No backend serves the model `{model}`.")
+
+    async def _run(self, endpoint: Endpoint, call: Call) -> list[Done | Failed]:
+        loop = asyncio.get_running_loop()
+        outcomes: list[Done | Failed] = []
+        ended: asyncio.Future[Report | BaseException] = loop.create_future()
+        try:
+            started = self._client.start_call(
+                endpoint,
+                call,
+                deadline=loop.time() + _RUN_TIMEOUT,
+                idle_timeout=_RUN_TIMEOUT,
+                receive=outcomes.extend,
+                on_end=lambda end: None if ended.done() else ended.set_result(end),
+            )
+            try:
+                end = await ended
+            except asyncio.CancelledError:
+                started.cancel()
+                raise
+            if isinstance(end, BaseException):
+                raise end
+        except CallFailed as error:
+            raise UpstreamUnavailable(
+                f"The backend `{endpoint.backend}` did not answer: {error.detail}"
+            ) from error
+        return sorted(outcomes, key=lambda each: each.index)
 
     async def check(self, endpoint: Endpoint, trial: PlanTrial) -> PlanVerdict:
         """Let a backend try to load the revisions of a plan.

@@ -18,12 +18,14 @@ How to add an operation:
 5. Workers report what they know: `reported(context.control, "NAME")` of `fleet_view.py` returns a
    part of the reports. `gateway/app/worker.py` gives the parts their names, in `StatsReporter`.
 6. To make workers act, add a member to `Topic` and its field to `Versions`, in
-   `gateway/runtime/control_values.py`. The operation calls `context.control.touch(TOPIC)`, and
-   waits with `wait_for_workers`. Give `RuntimeFollower` a callback for the topic, which runs when
-   the version changes, and let `gateway/app/worker.py` pass it. `reload_models` is an example.
+   `gateway/runtime/control_values.py`, and the action to the `actions` of `RuntimeFollower` in
+   `gateway/app/worker.py`. The operation calls `context.control.touch(TOPIC)`, which returns the
+   version, and `wait_for_workers`, which returns what became of it in each worker: `ok`, `pending`
+   or a reason. `purge_cache` in `caches.py` is an example. `test_config_reload.py` tests actions.
 7. For a command, add a `Command`. The command exists only if its group, an `OperationGroup` in
    `gateway/cli/root.py`, lists the module in `families`. A new group is also listed there in
-   `main.add_command`. A command that does more than one call is written in `gateway/cli`, and calls
+   `main.add_command`. Commands import the module, so it imports Redis and SQL only below
+   `if TYPE_CHECKING`. A command that does more than one call is written in `gateway/cli`, and calls
    `AdminClient.carry_out` with the operation.
 8. In the console, a handler passes the fields of its form to the operation, and has the option
    `{"role": the_operation.role}`.

@@ -7,6 +7,7 @@ from sluicegate.gateway.operations import (
     caches,
     configuration,
     dead_letters,
+    guards,
     model_plans,
     models,
     operator_accounts,
@@ -20,4 +21,5 @@ FAMILIES = (
     *(billing.FAMILY, reported_usage.FAMILY, dead_letters.FAMILY),
     operator_accounts.FAMILY,
     *(caches.FAMILY, models.FAMILY, model_plans.FAMILY, regions.FAMILY),
+    guards.FAMILY,
 )

@@ -9,6 +9,7 @@ import random
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Self
 
 import msgspec
@@ -27,7 +28,10 @@ from sluicegate.gateway.tasks import PeriodicTask
 _log = logging.getLogger(__name__)
 # Seconds between two reports that are sent before their turn.
 _REPORT_PAUSE = 0.2
-_NEVER = Versions(config=-1, epochs=-1, accounts=-1, drains=-1)
+_NEVER = Versions(config=-1, epochs=-1, accounts=-1, models=-1, drains=-1)
+# Topics whose version is followed by more than a callback.
+_WITHOUT_ACTION = frozenset({Topic.CONFIG, Topic.EPOCHS, Topic.MODELS, Topic.DRAINS})
+_NO_ACTIONS: Mapping[Topic, Callable[[], Awaitable[None]]] = MappingProxyType({})
 
 
 def identity(settings: Settings) -> str:
@@ -91,10 +95,12 @@ class RuntimeFollower:
     While Redis cannot be reached, nothing changes. The arguments are called as follows:
 
     - `report` returns the JSON for a heartbeat.
-    - `accounts_changed` is awaited after tenants or keys have changed, and before the change
-      is acknowledged.
+    - `actions` has what is awaited after a topic, such as tenants and keys, has changed, and before
+      the change is acknowledged. It is short: a step of more than 5 s makes the worker count as
+      gone. As the first step takes every topic as changed, it also runs at the start. If it raises
+      a `GatewayError`, every further step tries again.
     - `models_changed` gets the newest version of the models, and must itself acknowledge this
-      version.
+      version, because loading models takes long.
     - `drains_changed` gets the ids of the drained backends.
 
     `recovery` restores state that Redis has lost. Until the state is restored, the worker keeps its
@@ -108,7 +114,7 @@ class RuntimeFollower:
         redis: Redis,
         settings: Settings,
         report: Callable[[], bytes] = lambda: b"{}",
-        accounts_changed: Callable[[], Awaitable[None]] | None = None,
+        actions: Mapping[Topic, Callable[[], Awaitable[None]]] = _NO_ACTIONS,
         models_changed: Callable[[int], None] = lambda _: None,
         drains_changed: Callable[[frozenset[str]], None] = lambda _: None,
         recovery: Recovery = NOTHING_RECORDED,
@@ -119,7 +125,7 @@ class RuntimeFollower:
         self._settings = settings
         self._worker = identity(settings)
         self._report = report
-        self._accounts_changed = accounts_changed
+        self._actions = actions
         self._models_changed = models_changed
         self._drains_changed = drains_changed
         self._recovery = recovery
@@ -206,9 +212,12 @@ class RuntimeFollower:
                 self._drains_changed(await self._control.drained())
                 await self._control.acknowledge(self._worker, Topic.DRAINS, newest.drains)
             taken = newest
-            if newest.accounts != self._seen.accounts and not await self._take_accounts(newest):
-                # Every further step tries again until the API keys have been read.
-                taken = msgspec.structs.replace(newest, accounts=self._seen.accounts)
+            for topic in Topic:
+                seen, version = self._seen.of(topic), newest.of(topic)
+                if topic in _WITHOUT_ACTION or version == seen:
+                    continue
+                if not await self._act(topic, version):
+                    taken = msgspec.structs.replace(taken, **{topic.value: seen})
             self._seen = taken
             self._connected(True)
         except DependencyUnavailable:
@@ -284,15 +293,15 @@ class RuntimeFollower:
             return f"the worker failed to apply it: {type(error).__name__}"
         return "ok"
 
-    async def _take_accounts(self, newest: Versions) -> bool:
-        """Reload the API keys and acknowledge the version. Return whether that succeeded."""
+    async def _act(self, topic: Topic, version: int) -> bool:
+        """Await the topic's action and acknowledge the version. Return whether that succeeded."""
         outcome = "ok"
         try:
-            if self._accounts_changed is not None:
-                await self._accounts_changed()
+            if topic in self._actions:
+                await self._actions[topic]()
         except GatewayError as error:
             outcome = error.detail
-        await self._control.acknowledge(self._worker, Topic.ACCOUNTS, newest.accounts, outcome)
+        await self._control.acknowledge(self._worker, topic, version, outcome)
         return outcome == "ok"
 
 

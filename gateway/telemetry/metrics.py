@@ -21,12 +21,13 @@ from sluicegate.gateway.errors import (
     RequestTimeout,
 )
 from sluicegate.gateway.telemetry.exemplars import ExemplarFile
+from sluicegate.gateway.telemetry.guard_verdicts import Counts, GuardVerdicts, RecentDecisions
 from sluicegate.gateway.telemetry.instruments import Instruments
 from sluicegate.gateway.telemetry.phases import DURATIONS, PhaseDurations
 from sluicegate.gateway.telemetry.refused_tenants import RefusedTenants
 from sluicegate.gateway.types import RevisionUsage, Source
 from sluicegate.wire.durations import SECONDS, DurationCounts
-from sluicegate.wire.metric_declaration import Aggregation, counter, gauge, histogram
+from sluicegate.wire.metric_declaration import Aggregation, Series, counter, gauge, histogram
 
 _REQUESTS: Final = counter(
     "sluicegate_requests_total",
@@ -107,12 +108,14 @@ class GatewayMetrics:
         self.phases = PhaseDurations()
         self.exemplars = ExemplarFile()
         self.refused_tenants = RefusedTenants()
+        self.decisions = RecentDecisions()
         self._durations: dict[tuple[str, str, int, str], DurationCounts] = {}
         self._items: Tally[tuple[str, str, str]] = Tally()
         self._revision_items: Tally[tuple[str, str, str]] = Tally()
         self._rows: Tally[str] = Tally()
         self._tokens: Tally[str] = Tally()
         self._shed: Tally[str] = Tally()
+        self._counted: Tally[Series] = Tally()
 
     def request(
         self,
@@ -174,6 +177,16 @@ class GatewayMetrics:
         self._rows[model] += rows
         self._tokens[model] += tokens
 
+    def verdicts(self, verdicts: GuardVerdicts, tenant: str) -> None:
+        """Count the verdicts about a request of `tenant`, and keep some of them."""
+        self.count(verdicts.counts)
+        self.decisions.add(verdicts.decisions, tenant)
+
+    def count(self, counts: Counts, answers: int = 1) -> None:
+        """Add `counts` to their counters for each of so many equal answers."""
+        for series, count in counts:
+            self._counted[series] += count * answers
+
     def flush(self) -> None:
         """Add the counts since the last call to the instruments."""
         instruments = self.instruments
@@ -197,6 +210,12 @@ class GatewayMetrics:
             for label, count in counted.items():
                 instruments.add(metric, (label,), count)
             counted.clear()
+        self._flush_counted()
+
+    def _flush_counted(self) -> None:
+        for (metric, labels), count in self._counted.items():
+            self.instruments.add(metric, labels, count)
+        self._counted.clear()
 
     def rate_limited(self, policy: str, tenant: str) -> None:
         """Count a request of `tenant` that the limit `policy` refused."""

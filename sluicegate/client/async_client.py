@@ -132,6 +132,7 @@ class AsyncSluicegate(BaseClient):
     infer = _method(routes.infer)
     tokenize = _method(routes.tokenize)
     detokenize = _method(routes.detokenize)
+    guard = _method(routes.guard)
     list_models = _method(routes.list_models)
     get_model = _method(routes.get_model)
     get_usage = _method(routes.get_usage)

@@ -126,6 +126,7 @@ class Sluicegate(BaseClient):
     infer = _method(routes.infer)
     tokenize = _method(routes.tokenize)
     detokenize = _method(routes.detokenize)
+    guard = _method(routes.guard)
     list_models = _method(routes.list_models)
     get_model = _method(routes.get_model)
     get_usage = _method(routes.get_usage)

@@ -177,6 +177,48 @@ class Answer(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
     """Whether results were cached, from the header `Cache-Status` (RFC 9211)."""
 
 
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds a finding of a guard's detector; `start` and `end` count characters of the text."""
+
+    detector: str
+    action: str
+    """What the detector asks for: `flag`, `redact` or `block`."""
+    label: str
+    score: float
+    start: int
+    end: int
+    model: str = ""
+    """The model that found it, or ""."""
+    revision: str = ""
+
+
+class GuardResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds a guard's verdict about a text."""
+
+    verdict: str
+    """What to do with the text: `allow`, `flag`, `redact` or `block`."""
+    findings: list[Finding] = []
+    """The findings in the order of the text."""
+    text: str = ""
+    """With `redact`, the text with placeholders."""
+    message: str = ""
+    """What the guard's configuration says about a text that findings block."""
+    blocked_from: int | None = None
+    """With `pieces`, the first piece that has a part of a finding that blocks."""
+    holdback: int | None = None
+    """With `pieces`, how many code points at the end must wait for the next piece."""
+    error: ItemError | None = None
+    """Why the guard could not look at all of the text. `on_error` of the guard is the verdict."""
+
+
+class GuardAnswer(Answer[GuardResult], frozen=True, kw_only=True):
+    """Holds a guard's verdict about each text, in order."""
+
+    guard: str
+    placeholders: dict[str, str] = {}
+    """With `restore`, the original text of each placeholder."""
+
+
 class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a model that the key may use."""
 

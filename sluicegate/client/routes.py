@@ -16,6 +16,7 @@ from sluicegate.client.results import (
     DecodedText,
     Embedding,
     Entities,
+    GuardAnswer,
     JsonResult,
     Labels,
     Liveness,
@@ -251,6 +252,18 @@ def detokenize(
     return _infer("/v1/detokenize", Answer[DecodedText], fields, truncate, on_error)
 
 
+def guard(
+    name: str, texts: str | Sequence[str], *, pieces: bool = False, restore: bool = False
+) -> Call[GuardAnswer]:
+    """Look at texts with a guard of the gateway's configuration.
+
+    With `pieces`, `texts` are the pieces so far of one text that grows. With `restore`, the answer
+    has the original text of each placeholder.
+    """
+    fields = {"input": texts, "pieces": pieces or None, "restore": restore or None}
+    return _infer(f"/v1/guard/{_segment('name', name)}", GuardAnswer, fields)
+
+
 def list_models() -> Call[ModelList]:
     """Return the models that the key may use."""
     return Call(method="GET", path="/v1/models", kind=ModelList)
@@ -316,8 +329,8 @@ def _infer(
     path: str,
     kind: type[Answer[Any]],
     fields: Mapping[str, Any],
-    truncate: bool,  # noqa: FBT001 - always passed on as it is
-    on_error: OnError,
+    truncate: bool = True,  # noqa: FBT001, FBT002 - always passed on as it is
+    on_error: OnError = "fail",
 ) -> Call[Any]:
     """Return a call whose body has no fields with default values."""
     body = {name: value for name, value in fields.items() if value is not None}

@@ -88,7 +88,7 @@ class Worker:
             redis=redis,
             settings=settings,
             report=lambda: b'{"cache": 1}',
-            accounts_changed=self._accounts_changed,
+            actions={Topic.ACCOUNTS: self._accounts_changed},
         )
 
     async def _accounts_changed(self) -> None:

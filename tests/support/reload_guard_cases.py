@@ -18,12 +18,16 @@ def _guard(scene: ReloadScene, **fields: Any) -> Section:
     return {"guards": {"own": {"model": scene.name, "detectors": [_DETECTOR]} | fields}}
 
 
-async def _block(stub: StubBackend, call: Call, reply: Reply) -> None:
-    blocked = b'{"verdict":"block","findings":[]}'
+async def _answer_all(stub: StubBackend, call: Call, reply: Reply, verdict: bytes) -> None:
+    result = b'{"verdict":"%b","findings":[]}' % verdict
     await reply.send(
-        *(Done(index=i, result=blocked, rows=1, tokens=4) for i in range(len(call.items)))
+        *(Done(index=i, result=result, rows=1, tokens=4) for i in range(len(call.items)))
     )
     await reply.end(stub.report)
+
+
+_block = partial(_answer_all, verdict=b"block")
+_allow = partial(_answer_all, verdict=b"allow")
 
 
 async def _answer(scene: ReloadScene) -> Response:
@@ -91,3 +95,14 @@ async def _(scene: ReloadScene) -> None:
     )
 
     assert found == ("block", "allow")
+
+
+@case_of(CASES, "guards.*.holdback")
+async def _(scene: ReloadScene) -> None:
+    async def held_back() -> object:
+        response = await scene.exchange(post("/v1/guard/own", b'{"input":["a","b"],"pieces":true}'))
+        return response.json()["results"][0]["holdback"]
+
+    scene.eu.behaviour = scene.us.behaviour = _allow
+
+    assert await scene.both(_guard(scene), _guard(scene, holdback=1), held_back) == (2, 1)

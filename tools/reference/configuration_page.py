@@ -122,6 +122,8 @@ def _below_kinds(union: msgspec.inspect.UnionType, path: str, effect: str) -> It
     Fields that all of them have come first and once.
     """
     structs = [each for each in union.types if isinstance(each, msgspec.inspect.StructType)]
+    if not structs:
+        return
     below = [(each, list(_below(each, path, effect))) for each in structs]
     tags = ", ".join(f"`{each.tag}`" for each in structs)
     counts = Counter(entry.name + entry.meaning for _, found in below for entry in found)
@@ -157,6 +159,12 @@ def _entries(
         )
 
 
+def _default(value: object, empty: str) -> str:
+    if value is None:
+        return "unset"
+    return empty if value == "" else _as_yaml(value)
+
+
 def _table(entries: list[Entry], *, empty: str = '`""`') -> str:
     return table(
         _HEAD,
@@ -164,7 +172,7 @@ def _table(entries: list[Entry], *, empty: str = '`""`') -> str:
             (
                 f"`{entry.name}`",
                 cell(type_name(entry.kind)),
-                empty if entry.default in ("", None) else _as_yaml(entry.default),
+                _default(entry.default, empty),
                 _unit(entry),
                 cell(entry.meaning),
                 entry.takes_effect,

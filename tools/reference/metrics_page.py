@@ -28,6 +28,7 @@ GATEWAY: Final = {
         *(
             "sluicegate.gateway.telemetry.metrics",
             "sluicegate.gateway.telemetry.phases",
+            "sluicegate.gateway.telemetry.guard_verdicts",
             "sluicegate.gateway.rate_limit.base",
         ),
         *("sluicegate.gateway.idempotency.store", "sluicegate.gateway.regional_limits.limits"),

@@ -2,7 +2,10 @@
 
 from sluicegate.gateway.api.dialect import Dialect
 from sluicegate.gateway.dialects.base import dialect_operation
+from sluicegate.gateway.dialects.guards.agentgateway import AGENTGATEWAY_ROUTES
 from sluicegate.gateway.dialects.guards.litellm import LITELLM_ROUTES
+from sluicegate.gateway.dialects.guards.nemo import NEMO_ROUTES
+from sluicegate.gateway.dialects.guards.portkey import PORTKEY_ROUTES
 from sluicegate.gateway.dialects.guards.route import GuardAnswer, GuardBody, GuardRoute
 from sluicegate.gateway.types import Usage
 
@@ -46,5 +49,8 @@ GUARDS = Dialect(
             path_example={"name": "chat"},
         ),
         **LITELLM_ROUTES,
+        **PORTKEY_ROUTES,
+        **AGENTGATEWAY_ROUTES,
+        **NEMO_ROUTES,
     },
 )

@@ -1,5 +1,9 @@
 """Defines `POST /v1/guard/{name}`, which looks at texts with a guard of the document."""
 
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate, islice
 from typing import Any
 
 import msgspec
@@ -7,9 +11,17 @@ from msgspec.structs import replace
 from typing_extensions import override
 
 from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
-from sluicegate.gateway.dialects.guards.redaction import MarkedSpan, Placeholders
-from sluicegate.gateway.errors import NotFound
+from sluicegate.gateway.dialects.guards.redaction import MarkedSpan, Placeholders, settled
+from sluicegate.gateway.errors import InvalidRequest, NotFound
 from sluicegate.gateway.http.body_decoding import BodyDecoder
+from sluicegate.gateway.telemetry.guard_verdicts import (
+    FAILED_TEXTS,
+    FINDINGS,
+    TEXTS,
+    GuardDecision,
+    GuardVerdicts,
+    SeenFinding,
+)
 from sluicegate.gateway.types import (
     Answer,
     InferenceRequest,
@@ -31,12 +43,16 @@ class GuardBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     input: str | list[str]
     """A text, or a list of texts."""
+    pieces: bool = False
+    """Whether the texts are the pieces so far of one text that grows, such as a streamed answer.
+    The guard then looks at the whole text, and has one result."""
     restore: bool = False
-    """Whether the answer has the original text of each placeholder."""
+    """Whether the answer has the original text of each placeholder. It must be false with
+    `pieces`."""
 
     @property
     def texts(self) -> list[str]:
-        """All texts."""
+        """All texts, or all pieces."""
         return self.input if isinstance(self.input, list) else [self.input]
 
 
@@ -81,6 +97,13 @@ class GuardResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """With `redact`: the text with placeholders for the spans to redact."""
     message: str = ""
     """If findings block the text: what the guard's configuration says about it."""
+    blocked_from: int | None = None
+    """With `pieces`, if the text is blocked: the first piece that has a part of a finding that
+    blocks, counted from 0."""
+    holdback: int | None = None
+    """With `pieces`, if the text is not blocked: how many code points at the end of `text`, or of
+    the pieces if nothing is redacted, must not be sent before the next piece is known. If there is
+    no further piece, all may be sent."""
     error: GuardFailure | None = None
     """If the text could not be looked at completely, why. The guard's `on_error` is then the
     verdict."""
@@ -104,6 +127,8 @@ class GuardAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 _read = msgspec.json.Decoder(GuardResult).decode
+# Decisions and findings that operators are shown of one answer.
+_MOST_SHOWN = 3
 
 
 class GuardedTexts(msgspec.Struct, frozen=True):
@@ -113,6 +138,9 @@ class GuardedTexts(msgspec.Struct, frozen=True):
     guard: GuardConfig
     texts: list[str]
     restore: bool = False
+    growing: bool = False
+    """Whether each text may be the beginning of a longer one. Then it has placeholders of its own,
+    and the verdict about it says how much of it to hold back."""
 
     def items(self) -> list[Any]:
         """Return the texts."""
@@ -142,21 +170,60 @@ class GuardedTexts(msgspec.Struct, frozen=True):
         ]
         return results, placeholders.originals
 
+    def rendered(self, found: msgspec.Struct, results: Sequence[GuardResult]) -> Rendered:
+        """Return `found` as the answer of a hook, with the verdicts that metrics count."""
+        return Rendered(JSON, msgspec.json.encode(found), _verdicts(self.name, results))
+
     def _result(self, text: str, outcome: ItemOutcome, placeholders: Placeholders) -> GuardResult:
         if outcome.failure is not None:
             error = GuardFailure(code=outcome.failure.code, detail=outcome.failure.detail)
-            return GuardResult(verdict=self.guard.on_error, findings=[], error=error)
-        result = _read(outcome.result)
+            result = GuardResult(verdict=self.guard.on_error, findings=[], error=error)
+        else:
+            result = _read(outcome.result)
         if result.verdict == "block":
-            return replace(result, message=self.guard.message)
-        if result.verdict != "redact":
-            return result
+            message = "" if result.error else self.guard.message
+            return replace(result, message=message)
         spans = [
             MarkedSpan(one.start, one.end, one.label)
             for one in result.findings
             if one.action == "redact"
         ]
-        return replace(result, text=placeholders.redact(text, spans))
+        names = Placeholders([text], growing=True) if self.growing else placeholders
+        if result.verdict == "redact":
+            result = replace(result, text=names.redact(text, spans))
+        if self.growing:
+            end = settled(len(text), spans, self.guard.holdback)
+            sent = names.redact(text[:end], [one for one in spans if one.end <= end])
+            result = replace(result, holdback=len(result.text or text) - len(sent))
+        return result
+
+
+def _verdicts(guard: str, results: Sequence[GuardResult]) -> GuardVerdicts:
+    found = Counter([one.verdict for one in results])
+    findings = Counter([(each.detector, each.action) for one in results for each in one.findings])
+    counts = [(TEXTS(guard, verdict), count) for verdict, count in found.items()]
+    counts += [(FINDINGS(guard, *labels), count) for labels, count in findings.items()]
+    if failed := sum(one.error is not None for one in results):
+        counts.append((FAILED_TEXTS(guard), failed))
+    shown = islice((one for one in results if one.findings or one.error), _MOST_SHOWN)
+    return GuardVerdicts(tuple(counts), [_decision(guard, one) for one in shown])
+
+
+def _decision(guard: str, result: GuardResult) -> GuardDecision:
+    return GuardDecision(
+        guard=guard,
+        verdict=result.verdict,
+        findings=[
+            SeenFinding(
+                detector=one.detector,
+                label=one.label,
+                score=one.score,
+                length=one.end - one.start,
+            )
+            for one in result.findings[:_MOST_SHOWN]
+        ],
+        error="" if result.error is None else result.error.code,
+    )
 
 
 def guard_of(source: BodySource, name: str) -> GuardConfig:
@@ -171,6 +238,11 @@ def guard_of(source: BodySource, name: str) -> GuardConfig:
     return found
 
 
+class _Asked(GuardedTexts, frozen=True):
+    pieces: Sequence[str] = ()
+    """Those of the only text, if it was sent in pieces."""
+
+
 class GuardRoute(InferenceRoute):
     """Serves `POST /v1/guard/{name}`."""
 
@@ -181,16 +253,21 @@ class GuardRoute(InferenceRoute):
     _decode = BodyDecoder(GuardBody)
 
     @override
-    def decode(self, source: BodySource) -> GuardedTexts:
+    def decode(self, source: BodySource) -> _Asked:
         name = source.parameters["name"]
         guard, body = guard_of(source, name), self._decode(source.raw)
-        return GuardedTexts(name, guard, body.texts, body.restore)
+        if not body.pieces:
+            return _Asked(name, guard, body.texts, body.restore)
+        if body.restore or not body.texts:
+            raise InvalidRequest("`pieces` needs a text in `input`, and no `restore`.")
+        return _Asked(name, guard, ["".join(body.texts)], growing=True, pieces=body.texts)
 
     @override
-    def encode(
-        self, body: GuardedTexts, answer: Answer, usage: Usage, request_id: RequestId
-    ) -> Rendered:
+    def encode(self, body: _Asked, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
         results, originals = body.judge(answer)
+        if body.pieces and results[0].verdict == "block":
+            first = _blocked_from(body.pieces, results[0].findings)
+            results = [replace(results[0], blocked_from=first)]
         info = answer.model.info
         found = GuardAnswer(
             guard=body.name,
@@ -200,4 +277,10 @@ class GuardRoute(InferenceRoute):
             placeholders=originals if body.restore else {},
             usage=usage,
         )
-        return Rendered(JSON, msgspec.json.encode(found))
+        return body.rendered(found, results)
+
+
+def _blocked_from(pieces: Sequence[str], findings: Sequence[Finding]) -> int:
+    """Return the first piece that has a part of a finding that blocks."""
+    start = min((one.start for one in findings if one.action == "block"), default=0)
+    return min(bisect_right([*accumulate(map(len, pieces))], start), len(pieces) - 1)

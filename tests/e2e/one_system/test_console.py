@@ -294,6 +294,27 @@ async def test_an_operator_tries_a_request_with_a_key_for_tests(system: System, 
     assert await faults(page) == []
 
 
+async def test_an_operator_asks_a_guard_and_sees_its_findings(system: System, page: Page) -> None:
+    await page.open(f"{system.admin_url}/console/playground")
+    await press(page, "Create a test key")
+    await page.text_with("A test key of the tenant playground was created")
+
+    await choose(page, "model", "guard:chat")
+    await wait_for(page, "document.getElementById('task').value === 'guard'")
+    await enter(page, "body", '{"input": "<img src=x> ada@example.com"}')
+    await press(page, "Send")
+    await page.text_with("Trace id")
+
+    marked = await page.evaluate("document.querySelector('#answer mark').textContent")
+    assert marked == "ada@example.com contacts: EMAIL 1.00"
+    assert await page.evaluate("document.querySelector('#answer img')") is None
+    assert await faults(page) == []
+    await page.open(f"{system.admin_url}/console/guards")
+    await page.text_with("contacts, EMAIL, 1.00, 15")
+    await wait_for(page, "document.querySelectorAll('#guards canvas').length === 2")
+    assert await faults(page) == []
+
+
 async def test_a_dead_letter_is_discarded(system: System, page: Page) -> None:
     with Ledger.create(f"sqlite:///{system.data_dir / 'ledger.db'}") as ledger:
         ledger.recorder.add_dead_letter("", "the entry's fields are wrong", b"unreadable")

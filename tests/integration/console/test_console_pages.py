@@ -15,11 +15,13 @@ from sluicegate.gateway.runtime.follower import RuntimeFollower, first_runtime
 from sluicegate.gateway.runtime.store import RuntimeStore
 from sluicegate.gateway.settings import Settings
 from sluicegate.gateway.telemetry.metric_reading import Series
+from sluicegate.gateway.types import Endpoint
 from sluicegate.wire.plans import Serving
-from sluicegate.wire.protocol import GpuState, Task
+from sluicegate.wire.protocol import Call, Done, GpuState, Report, Task
 from tests.support.admin import AUTHORIZATION, KEY
 from tests.support.console import VIEWER_KEY, ModelStates, log_in, mood
 from tests.support.dispatching import state
+from tests.support.scripted_client import Step
 
 pytestmark = pytest.mark.anyio
 _DOCUMENT = """
@@ -27,6 +29,12 @@ regions:
   - name: eu
     pools:
       - backends: [{id: eu-0, url: "http://127.0.0.1:1"}, {id: eu-1, url: "http://127.0.0.1:2"}]
+guards:
+  chat:
+    model: mood
+    detectors:
+      - {name: anger, kind: classifier, model: tone, labels: {"<b>angry": 0.9}}
+      - {name: contacts, kind: formats, formats: [email], action: redact}
 """
 _TASKS = ["classify", "tokenize", "detokenize"]
 _HTMX = {"hx-request": "true"}
@@ -57,7 +65,10 @@ async def worker(settings: Settings, redis: Redis) -> AsyncIterator[None]:
         {"backend": "eu-0", "health": "ready", "models": models, "gpu": _GPU},
         {"backend": "eu-1", "health": "not_ready", "missing": ["<b>no model</b>"]},
     ]
-    report = msgspec.json.encode({"fleet": fleet})
+    finding = {"detector": "anger", "label": "<i>angry", "score": 0.987, "length": 12}
+    decision = {"guard": "chat", "verdict": "block", "findings": [finding], "tenant": "acme"}
+    failed = {"guard": "chat", "verdict": "block", "error": "overloaded", "time": 60.0}
+    report = msgspec.json.encode({"fleet": fleet, "decisions": [decision, failed]})
     async with RuntimeFollower(
         store=RuntimeStore(await first_runtime(redis, settings)),
         redis=redis,
@@ -91,7 +102,7 @@ async def test_the_playground_offers_what_a_model_does(
     part = await operator.get("/console/playground/example", params=asked)
     unknown = await operator.get("/console/playground/example", params=asked | {"model": "gone"})
 
-    assert re.findall("<option[^>]*>([^<]+)", page.text) == [*_TASKS, "mood", "mood@2"]
+    assert re.findall("<option[^>]*>([^<]+)", page.text) == [*_TASKS, "mood", "mood@2", "chat"]
     assert re.findall("<option[^>]*>([^<]+)", part.text) == _TASKS
     assert '"input"' in part.text.replace("&#34;", '"')
     assert "<option selected>rerank" in unknown.text
@@ -111,6 +122,74 @@ async def test_the_playground_opens_for_a_model_of_guards(
         assert shown.status_code == 200
         assert "<option selected>classify" in shown.text
         assert ">guard<" not in shown.text
+
+
+@pytest.mark.usefixtures("worker")
+async def test_the_playground_offers_guards_and_their_task(operator: httpx.AsyncClient) -> None:
+    page = await operator.get("/console/playground")
+    part = await operator.get("/console/playground/example?task=classify&model=guard:chat")
+
+    assert '<option value="guard:chat">chat</option>' in page.text
+    assert re.findall("<option[^>]*>([^<]+)", part.text) == ["guard"]
+    assert "ada@example.com" in part.text
+
+
+@pytest.mark.usefixtures("worker")
+async def test_guards_are_shown_with_detectors_verdicts_and_decisions(
+    operator: httpx.AsyncClient, history: History
+) -> None:
+    labels = (("action", "redact"), ("detector", "contacts"), ("guard", "chat"))
+    counted: dict[Series, float] = {
+        ("sluicegate_guard_texts_total", (("guard", "chat"), ("verdict", "redact"))): 40.0,
+        ("sluicegate_guard_findings_total", labels): 41.0,
+        ("sluicegate_guard_failed_texts_total", (("guard", "chat"),)): 1.0,
+    }
+    history.add(Reading(at=0.0, values={}))
+    history.add(Reading(at=1.0, values=counted))
+
+    page = await operator.get("/console/guards")
+    part = await operator.get("/console/guards", headers=_HTMX)
+
+    for shown in (page.text, part.text):
+        assert "&lt;b&gt;angry from 0.9" in shown
+        assert "anger, &lt;i&gt;angry, 0.99, 12" in shown
+        assert '<td class="num">41</td>' in shown
+        assert "1 text</span> of the last half hour on this machine could not be looked at" in shown
+        assert shown.index("overloaded") < shown.index("&lt;i&gt;angry")  # newest first
+    assert "<html" not in part.text
+
+
+@pytest.mark.usefixtures("worker")
+async def test_a_guard_is_tried_on_the_page(
+    browser: httpx.AsyncClient, repository: ModelStates
+) -> None:
+    async def judge(endpoint: Endpoint, call: Call) -> AsyncIterator[Step]:
+        assert endpoint.backend == "eu-0"
+        found = b'{"verdict":"flag","findings":[{"detector":"words"}]}'
+        for index in range(len(call.items)):
+            yield Done(index=index, result=found, rows=1, tokens=1)
+        yield Report()
+
+    repository.script = judge
+    proposed = """guards:
+  chat:
+    model: mood
+    detectors: [{name: words, kind: words, words: [film], action: flag}]
+"""
+    form = {"guard": "chat", "texts": "a film\n\nanother", "proposed": proposed}
+    await log_in(browser, KEY)
+
+    tried = await browser.post("/console/guards/try", data=form, headers=_HTMX)
+    wrong = await browser.post(
+        "/console/guards/try", data=form | {"proposed": "guards: {chat: {}}"}, headers=_HTMX
+    )
+    await log_in(browser, VIEWER_KEY)
+    refused = await browser.post("/console/guards/try", data=form, headers=_HTMX)
+
+    rows = re.findall(r'<th scope="row">([^<]+)</th><td class="num">2</td>', tried.text)
+    assert rows == ["flag", "found by words"]
+    assert wrong.status_code == 422
+    assert refused.status_code == 403
 
 
 async def test_the_history_is_for_operators(

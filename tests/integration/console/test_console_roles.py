@@ -11,7 +11,7 @@ from tests.support.admin import AUTHORIZATION
 from tests.support.console import log_in
 
 pytestmark = pytest.mark.anyio
-_PAGES = ("tenants", "tenants/acme", "usage", "configuration", "dead-letters", "audit")
+_PAGES = ("guards", "tenants", "tenants/acme", "usage", "configuration", "dead-letters", "audit")
 _OF_OPERATORS = (
     *("tenants", "tenants/acme/limits", "tenants/acme/keys"),
     *("configuration/dry-run", "configuration/publish", "configuration/rollback"),

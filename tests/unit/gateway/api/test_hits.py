@@ -1,5 +1,7 @@
 """A memory hit is replayed to equal requests, charged and counted each time, while it holds."""
 
+from functools import partial
+
 import msgspec
 import pytest
 
@@ -7,7 +9,7 @@ from sluicegate.gateway.auth.keys import hash_key
 from sluicegate.gateway.config.document import LimitsConfig, ModelConfig
 from sluicegate.gateway.types import KeyId, Principal, Rule, TenantId, Usage
 from tests.support.api import KEY, NARROW_KEY
-from tests.support.dialects import serve_models
+from tests.support.dialects import GUARDS, serve_models
 from tests.support.entry_points import EntryPoint
 from tests.support.inference_scene import INFO
 
@@ -47,6 +49,37 @@ async def test_a_replay_is_charged_and_has_an_event(entry_point: EntryPoint, ext
     entry_point.api.metrics.flush()
     labels = {"model": "sentiment", "revision": INFO.revision, "source": "memory_hit"}
     assert entry_point.api.registry.get_sample_value("sluicegate_items_total", labels) == 2
+
+
+async def test_verdicts_of_replays_are_counted(entry_point: EntryPoint) -> None:
+    api = entry_point.api
+    serve_models(api)
+    api.configure(guards=GUARDS)
+    body = b'{"input":"popular"}'
+    request = ask().replace(b"/v1/classify", b"/v1/guard/chat")
+    request = request.partition(b"content-length")[0] + b"content-length: 19\r\n\r\n" + body
+    verdicts = (b"block", b"allow")
+    for count, verdict in enumerate(verdicts, 3):
+        api.scene.runner.result = partial(_verdict, verdict)
+        for _ in range(count):
+            await entry_point.send(request)
+        request = request.replace(b"popular", b"another")
+
+    answer = await entry_point.send(request.replace(b"another", b"popular"))
+
+    assert b'"verdict":"block"' in answer
+    api.metrics.flush()
+    counted = [
+        api.registry.get_sample_value(
+            "sluicegate_guard_texts_total", {"guard": "chat", "verdict": verdict.decode()}
+        )
+        for verdict in verdicts
+    ]
+    assert counted == [4, 4]
+
+
+def _verdict(verdict: bytes, _: bytes) -> bytes:
+    return b'{"verdict":"%b","findings":[]}' % verdict
 
 
 async def test_an_equal_request_of_another_key_is_decided_by_its_own_rights(

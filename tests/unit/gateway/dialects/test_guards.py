@@ -9,15 +9,14 @@ import httpx
 import msgspec
 import pytest
 
+from sluicegate import AsyncSluicegate
 from sluicegate.gateway.dialects.guards.redaction import MarkedSpan, Placeholders
 from sluicegate.gateway.types import ItemFailure
-from sluicegate.wire.guards import GuardConfig
 from sluicegate.wire.protocol import GuardParameters, Task
-from tests.support.api import Api
-from tests.support.inference_scene import INFO
+from tests.support.api import KEY, Api
+from tests.support.guards import NO_BACKEND, guard, guarded_api
 
 pytestmark = pytest.mark.anyio
-_WORDS = {"kind": "words", "name": "words", "words": ["film"]}
 _FOUND = (
     b'{"verdict":"%b","findings":[{"detector":"names","action":"%b","label":"PER","score":0.9,'
     b'"start":3,"end":6}]}'
@@ -39,19 +38,9 @@ _ALPHABETS = (
 )
 
 
-def guard(**changes: Any) -> GuardConfig:
-    return msgspec.convert({"model": "detectors", "detectors": [_WORDS]} | changes, GuardConfig)
-
-
 @pytest.fixture
 async def api(anyio_backend: str) -> Api:
-    made = Api()
-    made.scene.models.infos["detectors"] = msgspec.structs.replace(
-        INFO, name="detectors", tasks=[Task.GUARD]
-    )
-    made.scene.runner.result = lambda _: b'{"verdict":"allow","findings":[]}'
-    made.configure(guards={"chat": guard()})
-    return made
+    return guarded_api()
 
 
 @pytest.fixture
@@ -105,9 +94,7 @@ async def test_a_text_that_was_not_looked_at_gets_the_verdict_of_the_configurati
     api: Api, client: httpx.AsyncClient, on_error: str
 ) -> None:
     api.configure(guards={"chat": guard(on_error=on_error)})
-    api.scene.runner.failure = ItemFailure(
-        status=503, code="upstream_unavailable", detail="no backend", retryable=True
-    )
+    api.scene.runner.failure = NO_BACKEND
 
     response = await client.post("/v1/guard/chat", json={"input": ["a", "b"]})
 
@@ -198,6 +185,15 @@ async def test_the_arguments_of_a_call_are_read_as_the_tool_reads_them(
     assert [*map(msgspec.msgpack.decode, api.scene.runner.computed)] == ["a", text]
 
 
+async def test_a_call_of_a_custom_tool_is_looked_at(api: Api, client: httpx.AsyncClient) -> None:
+    call = {"type": "custom", "custom": {"name": "f", "input": "badword"}}
+
+    await client.post("/guard/chat/beta/litellm_basic_guardrail_api", json={"tool_calls": [call]})
+
+    (text,) = map(msgspec.msgpack.decode, api.scene.runner.computed)
+    assert text.splitlines() == ["type", "custom", "custom", "name", "f", "input", "badword"]
+
+
 async def test_all_strings_of_the_definition_of_a_tool_are_looked_at(
     api: Api, client: httpx.AsyncClient
 ) -> None:
@@ -225,6 +221,74 @@ async def test_litellm_is_told_to_block_what_was_not_looked_at(
 
     assert answer.json()["action"] == "BLOCKED"
     assert "could not be looked at" in answer.json()["blocked_reason"]
+
+
+async def test_the_python_client_reads_verdicts(api: Api, client: httpx.AsyncClient) -> None:
+    api.scene.runner.result = lambda _: _FOUND % (b"redact", b"redact")
+
+    answer = await AsyncSluicegate("http://api", key=KEY, http=client).guard(
+        "chat", ["to Ada."], restore=True
+    )
+
+    (result,) = answer.results
+    assert (result.verdict, result.text) == ("redact", "to <PER_1>.")
+    assert (result.findings[0].label, result.findings[0].end) == ("PER", 6)
+    assert (answer.guard, answer.placeholders) == ("chat", {"<PER_1>": "Ada"})
+    assert answer.request_id.startswith("req_")
+
+
+def counted(api: Api, metric: str, **labels: str) -> float | None:
+    api.metrics.flush()
+    return api.registry.get_sample_value(f"sluicegate_guard_{metric}_total", labels)
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("/v1/guard/chat", "input"), ("/guard/chat/beta/litellm_basic_guardrail_api", "texts")],
+)
+async def test_every_hook_counts_verdicts_and_findings(
+    api: Api, client: httpx.AsyncClient, path: str, field: str
+) -> None:
+    api.scene.runner.result = lambda _: _FOUND % (b"redact", b"redact")
+
+    for texts in (["to Ada.", "so Ada!"], ["to Ada."]):  # the last one is in memory
+        await client.post(path, json={field: texts})
+
+    assert counted(api, "texts", guard="chat", verdict="redact") == 3
+    assert counted(api, "findings", guard="chat", detector="names", action="redact") == 3
+    assert counted(api, "failed_texts", guard="chat") is None
+
+
+async def test_texts_that_were_not_looked_at_are_counted_with_their_verdict(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    api.configure(guards={"chat": guard(on_error="allow")})
+    api.scene.runner.failure = ItemFailure(status=504, code="deadline_exceeded", detail="late")
+
+    await client.post("/v1/guard/chat", json={"input": ["a", "b"]})
+
+    assert counted(api, "failed_texts", guard="chat") == 2
+    assert counted(api, "texts", guard="chat", verdict="allow") == 2
+
+
+async def test_decisions_are_kept_without_texts_and_within_bounds(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    for number in range(30):
+        api.scene.runner.result = partial(_constant, _FOUND % (b"flag", b"flag"))
+        await client.post("/v1/guard/chat", json={"input": f"{number:02} Ada."})
+
+    kept = api.metrics.decisions.statistics()
+
+    assert len(kept) == 20
+    seen = {"detector": "names", "label": "PER", "score": 0.9, "length": 3}
+    assert msgspec.to_builtins(kept[-1]) == {
+        "guard": "chat",
+        "verdict": "flag",
+        "findings": [seen],
+        "tenant": "acme",
+        "time": kept[-1].time,
+    }
 
 
 def _constant(result: bytes, _: bytes) -> bytes:

@@ -10,6 +10,7 @@ import pytest
 from sluicegate.gateway.config.document import ModelConfig
 from tests.support.api import NARROW_KEY, Api
 from tests.support.documents import conforms, documents
+from tests.support.guards import NO_BACKEND
 
 pytestmark = pytest.mark.anyio
 _ENTRY = ModelConfig(
@@ -105,6 +106,16 @@ async def test_what_cannot_be_moderated_is_refused(
     response = await client.post("/v1/moderations", json=body)
 
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+
+
+async def test_a_text_that_a_classifier_could_not_judge_is_an_error(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    api.scene.runner.failure = NO_BACKEND
+
+    response = await client.post("/v1/moderations", json={"model": "sentiment", "input": "a"})
+
+    assert response.status_code == 503
 
 
 @pytest.mark.parametrize("names", [(), ("sentiment", "other")])

@@ -1,0 +1,42 @@
+"""The parts of a text that a guard judged: nothing is lost, and overlaps are divided."""
+
+from typing import Any
+
+import msgspec
+
+from sluicegate.gateway.console.marked_text import judged_texts
+
+_ANSWER = {"guard": "chat", "model": "m", "revision": "r"}
+_USAGE = dict.fromkeys(("items", "hit", "collapsed", "computed", "failed", "rows", "tokens"), 0)
+
+
+def judged(text: str, *spans: tuple[int, int, str, str]) -> list[tuple[str, str, str]]:
+    findings = [
+        {"detector": "d", "action": action, "label": label, "score": 1, "start": start, "end": end}
+        for start, end, action, label in spans
+    ]
+    result: dict[str, Any] = {"verdict": "block", "findings": findings}
+    answer = msgspec.json.encode(_ANSWER | {"usage": _USAGE, "results": [result]}).decode()
+    (one,) = judged_texts(msgspec.json.encode({"input": text}), answer)
+    return [(part.text, part.action, part.labels) for part in one.parts]
+
+
+def test_spans_are_parts_in_code_points() -> None:
+    assert judged("👩‍👩 to Ada.", (7, 10, "redact", "PER")) == [
+        ("👩‍👩 to ", "", ""),
+        ("Ada", "redact", "d: PER 1.00"),
+        (".", "", ""),
+    ]
+
+
+def test_the_strongest_action_marks_a_part_of_several_findings() -> None:
+    assert judged("abcd", (0, 3, "flag", "A"), (1, 4, "block", "B")) == [
+        ("a", "flag", "d: A 1.00"),
+        ("bc", "block", "d: A 1.00, d: B 1.00"),
+        ("d", "block", "d: B 1.00"),
+    ]
+
+
+def test_a_response_of_no_guard_has_no_marked_texts() -> None:
+    assert judged_texts(b'{"input":"a"}', '{"labels":[]}') == []
+    assert judged_texts(b"{", "{}") == []
