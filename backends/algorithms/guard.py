@@ -18,6 +18,8 @@ from sluicegate.backends.algorithms.base import (
     Recipe,
 )
 from sluicegate.backends.algorithms.classify import Classify
+from sluicegate.backends.algorithms.embedding import Embed
+from sluicegate.backends.algorithms.examples import ExampleVectors
 from sluicegate.backends.algorithms.labelled_spans import LabelledSpans
 from sluicegate.backends.algorithms.labels import Labeller
 from sluicegate.backends.algorithms.long_document import LongClassify
@@ -32,7 +34,7 @@ from sluicegate.backends.guards.readable import (
 from sluicegate.backends.guards.texts import find_in_text, work_of
 from sluicegate.backends.guards.time_limit import TimeLimit
 from sluicegate.backends.pipelines.ask import AlgorithmContext
-from sluicegate.backends.pipelines.scores import apply_function, written
+from sluicegate.backends.pipelines.scores import apply_function, normalize, written
 from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.pipelines.windows import Span, Windows
 from sluicegate.backends.types import FloatArray
@@ -41,6 +43,7 @@ from sluicegate.wire.guards import (
     AnyDetector,
     ClassifierDetector,
     EntityDetector,
+    ExampleDetector,
     ModelDetector,
 )
 from sluicegate.wire.protocol import MAX_ENTITIES, EntitiesParameters, GuardParameters, Task
@@ -65,6 +68,7 @@ class Guard(Algorithm):
 
     def __init__(self, below: Sequence[ModelAlgorithms]) -> None:
         self._below = {served.info.name: served for served in below}
+        self._examples = ExampleVectors()
         self.version = 2 + sum(
             algorithm.version for served in below for algorithm in served.algorithms.values()
         )
@@ -137,6 +141,11 @@ class Guard(Algorithm):
             raise _invalid(detector, f"names the model `{detector.model}`; this guard has {known}")
         if isinstance(detector, EntityDetector):
             return await _find_entities(detector, served, text, ask)
+        if isinstance(detector, ExampleDetector):
+            overlap = parameters.window_overlap(served.info.max_tokens)
+            return await _find_similar(
+                detector, served, text, Windows(overlap=overlap), self._examples, ask
+            )
         return await _find_labels(detector, served, text, parameters, ask)
 
 
@@ -234,6 +243,42 @@ def _expected(scores: FloatArray, reached: BoolArray) -> Iterator[tuple[int, int
         yield window, int(scores[window].argmax())
 
 
+async def _find_similar(
+    detector: ExampleDetector,
+    served: ModelAlgorithms,
+    text: ReadableText,
+    windows: Windows,
+    vectors: ExampleVectors,
+    ask: AlgorithmContext,
+) -> list[_Finding]:
+    algorithm = served.algorithms.get(Task.EMBED)
+    if not isinstance(algorithm, Embed):
+        raise _invalid(detector, f"needs a model of plain embeddings; `{detector.model}` is none")
+    examples = tuple(itertools.chain(*detector.examples.values()))
+    labels = [label for label, texts in detector.examples.items() for _ in texts]
+    try:
+        known = await vectors.find((algorithm.model, examples), ask)
+    except ItemRefused as error:
+        raise _invalid(detector, f"has an example that its model cannot read ({error})") from None
+    cosines = normalize(await ask.windows(algorithm.model, text.text, windows)) @ known.T
+    nearest = cosines.argmax(axis=1)
+    scores = np.minimum(cosines.max(axis=1), 1)  # rounding may exceed 1
+    hits = np.flatnonzero(scores >= np.float32(detector.threshold)).tolist()
+    if not hits:
+        return []
+    is_long = len(scores) > 1
+    where = await ask.window_places(algorithm.model, text.text, windows) if is_long else []
+    return [
+        _Finding(
+            detector,
+            labels[nearest[window]],
+            float(scores[window]),
+            text.original(where[window] if is_long else (0, len(text.text))),
+        )
+        for window in hits
+    ]
+
+
 async def _find_entities(
     detector: EntityDetector, served: ModelAlgorithms, text: ReadableText, ask: AlgorithmContext
 ) -> list[_Finding]:
@@ -263,7 +308,7 @@ async def _find_entities(
     ]
 
 
-def _check_labels(detector: ModelDetector, known: Sequence[str]) -> None:
+def _check_labels(detector: ClassifierDetector | EntityDetector, known: Sequence[str]) -> None:
     labels = detector.labels
     if isinstance(detector, ClassifierDetector):
         if bool(labels) == bool(detector.expected):

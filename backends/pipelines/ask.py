@@ -113,14 +113,17 @@ class AlgorithmContext:
         finally:
             self._caller.hosted.count -= 1
 
-    def in_background(self, *, deadline: float) -> "AlgorithmContext":
-        """Return a context for background work, with the item's cache scope.
+    def in_background(self, *, deadline: float | None = None) -> "AlgorithmContext":
+        """Return a context for background work, with the item's cache scope and its deadline.
 
         The rows of the context are bulk rows, which have low priority. They are not charged to the
         item.
         """
         caller = RowCaller(
-            scope=self._caller.scope, deadline=deadline, lane=BULK, revision=self._caller.revision
+            scope=self._caller.scope,
+            deadline=self._caller.deadline if deadline is None else deadline,
+            lane=BULK,
+            revision=self._caller.revision,
         )
         return AlgorithmContext(self._pipelines, caller)
 

@@ -21,7 +21,7 @@ from sluicegate.gateway.api.http import (
     too_large,
 )
 from sluicegate.gateway.api.request_headers import parse_timeout
-from sluicegate.gateway.auth.bearer import bearer_token
+from sluicegate.gateway.auth.bearer import api_key
 from sluicegate.gateway.auth.key_ring import KeyRing
 from sluicegate.gateway.config.document import DeadlineConfig
 from sluicegate.gateway.errors import GatewayError, InvalidRequest, RequestTimeout
@@ -61,7 +61,7 @@ class IncomingRequest:
         self.target = target
         self._keys = keys
         self.set_headers(headers)
-        self.key = bearer_token(self.fields.get(b"authorization", b""))
+        self.key = api_key(self.fields.get(b"authorization", b""))
         """The API key, empty if there is none or more than one."""
 
     def set_headers(self, headers: Headers) -> None:

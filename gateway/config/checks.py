@@ -25,15 +25,20 @@ from sluicegate.gateway.periods import PERIODS
 from sluicegate.gateway.types import CONCURRENT, REQUEST_UNITS, WORK_UNITS, Rule
 from sluicegate.wire.guards import (
     MAX_DETECTORS,
+    MAX_EXAMPLE_CHARACTERS,
+    MAX_EXAMPLES,
+    MAX_RULES,
     MAX_WORD_CHARACTERS,
     MAX_WORDS,
     AnyDetector,
     ClassifierDetector,
     EntityDetector,
+    ExampleDetector,
     FormatDetector,
     GuardConfig,
     ModelDetector,
     PatternDetector,
+    RouterConfig,
     WordDetector,
 )
 from sluicegate.wire.patterns import compile_pattern
@@ -62,9 +67,9 @@ def findings(document: Document) -> Iterator[ConfigFinding]:
     for name, entry in document.models.items():
         yield from _named(name, ("models", name))
         yield from _model_limits(entry.limits, ("models", name, "limits"))
-    for name, guard in document.guards.items():
-        yield from _named(name, ("guards", name))
-        yield from _guard(guard, ("guards", name))
+    for path, policy in _policies(document):
+        yield from _named(str(path[-1]), path)
+        yield from _policy(policy, path)
     yield from _deadline(document)
     yield from _cors(document.cors)
     yield from rule_findings(document.limits.tenant, ("limits", "tenant"))
@@ -97,8 +102,8 @@ def unknown_labels(
 ) -> Iterator[tuple[Path, str]]:
     """Yield the path and the problem of each label that its model does not have.
 
-    Moderation and guards name labels. `known` maps models to their labels. Models that are not in
-    `known` are skipped.
+    Moderation, guards and routers name labels. `known` maps models to their labels. Models that are
+    not in `known` are skipped.
     """
     for path, name, labels in _labelled(document):
         has = known.get(name)
@@ -118,8 +123,8 @@ def _labelled(document: Document) -> Iterator[tuple[Path, str, Collection[str]]]
     """Yield the path, the model and the labels of each part that names labels of a classifier."""
     for name, entry in document.models.items():
         yield ("models", name, "moderation"), name, entry.moderation
-    for name, guard in document.guards.items():
-        for path, detector in _model_detectors(guard, ("guards", name)):
+    for here, policy in _policies(document):
+        for path, detector in _model_detectors(policy, here):
             if isinstance(detector, ClassifierDetector):
                 yield (*path, "labels"), detector.model, detector.labels
                 yield (*path, "expected"), detector.model, detector.expected
@@ -130,17 +135,27 @@ def _references(document: Document) -> Iterator[tuple[Path, str]]:
         for index, rule in enumerate(getattr(document.limits, kind)):
             if rule.model:
                 yield ("limits", kind, index, "model"), rule.model
-    for name, guard in document.guards.items():
-        yield ("guards", name, "model"), guard.model
-        for path, detector in _model_detectors(guard, ("guards", name)):
+    for here, policy in _policies(document):
+        yield (*here, "model"), policy.model
+        for path, detector in _model_detectors(policy, here):
             yield (*path, "model"), detector.model
     for index, price in enumerate(document.prices):
         if price.model != ANY_MODEL:
             yield ("prices", index, "model"), price.model
 
 
-def _model_detectors(guard: GuardConfig, path: Path) -> Iterator[tuple[Path, ModelDetector]]:
-    for index, detector in enumerate(guard.detectors):
+def _policies(document: Document) -> Iterator[tuple[Path, GuardConfig | RouterConfig]]:
+    """Yield the path and the declaration of each guard and router."""
+    for name, guard in document.guards.items():
+        yield ("guards", name), guard
+    for name, router in document.routers.items():
+        yield ("routers", name), router
+
+
+def _model_detectors(
+    policy: GuardConfig | RouterConfig, path: Path
+) -> Iterator[tuple[Path, ModelDetector]]:
+    for index, detector in enumerate(policy.detectors):
         if isinstance(detector, ModelDetector):
             yield (*path, "detectors", index), detector
 
@@ -194,15 +209,61 @@ def _refill(rule: Rule, here: Path) -> Iterator[ConfigFinding]:
         yield ConfigFinding((*here, "window"), "must be a number of seconds")
 
 
-def _guard(guard: GuardConfig, path: Path) -> Iterator[ConfigFinding]:
-    if not 0 < len(guard.detectors) <= MAX_DETECTORS:
+def _policy(policy: GuardConfig | RouterConfig, path: Path) -> Iterator[ConfigFinding]:
+    if not 0 < len(policy.detectors) <= MAX_DETECTORS:
         yield ConfigFinding((*path, "detectors"), f"must have 1 to {MAX_DETECTORS} detectors")
-    yield from _unique([one.name for one in guard.detectors], (*path, "detectors"), "name")
-    for index, detector in enumerate(guard.detectors):
+    yield from _unique([one.name for one in policy.detectors], (*path, "detectors"), "name")
+    for index, detector in enumerate(policy.detectors):
         here = (*path, "detectors", index)
         yield from _named(detector.name, (*here, "name"))
-        yield from _detector(detector, here)
-    yield from _words(guard.allow, (*path, "allow"))
+        if isinstance(detector, ExampleDetector):
+            yield from _examples(detector, (*here, "examples"))
+        else:
+            yield from _detector(detector, here)
+    if isinstance(policy, GuardConfig):
+        yield from _words(policy.allow, (*path, "allow"))
+    else:
+        yield from _rules(policy, path)
+
+
+def _rules(router: RouterConfig, path: Path) -> Iterator[ConfigFinding]:
+    """Yield each problem of a router's rules and targets."""
+    if not 0 < len(router.rules) <= MAX_RULES:
+        yield ConfigFinding((*path, "rules"), f"must have 1 to {MAX_RULES} rules")
+    if not router.default:
+        yield ConfigFinding((*path, "default"), "needs a target")
+    detectors = {one.name: one for one in router.detectors}
+    for index, rule in enumerate(router.rules):
+        here = (*path, "rules", index)
+        if not rule.target:
+            yield ConfigFinding((*here, "target"), "needs a target")
+        if rule.detector not in detectors:
+            yield ConfigFinding(
+                (*here, "detector"),
+                f"names no detector of the router: {_unknown(rule.detector, detectors)}",
+            )
+            continue
+        labels = _labels(detectors[rule.detector])
+        if rule.label and labels and rule.label not in labels:
+            yield ConfigFinding(
+                (*here, "label"),
+                f"the detector does not look for this label: {_unknown(rule.label, labels)}",
+            )
+
+
+def _unknown(name: str, known: Collection[str]) -> str:
+    """Return what to tell of a name that is not in `known`."""
+    meant = closest(name, known)
+    return f"`{name[:80]}`" + (f"; did you mean `{meant}`?" if meant else "")
+
+
+def _labels(detector: AnyDetector) -> Collection[str]:
+    """Return the labels of a detector's findings; none if the document does not state them."""
+    if isinstance(detector, ExampleDetector):
+        return detector.examples
+    if isinstance(detector, ClassifierDetector | EntityDetector):
+        return detector.labels
+    return (detector.label,) if isinstance(detector, PatternDetector | WordDetector) else ()
 
 
 def _detector(detector: AnyDetector, path: Path) -> Iterator[ConfigFinding]:
@@ -221,12 +282,23 @@ def _detector(detector: AnyDetector, path: Path) -> Iterator[ConfigFinding]:
         yield ConfigFinding((*path, "pattern"), problem)
 
 
-def _words(words: tuple[str, ...], path: Path) -> Iterator[ConfigFinding]:
+def _examples(detector: ExampleDetector, path: Path) -> Iterator[ConfigFinding]:
+    if not 0 < sum(map(len, detector.examples.values())) <= MAX_EXAMPLES:
+        yield ConfigFinding(path, f"must have 1 to {MAX_EXAMPLES} examples")
+    for label, texts in detector.examples.items():
+        if not texts:
+            yield ConfigFinding((*path, label), "needs at least one example")
+        yield from _words(texts, (*path, label), longest=MAX_EXAMPLE_CHARACTERS)
+
+
+def _words(
+    words: tuple[str, ...], path: Path, *, longest: int = MAX_WORD_CHARACTERS
+) -> Iterator[ConfigFinding]:
     if len(words) > MAX_WORDS:
         yield ConfigFinding(path, f"must have at most {MAX_WORDS} entries")
     for index, word in enumerate(words):
-        if len(word) > MAX_WORD_CHARACTERS:
-            yield ConfigFinding((*path, index), f"has more than {MAX_WORD_CHARACTERS} characters")
+        if len(word) > longest:
+            yield ConfigFinding((*path, index), f"has more than {longest} characters")
         elif not any(each.isprintable() and not each.isspace() for each in word):
             yield ConfigFinding((*path, index), "has no visible character; it would find nothing")
 

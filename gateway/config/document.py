@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from sluicegate.gateway.types import Rule
-from sluicegate.wire.guards import GuardConfig
+from sluicegate.wire.guards import GuardConfig, RouterConfig
 from sluicegate.wire.settings import (
     BYTES,
     SECONDS,
@@ -314,6 +314,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     regions: tuple[RegionConfig, ...] = ()
     models: dict[str, ModelConfig] = {}
     guards: dict[str, GuardConfig] = {}
+    routers: dict[str, RouterConfig] = {}
     deadline: DeadlineConfig = DeadlineConfig()
     cache: CacheConfig = CacheConfig()
     request: RequestConfig = RequestConfig()

@@ -27,6 +27,7 @@ from sluicegate.wire.guards import (
     AnyDetector,
     ClassifierDetector,
     EntityDetector,
+    ExampleDetector,
     FormatDetector,
     GuardConfig,
     LengthDetector,
@@ -145,8 +146,8 @@ def _wanted(detector: AnyDetector) -> str:
     match detector:
         case ClassifierDetector(expected=expected) if expected:
             return f"neither of {_scores(expected)}"
-        case ClassifierDetector() | EntityDetector():
-            return _scores(detector.labels)
+        case ClassifierDetector() | EntityDetector() | ExampleDetector():
+            return _scores(_thresholds(detector))
         case FormatDetector():
             return ", ".join(detector.formats)
         case WordDetector():
@@ -155,6 +156,14 @@ def _wanted(detector: AnyDetector) -> str:
             return f"more than {detector.max_characters} characters"
         case PatternDetector():
             return detector.label
+
+
+def _thresholds(
+    detector: ClassifierDetector | EntityDetector | ExampleDetector,
+) -> dict[str, float]:
+    if isinstance(detector, ExampleDetector):
+        return dict.fromkeys(detector.examples, detector.threshold)
+    return detector.labels
 
 
 def _scores(labels: dict[str, float]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from sluicegate.gateway.api.http import Headers, header_fields
-from sluicegate.gateway.auth.bearer import find_bearer_token
+from sluicegate.gateway.auth.bearer import api_key
 
 _API_KEY = b"x-api-key"
 _AUTHORIZATION = b"authorization"
@@ -54,7 +54,8 @@ def key_headers(metadata: Sequence[tuple[str, str | bytes]]) -> Headers:
 
 def key_in(metadata: Sequence[tuple[str, str | bytes]]) -> bytes:
     """Return the key that a call came with, empty if there is none."""
-    return find_bearer_token(key_headers(metadata))
+    headers = key_headers(metadata)
+    return api_key(headers[0][1]) if len(headers) == 1 else b""
 
 
 def trailing_metadata(lines: bytes) -> tuple[tuple[str, str], ...]:

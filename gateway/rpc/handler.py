@@ -1,4 +1,4 @@
-"""Answers the calls of `inference.GRPCInferenceService` in bytes, which the core decodes."""
+"""Answers the calls of `inference.GRPCInferenceService`, and those of Envoy, in bytes."""
 
 import asyncio
 import contextlib
@@ -22,6 +22,7 @@ from sluicegate.gateway.rpc.call_metadata import (
     request_headers,
     trailing_metadata,
 )
+from sluicegate.gateway.rpc.envoy_guard import CHECK, PROCESS, EnvoyGuard, GuardRefused
 from sluicegate.gateway.rpc.in_process import ApplicationRequest, InProcessCalls, error_in
 from sluicegate.gateway.rpc.infer_route import SERVICE
 from sluicegate.gateway.rpc.messages import Message, MessageTable, decode_message
@@ -61,12 +62,15 @@ _MOST_RECEIVED: Final = 64
 message as a whole."""
 _LONGEST_HOLD: Final = 30.0
 """Seconds for which an answer waits for memory if its call has no deadline."""
+_LONGEST_STREAM: Final = 3600.0
+"""Seconds of a request to a language model, of which a stream of Envoy tells."""
 _MOST_DETAILS_BYTES: Final = 4096
 _PRINTABLE: Final = frozenset(map(chr, range(0x20, 0x7F))) - {"%"}
 _STOPPING: Final = "The gateway is stopping; open another stream."
 _NO_MESSAGE: Final = "The call has no message; send one."
 _LATE: Final = "The message did not arrive in time; send it faster, or a smaller one."
 _TOO_MANY_STREAMS: Final = "Too many streams are open; share one, or call `ModelInfer`."
+_TOO_LONG: Final = "The stream is open for too long; open one for each request."
 _Context = Any  # grpc.aio.ServicerContext, without types
 _Handler = Any  # grpc.RpcMethodHandler
 
@@ -145,6 +149,9 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         self._known[f"{SERVICE}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._stream
         )
+        self._guard = EnvoyGuard(calls)
+        self._known[CHECK] = grpc.stream_unary_rpc_method_handler(self._check)
+        self._known[PROCESS] = grpc.stream_stream_rpc_method_handler(self._process)
         self._known[_HEALTH] = grpc.stream_unary_rpc_method_handler(self._health)
         public = [f"{SERVICE}{name}" for name, how in METADATA_METHODS.items() if how.is_public]
         self._public = frozenset({*public, _HEALTH})
@@ -230,6 +237,26 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         finally:
             self._streams -= 1
 
+    async def _check(self, _: object, context: _Context) -> bytes:
+        raw = await self._received(context)
+        async with _ends_call(context):
+            return await self._guard.check(raw, _headers_of(context))
+
+    async def _process(self, messages: AsyncIterator[bytes], context: _Context) -> None:
+        def headers() -> Headers:
+            return [one for one in _headers_of(context) if one[0] != _OF_ONE_REQUEST]
+
+        answers, held = self._guard.process(messages, headers), self._held_by(context)
+        async with (
+            _ends_call(context),
+            asyncio.timeout(_LONGEST_STREAM),
+            contextlib.aclosing(answers),
+        ):
+            async for answer in answers:
+                size = await held.hold(len(answer), self._hold_until(context))
+                await context.write(answer)
+                held.release(size)
+
     def _held_by(self, context: _Context) -> HeldAnswers:
         """Return the bytes that answers of a call hold until it ends."""
         found = self._keys.find(key_in(context.invocation_metadata()))
@@ -307,6 +334,19 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         reply = await self._calls.ask(call, _headers_of(context))
         context.set_trailing_metadata(trailing_metadata(reply.lines))
         return reply
+
+
+@contextlib.asynccontextmanager
+async def _ends_call(context: _Context) -> AsyncIterator[None]:
+    """End a call by the error of what runs here."""
+    try:
+        yield
+    except GuardRefused as error:
+        await _abort(context, error.reply)
+    except GatewayError as error:
+        await context.abort(_CODES[error.status], _details(error.detail))
+    except TimeoutError:
+        await context.abort(StatusCode.DEADLINE_EXCEEDED, _TOO_LONG)
 
 
 def _headers_of(context: _Context) -> Headers:

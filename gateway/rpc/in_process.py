@@ -78,7 +78,11 @@ class InProcessCalls:
 
     async def infer(self, message: bytes, headers: Headers) -> HttpReply:
         """Return the answer to a `ModelInferRequest`. `headers` are those of the caller."""
-        return await self._start(lambda: self._infer(message, headers))
+        return await self.post(self._match, message, headers)
+
+    async def post(self, match: RouteMatch, body: bytes, headers: Headers) -> HttpReply:
+        """Return the answer of an inference route. `headers` are those of the caller."""
+        return await self._start(lambda: self._post(match, body, headers))
 
     async def ask(self, call: ApplicationRequest, headers: Headers) -> HttpReply:
         """Return the application's answer. `headers` are those of the caller."""
@@ -91,14 +95,15 @@ class InProcessCalls:
         task.add_done_callback(ignore_outcome)
         return await asyncio.shield(task)
 
-    async def _infer(self, message: bytes, headers: Headers) -> HttpReply:
-        route = self._match.route
+    async def _post(self, match: RouteMatch, message: bytes, headers: Headers) -> HttpReply:
+        route = match.route
+        path = route.path.format(**dict(zip(route.names, match.parameters, strict=True)))
         request = IncomingRequest(
             "POST",
-            route.path,
+            path,
             _with_own(headers, message),
             keys=self._keys,
-            target=quote(route.path).encode() + b"?",
+            target=quote(path).encode() + b"?",
         )
         found: list[HttpReply] = []
 
@@ -106,7 +111,7 @@ class InProcessCalls:
             found.append(reply)
 
         body = IncomingBody(self._bodies, _receive_of(message))
-        await self._steps.answer(self._match, request, body, on_reply)
+        await self._steps.answer(match, request, body, on_reply)
         return found[0]
 
 

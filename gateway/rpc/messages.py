@@ -1,4 +1,4 @@
-"""Makes the classes of the protobuf messages that `inference.proto` defines, and bounds messages.
+"""Makes the classes of the protobuf messages that `.proto` files define, and bounds messages.
 
 The classes are in a pool of their own: clients of the protocol put messages of the same names into
 the default one, and may run in this process.
@@ -17,7 +17,7 @@ from sluicegate.gateway.errors import InvalidRequest, PayloadTooLarge
 
 Message = Any  # the classes are made at run time
 PACKAGE: Final = "inference"
-_COMPILED: Final = Path(__file__).with_name("inference.binpb")  # by `make proto`
+ENVOY: Final = "envoy"
 # The paths, by the numbers of fields, of those that are messages in their turn.
 _MESSAGES: Final = frozenset({(4,), (5,), (6,), (5, 4), (5, 5), (6, 2)})
 _SHAPE: Final = (5, 3)
@@ -28,16 +28,18 @@ _LONGEST_VARINT: Final = 10
 
 
 class MessageTable:
-    """Has the class of each message, by its name in the definition."""
+    """Has the class of each message of a package, by its name in the definition."""
 
-    def __init__(self) -> None:
+    def __init__(self, package: str = PACKAGE) -> None:
+        self._package = package
         self._pool = DescriptorPool()
-        for file in FileDescriptorSet.FromString(_COMPILED.read_bytes()).file:
+        compiled = Path(__file__).with_name(f"{package}.binpb")  # by `make proto`
+        for file in FileDescriptorSet.FromString(compiled.read_bytes()).file:
             self._pool.Add(file)
 
     def __getitem__(self, name: str) -> Message:
         """Return a class; equal names have the same one."""
-        return GetMessageClass(self._pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+        return GetMessageClass(self._pool.FindMessageTypeByName(f"{self._package}.{name}"))
 
 
 def decode_message(kind: Message, raw: bytes) -> Message:
@@ -49,9 +51,7 @@ def decode_message(kind: Message, raw: bytes) -> Message:
     try:
         return kind.FromString(raw)
     except DecodeError as error:
-        raise InvalidRequest(
-            f"The body is no `{kind.DESCRIPTOR.name}` of the Open Inference Protocol."
-        ) from error
+        raise InvalidRequest(f"The message is no `{kind.DESCRIPTOR.name}`.") from error
 
 
 def check_fields(raw: bytes, *, most: int) -> None:

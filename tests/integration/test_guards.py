@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from sluicegate.backends.executors.dummy import DummyExecutor
@@ -24,7 +25,7 @@ from tests.parity.library_served import import_folder
 from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
-_MODELS = ["mood", "intents", "names", "long-mood"]
+_MODELS = ["mood", "intents", "names", "long-mood", "tiny"]
 _NEVER = {"negative": 1.0}
 
 
@@ -89,6 +90,67 @@ async def test_a_text_without_an_expected_label_is_found(backend: Backend) -> No
 
     assert [one["label"] for one in found["findings"]] == [best["label"]]
     assert (found["verdict"], none["verdict"]) == ("flag", "allow")
+
+
+def similar(**changes: Any) -> dict[str, Any]:
+    examples = {"praise": ["good film", "the good film"], "costs": ["money"]}
+    declared = {"kind": "examples", "model": "tiny", "examples": examples, "threshold": 0.999}
+    return declared | changes
+
+
+async def test_a_text_that_equals_an_example_is_found(backend: Backend) -> None:
+    found = await judge(backend, "Money", similar())
+    none = await judge(backend, "is the paris", similar())
+
+    (finding,) = found["findings"]
+    assert finding["label"] == "costs"
+    assert finding["score"] == pytest.approx(1.0, abs=1e-6)
+    assert finding["score"] <= 1
+    assert (finding["start"], finding["end"], finding["model"]) == (0, len("money"), "tiny")
+    assert none["findings"] == []
+
+
+async def test_a_window_gets_the_label_of_its_nearest_example(backend: Backend) -> None:
+    text = "the bad film"
+    examples = {"praise": ["good film", "the good film"], "costs": ["money", "money is bad"]}
+    texts = [text, *examples["praise"], *examples["costs"]]
+    answers = [await backend.answer("tiny", Task.EMBED, each) for each in texts]
+    vectors = np.array([one["embedding"] for one in answers])
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = vectors[1:] @ vectors[0]
+    best = float(cosines.max())
+
+    found = await judge(backend, text, similar(examples=examples, threshold=best - 1e-5))
+    none = await judge(backend, text, similar(examples=examples, threshold=best + 1e-5))
+
+    (finding,) = found["findings"]
+    assert finding["label"] == ("praise", "praise", "costs", "costs")[cosines.argmax()]
+    assert finding["score"] == pytest.approx(best, abs=1e-5)
+    assert none["findings"] == []
+
+
+async def test_a_window_of_a_long_text_is_similar_to_an_example(backend: Backend) -> None:
+    text = " ".join(["is"] * 30 + ["money"] * 30 + ["is"] * 10)
+    examples = {"costs": [" ".join(["money"] * 30)]}
+
+    answer = await judge(backend, text, similar(examples=examples), overlap=0)
+
+    (finding,) = answer["findings"]
+    assert text[finding["start"] : finding["end"]] == examples["costs"][0]
+
+
+async def test_rows_of_examples_are_not_charged(backend: Backend) -> None:
+    parameters = declared(similar(), similar(threshold=0.5))
+
+    outcomes = [
+        await backend.ask("detectors", Task.GUARD, ["good"], parameters=parameters)
+        for _ in range(2)
+    ]
+
+    assert [(one.rows, one.known) for (one,) in outcomes if isinstance(one, Done)] == [
+        (1, 1),
+        (0, 2),
+    ]
 
 
 async def test_detectors_over_one_encoder_share_its_rows(backend: Backend) -> None:
@@ -277,6 +339,8 @@ async def test_a_text_without_words_has_nothing_to_find(backend: Backend, text: 
         (mood(labels={}), "either `labels` or `expected`"),
         ({"kind": "entities", "model": "mood", "labels": {"PER": 0}}, "a model of entities"),
         ({"kind": "pattern", "pattern": "(a"}, "a pattern of the guard is no regular expression"),
+        (similar(model="mood"), "needs a model of plain embeddings"),
+        (similar(examples={"a": ["good " * 31]}), "an example that its model cannot read"),
     ],
 )
 async def test_a_guard_that_fits_no_model_allows_nothing(

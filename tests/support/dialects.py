@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from sluicegate.wire.guards import FormatDetector, GuardConfig
+from sluicegate.wire.guards import FormatDetector, GuardConfig, RouterConfig, RuleConfig
 from sluicegate.wire.protocol import EmbedOutput, Task, embed_output
 from tests.support.api import Api
 from tests.support.documents import conforms, documents
@@ -38,6 +38,15 @@ GUARDS = {
     "chat": GuardConfig(
         model="chat-detectors",
         detectors=(FormatDetector(name="contacts", formats=("email",), action="redact"),),
+    )
+}
+# The router of the examples in the OpenAPI document.
+ROUTERS = {
+    "chat": RouterConfig(
+        model="chat-detectors",
+        detectors=GUARDS["chat"].detectors,
+        rules=(RuleConfig(detector="contacts", target="REASONING"),),
+        default="SIMPLE",
     )
 }
 # The outputs of a text.

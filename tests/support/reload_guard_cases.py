@@ -1,4 +1,4 @@
-"""Changes fields of guards, and finds the effect of each."""
+"""Changes fields of guards and routers, and finds the effect of each."""
 
 from functools import partial
 from typing import Any
@@ -106,3 +106,84 @@ async def _(scene: ReloadScene) -> None:
     scene.eu.behaviour = scene.us.behaviour = _allow
 
     assert await scene.both(_guard(scene), _guard(scene, holdback=1), held_back) == (2, 1)
+
+
+_FORMATS = {"name": "contacts", "kind": "formats", "formats": ["email"]}
+_RULE = {"detector": "contacts", "label": "EMAIL", "target": "old"}
+
+
+def _router(scene: ReloadScene, **fields: Any) -> Section:
+    declared = {"model": scene.name, "detectors": [_FORMATS], "rules": [_RULE], "default": "none"}
+    return {"routers": {"own": declared | fields}}
+
+
+async def _find_email(stub: StubBackend, call: Call, reply: Reply) -> None:
+    found = (
+        b'{"verdict":"flag","findings":[{"detector":"contacts","action":"flag","label":"EMAIL",'
+        b'"score":1.0,"start":0,"end":1}]}'
+    )
+    await reply.send(
+        *(Done(index=i, result=found, rows=1, tokens=4) for i in range(len(call.items)))
+    )
+    await reply.end(stub.report)
+
+
+async def _route(scene: ReloadScene) -> Response:
+    return await scene.exchange(post("/v1/route/own", b'{"input":"a"}'))
+
+
+async def _target_changes(scene: ReloadScene, changes: Section, *, fails: bool = False) -> None:
+    """The text gets the target `new` because of the changes of its router."""
+    behaviour = refuse("overloaded") if fails else _find_email
+    scene.eu.behaviour = scene.us.behaviour = behaviour
+
+    async def target() -> object:
+        return (await _route(scene)).json()["results"][0]["target"]
+
+    before, after = await scene.both(_router(scene), _router(scene, **changes), target)
+
+    assert before != after == "new"
+
+
+_LATER = _RULE | {"detector": "later"}
+_ROUTER_CHANGES: dict[str, Section] = {
+    "rules[].target": {"rules": [_RULE | {"target": "new"}]},
+    "rules[].label": {"rules": [_RULE | {"label": "PHONE"}], "default": "new"},
+    "rules[].detector": {
+        "detectors": [_FORMATS, _FORMATS | {"name": "later"}],
+        "rules": [_LATER],
+        "default": "new",
+    },
+    "shadow": {"shadow": "new"},
+}
+for _field, _changes in _ROUTER_CHANGES.items():
+    CASES[f"routers.*.{_field}"] = partial(_target_changes, changes=_changes)
+for _field in ("default", "on_error"):
+    CASES[f"routers.*.{_field}"] = partial(_target_changes, changes={_field: "new"}, fails=True)
+
+
+@case_of(CASES, "routers.*.model")
+async def _(scene: ReloadScene) -> None:
+    async def status() -> int:
+        return (await _route(scene)).status
+
+    scene.eu.behaviour = scene.us.behaviour = _find_email
+    models = {"models": {scene.name: {"planned": True}, "later": {"planned": True}}}
+
+    found = await scene.both(_router(scene), models | _router(scene, model="later"), status)
+
+    assert found == (200, 404)
+
+
+@case_of(CASES, "routers.*.detectors[]")
+async def _(scene: ReloadScene) -> None:
+    """The backend gets the router's detectors in the new form."""
+    scene.eu.behaviour = scene.us.behaviour = _find_email
+
+    async def sent() -> object:
+        await _route(scene)
+        return msgspec.msgpack.decode(scene.eu.calls[-1].parameters)["detectors"][0]["formats"]
+
+    changed = _router(scene, detectors=[_FORMATS | {"formats": ["iban"]}])
+
+    assert await scene.both(_router(scene), changed, sent) == (["email"], ["iban"])

@@ -18,7 +18,7 @@ from sluicegate.gateway.types import Answer, RequestId, Usage
 from sluicegate.wire.guards import VERDICTS, Verdict
 from sluicegate.wire.protocol import Task
 
-_REASON = "The text is not allowed."
+NOT_ALLOWED = "The text is not allowed."
 _NOT_READ = "The text could not be looked at completely."
 
 
@@ -31,8 +31,8 @@ class HookTexts(msgspec.Struct, frozen=True, kw_only=True):
     """Texts that it cannot replace, such as tool calls. They are blocked instead of redacted."""
     definitions: Sequence[str] = ()
     """Texts that nobody replaces, such as definitions of tools. Only `block` counts."""
-    has_tokens: bool = False
-    """Whether there are token ids instead of a text, which the guard cannot look at."""
+    is_whole: bool = True
+    """Whether these are all texts. Images and token ids, for example, are not among them."""
     growing: bool = False
     """Whether the texts may be the beginnings of longer ones."""
 
@@ -48,6 +48,8 @@ class HookVerdict(NamedTuple):
     """Why it is blocked, if it is."""
     results: list[GuardResult]
     """The verdicts about all texts, in the order of `HookTexts`."""
+    originals: dict[str, str]
+    """The original text of each placeholder."""
 
     def detectors(self) -> list[str]:
         """Return the names of the detectors that found something."""
@@ -72,11 +74,11 @@ class _Asked(GuardedTexts, frozen=True, kw_only=True):
     body: HookBody
     calls: int
     definitions: int
-    has_tokens: bool
+    is_whole: bool
 
     def verdict(self, answer: Answer) -> HookVerdict:
         """Return the verdict about all texts."""
-        results, _ = self.judge(answer)
+        results, originals = self.judge(answer)
         calls_end = len(results) - self.definitions
         texts_end = calls_end - self.calls
         texts, calls = results[:texts_end], results[texts_end:calls_end]
@@ -86,17 +88,17 @@ class _Asked(GuardedTexts, frozen=True, kw_only=True):
         ]
         blocking = [one for one in results if one.verdict == "block"]
         blocking += [one for one in calls if one.verdict == "redact"]
-        if self.has_tokens and not blocking and self.guard.on_error == "block":
-            return HookVerdict("block", redacted, _NOT_READ, results)
+        if not (self.is_whole or blocking) and self.guard.on_error == "block":
+            return HookVerdict("block", redacted, _NOT_READ, results, originals)
         if blocking:
             was_read = any(one.error is None for one in blocking)
-            reason = (self.guard.message or _REASON) if was_read else _NOT_READ
-            return HookVerdict("block", redacted, reason, results)
+            reason = (self.guard.message or NOT_ALLOWED) if was_read else _NOT_READ
+            return HookVerdict("block", redacted, reason, results, originals)
         strongest = max(map(VERDICTS.index, [one.verdict for one in texts]), default=0)
         verdict = VERDICTS[strongest]
         if verdict == "allow" and any(one.verdict != "allow" for one in results):
             verdict = "flag"
-        return HookVerdict(verdict, redacted, "", results)
+        return HookVerdict(verdict, redacted, "", results, originals)
 
 
 class HookRoute(InferenceRoute):
@@ -111,10 +113,14 @@ class HookRoute(InferenceRoute):
         self._decode: BodyDecoder[HookBody] = BodyDecoder(body)
         super().__init__()
 
+    def read(self, source: BodySource) -> HookBody:
+        """Return what the hook was sent."""
+        return self._decode(source.raw)
+
     @override
     def decode(self, source: BodySource) -> _Asked:
         name = source.parameters["name"]
-        guard, body = guard_of(source, name), self._decode(source.raw)
+        guard, body = guard_of(source, name), self.read(source)
         asked = body.asked()
         # A request without a text, such as one with images only, has an answer, too.
         return _Asked(
@@ -125,7 +131,7 @@ class HookRoute(InferenceRoute):
             body=body,
             calls=len(asked.calls),
             definitions=len(asked.definitions),
-            has_tokens=asked.has_tokens,
+            is_whole=asked.is_whole,
         )
 
     @override

@@ -10,7 +10,7 @@ import msgspec
 from typing_extensions import override
 
 from sluicegate.gateway.dialects.guards.hooks import HookBody, HookTexts, HookVerdict, hook_route
-from sluicegate.gateway.dialects.guards.messages import strings, text_of_call
+from sluicegate.gateway.dialects.guards.tool_calls import strings, text_of_call
 
 
 class LiteLlmGuardBody(HookBody, frozen=True, kw_only=True, omit_defaults=True):

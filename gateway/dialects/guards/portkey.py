@@ -9,7 +9,7 @@ import msgspec
 from typing_extensions import override
 
 from sluicegate.gateway.dialects.guards.hooks import HookBody, HookTexts, HookVerdict, hook_route
-from sluicegate.gateway.dialects.guards.messages import texts_of, with_texts
+from sluicegate.gateway.dialects.guards.model_bodies import ModelBody
 from sluicegate.wire.guards import Verdict
 
 
@@ -46,9 +46,17 @@ class PortkeyGuardBody(HookBody, frozen=True, kw_only=True, rename="camel"):
     def _part(self) -> Literal["request", "response"]:
         return "response" if self.event_type == "afterRequestHook" else "request"
 
+    def _body(self) -> ModelBody | None:
+        json = getattr(self, self._part).json
+        try:
+            return ModelBody(msgspec.json.encode({} if json is None else json))
+        except (ValueError, RecursionError):
+            return None
+
     @override
     def asked(self) -> HookTexts:
-        found = texts_of(getattr(self, self._part).json)
+        body = self._body()
+        found = HookTexts(is_whole=False) if body is None else body.asked()
         if self._part == "response" and self.request.is_streaming_request:
             # The caller already has the answer, so its texts cannot be replaced any more.
             calls = [*found.texts, *found.calls]
@@ -58,9 +66,9 @@ class PortkeyGuardBody(HookBody, frozen=True, kw_only=True, rename="camel"):
     @override
     def answer(self, found: HookVerdict) -> "PortkeyGuardAnswer":
         transformed: dict[str, dict[str, Any]] = {}
-        if found.verdict == "redact":
-            body = with_texts(getattr(self, self._part).json, iter(found.texts))
-            transformed = {self._part: {"json": body}}
+        if found.verdict == "redact" and (body := self._body()) is not None:
+            redacted = msgspec.Raw(body.written(found.texts, str))
+            transformed = {self._part: {"json": redacted}}
         return PortkeyGuardAnswer(
             verdict=found.verdict != "block",
             data=PortkeyData(

@@ -14,6 +14,7 @@ from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRo
 from sluicegate.gateway.dialects.guards.redaction import MarkedSpan, Placeholders, settled
 from sluicegate.gateway.errors import InvalidRequest, NotFound
 from sluicegate.gateway.http.body_decoding import BodyDecoder
+from sluicegate.gateway.runtime.runtime import Runtime
 from sluicegate.gateway.telemetry.guard_verdicts import (
     FAILED_TEXTS,
     FINDINGS,
@@ -170,7 +171,7 @@ class GuardedTexts(msgspec.Struct, frozen=True):
         ]
         return results, placeholders.originals
 
-    def rendered(self, found: msgspec.Struct, results: Sequence[GuardResult]) -> Rendered:
+    def rendered(self, found: Any, results: Sequence[GuardResult]) -> Rendered:
         """Return `found` as the answer of a hook, with the verdicts that metrics count."""
         return Rendered(JSON, msgspec.json.encode(found), _verdicts(self.name, results))
 
@@ -226,7 +227,7 @@ def _decision(guard: str, result: GuardResult) -> GuardDecision:
     )
 
 
-def guard_of(source: BodySource, name: str) -> GuardConfig:
+def guard_of(source: BodySource | Runtime, name: str) -> GuardConfig:
     """Return a guard of the configuration document.
 
     Raises:

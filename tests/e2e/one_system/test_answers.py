@@ -50,6 +50,28 @@ def test_banking_intents_names_the_intent(system: System) -> None:
     assert "card" in result["labels"][0]["label"]
 
 
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("Good morning, how are you?", "SIMPLE"),
+        ("Write a Python function that sorts a list of dates.", "COMPLEX"),
+        ("Prove that the square root of 2 is irrational.", "REASONING"),
+        ("Good morning! " * 300, "COMPLEX"),
+    ],
+)
+def test_the_router_of_the_demonstration_chooses_by_meaning(
+    system: System, text: str, target: str
+) -> None:
+    question = {"type": "choice", "criteria": dict.fromkeys(["SIMPLE", "COMPLEX", "REASONING"])}
+    asked = {"state": text, "questions": {"tier": question}}
+
+    (result,) = results(system, "/v1/route/chat", {"input": text})
+    choice = answer(system, "/route/chat/v1/systemone", asked).json()["answers"]["tier"]
+
+    assert (result["target"], choice["choice"]) == (target, target)
+    assert ("decided_by" in result) == (target != "SIMPLE")
+
+
 def test_topics_uses_the_callers_labels(system: System) -> None:
     body = {
         "model": "topics",

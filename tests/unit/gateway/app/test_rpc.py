@@ -47,11 +47,12 @@ def test_a_worker_without_grpc_imports_none_of_it() -> None:
     assert isinstance(opened(Settings()), contextlib.nullcontext)
 
 
-def test_with_grpc_its_route_is_answered_beside_all_others() -> None:
+def test_with_grpc_its_routes_are_answered_beside_all_others() -> None:
     own = [one for one in dialects_of(Settings(grpc_port=8001)) if one not in DIALECTS]
 
     assert [route.path for one in own for route in one.routes] == [
-        "/inference.GRPCInferenceService/ModelInfer"
+        "/inference.GRPCInferenceService/ModelInfer",
+        "/envoy/{name}",
     ]
 
 

@@ -60,7 +60,7 @@ def test_the_configuration_that_init_writes_names_no_model_and_keeps_the_default
 def test_the_demonstrations_configuration_keeps_the_defaults_but_of_models() -> None:
     document = load_folder(Path(__file__).parents[4] / "config")
 
-    defaults = msgspec.structs.replace(document, models={}, guards={}, prices=())
+    defaults = msgspec.structs.replace(document, models={}, guards={}, routers={}, prices=())
     assert defaults == Document(prices=())
 
 

@@ -102,6 +102,19 @@ def test_a_backend_that_cannot_be_placed_is_refused(backend: str, expected: str)
         ("kind: pattern, pattern: '(a'", "pattern: is no regular expression of RE2"),
         ("kind: pattern, pattern: 'a*'", "pattern: matches an empty text"),
         (r"kind: pattern, pattern: '\pL{100}'", "instructions of RE2; at most 10,000"),
+        ("kind: examples, model: n, threshold: 1, examples: {}", "must have 1 to 256 examples"),
+        (
+            "kind: examples, model: n, threshold: 1, examples: {a: []}",
+            "must have 1 to 256 examples",
+        ),
+        (
+            f"kind: examples, model: n, threshold: 1, examples: {{a: [{'x, ' * 257}]}}",
+            "must have 1 to 256 examples",
+        ),
+        (
+            f"kind: examples, model: n, threshold: 1, examples: {{a: [{'x' * 513}]}}",
+            "examples.a[0]: has more than 512 characters",
+        ),
     ],
 )
 def test_a_detector_that_finds_nothing_or_takes_too_long_is_refused(
@@ -110,6 +123,28 @@ def test_a_detector_that_finds_nothing_or_takes_too_long_is_refused(
     text = f"guards: {{g: {{model: m, detectors: [{{name: d, {detector}}}]}}}}"
 
     assert expected in refusal(text)
+
+
+_EXAMPLES = "{kind: examples, name: d, model: n, examples: {code: [x]}, threshold: 0.5}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ("rules: []", "r.rules: must have 1 to 256 rules"),
+        ("rules: [{detector: e, target: t}]", "rules[0].detector: names no detector"),
+        ("rules: [{detector: d, target: ''}]", "rules[0].target: needs a target"),
+        ("rules: [{detector: d, label: cod, target: t}]", "`cod`; did you mean `code`?"),
+        ("rules: [{detector: d, target: t}], default: ''", "r.default: needs a target"),
+        ("rules: [{detector: d, target: t}], detectors: []", "must have 1 to 64 detectors"),
+        (f"rules: [{'{detector: d, target: t}, ' * 257}]", "must have 1 to 256 rules"),
+    ],
+)
+def test_a_router_that_cannot_choose_is_refused(fields: str, expected: str) -> None:
+    router = {"model": "m", "default": "t", "detectors": f"[{_EXAMPLES}]"}
+    given = [f"{name}: {value}" for name, value in router.items() if f"{name}:" not in fields]
+
+    assert expected in refusal(f"routers: {{r: {{{', '.join([*given, fields])}}}}}")
 
 
 @pytest.mark.parametrize(

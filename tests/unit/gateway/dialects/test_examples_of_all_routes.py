@@ -6,7 +6,7 @@ import pytest
 from sluicegate.gateway.api.native_routes import NATIVE_ROUTES
 from sluicegate.gateway.config.document import ModelConfig
 from tests.support.api import KEY, Api
-from tests.support.dialects import GUARDS, answer_alike, sent, serve_models
+from tests.support.dialects import GUARDS, ROUTERS, answer_alike, sent, serve_models
 from tests.support.documents import conforms, documents
 from tests.unit.gateway.dialects.test_nulls_of_all_routes import ROUTES, example
 
@@ -22,6 +22,7 @@ def prepare(api: Api) -> None:
     api.configure(
         models={"sentiment": ModelConfig(moderation={"bad": "rude"})},
         guards=GUARDS,
+        routers=ROUTERS,
     )
 
 

@@ -138,12 +138,11 @@ _ANTHROPIC = {
         ({"messages": [{"function_call": {"name": "f", "arguments": "1"}}]}, ["f\n1"]),
         (
             {"messages": [{"tool_calls": [{"custom": {"name": "f", "input": "one"}}, None]}]},
-            ["custom\nname\nf\ninput\none", ""],
+            ["name\nf\ninput\none"],
         ),
         ({"prompt": ["one", "two"], "suffix": "three"}, ["one", "two", "three"]),
         ({"input": "one", "model": "text-embedding"}, ["one"]),
         (_ANTHROPIC, ["one", "two", "three", "f\na\n1", "name\nfive"]),
-        (messages([{"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}]), [""]),
         (None, [""]),
     ],
 )
@@ -171,12 +170,20 @@ async def test_a_tool_call_is_blocked_where_a_text_would_be_redacted(
 
 
 @pytest.mark.parametrize(("on_error", "passes"), [("block", False), ("allow", True)])
-async def test_token_ids_count_as_a_text_that_was_not_looked_at(
-    api: Api, client: httpx.AsyncClient, on_error: str, *, passes: bool
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": [[464, 2068]]},
+        messages([{"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}]),
+        messages([{"type": "text", "text": "a"}, {"type": "input_audio", "input_audio": {}}]),
+    ],
+)
+async def test_token_ids_images_and_audio_count_as_texts_that_were_not_looked_at(
+    api: Api, client: httpx.AsyncClient, body: Any, on_error: str, *, passes: bool
 ) -> None:
     api.configure(guards={"chat": guard(on_error=on_error)})
 
-    answer = await ask(client, "portkey", before(prompt=[[464, 2068]]))
+    answer = await ask(client, "portkey", before(**body))
 
     assert answer["verdict"] is passes
 

@@ -16,7 +16,7 @@ from sluicegate.gateway.dialects.hugging_face_tasks import PIPELINES
 from sluicegate.gateway.dialects.registry import DIALECTS
 from sluicegate.gateway.http.body_decoding import UnknownField
 from sluicegate.wire.protocol import Task
-from tests.support.dialects import GUARDS
+from tests.support.dialects import GUARDS, ROUTERS
 from tests.support.inference_scene import INFO, Models
 
 _MARK = b"\xef\xbb\xbf"
@@ -33,7 +33,9 @@ _MODELS = Models(
         for name, tasks in _TASKS.items()
     ]
 )
-_DOCUMENT = Document(models={"sentiment": ModelConfig(moderation={"toxic": "hate"})}, guards=GUARDS)
+_DOCUMENT = Document(
+    models={"sentiment": ModelConfig(moderation={"toxic": "hate"})}, guards=GUARDS, routers=ROUTERS
+)
 
 
 def documented_routes() -> dict[str, tuple[InferenceRoute, Operation]]:

@@ -1,0 +1,160 @@
+"""Every text in the body of a request to a language model is found, and can be replaced."""
+
+import json
+from typing import Any
+
+import pytest
+
+from sluicegate.gateway.dialects.guards.model_bodies import ModelBody
+
+
+def body_of(value: Any) -> ModelBody:
+    return ModelBody(json.dumps(value).encode())
+
+
+def message(**fields: Any) -> ModelBody:
+    return body_of({"model": "m", "messages": [{"role": "user"} | fields]})
+
+
+def events(*deltas: dict[str, Any], choice: int = 0) -> bytes:
+    chunks = [{"id": "c", "choices": [{"index": choice, "delta": delta}]} for delta in deltas]
+    return b"".join([b"data: %b\n\n" % json.dumps(one).encode() for one in chunks])
+
+
+@pytest.mark.parametrize(
+    ("fields", "texts"),
+    [
+        ({"content": "a"}, ["a"]),
+        ({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, ["a", "b"]),
+        ({"content": "a", "reasoning_content": "b", "refusal": None}, ["a", "b"]),
+        ({"content": None}, []),
+    ],
+)
+def test_texts_of_messages_can_be_replaced(fields: Any, texts: list[str]) -> None:
+    found = message(**fields)
+
+    assert (found.texts(), found.others, found.is_whole) == (texts, [], True)
+    written = found.written([text.upper() for text in texts], str)
+    assert ModelBody(written).texts() == [text.upper() for text in texts]
+
+
+def test_texts_of_an_answer_of_anthropic_can_be_replaced() -> None:
+    found = body_of({"role": "assistant", "content": [{"type": "text", "text": "a"}], "id": "1"})
+
+    assert (found.texts(), found.others, found.is_whole) == (["a"], [], True)
+    assert ModelBody(found.written(["b"], str)).texts() == ["b"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": [{"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}]},
+        {"content": ["a"]},
+        {"content": [{"type": "input_audio", "input_audio": {"data": "AA"}}]},
+        {"audio": {"id": "a"}},
+    ],
+)
+def test_what_is_no_text_is_not_looked_at(fields: Any) -> None:
+    assert not message(**fields).is_whole
+
+
+@pytest.mark.parametrize("tokens", [[1, 2], [[1, 2]], ["a", [3]]])
+def test_token_ids_are_not_looked_at(tokens: Any) -> None:
+    assert not body_of({"prompt": tokens}).is_whole
+
+
+@pytest.mark.parametrize(
+    ("value", "others"),
+    [
+        ({"user": "ada@x.org"}, ["ada@x.org"]),
+        ({"system": "be kind", "max_tokens": 9, "model": "m/7b:fp8"}, ["be kind"]),
+        ({"model": "no name"}, ["no name"]),
+        ({"messages": [{"role": "user: hi", "name": "Ada L"}]}, ["user: hi", "Ada L"]),
+        ({"messages": ["a"]}, ["a"]),
+        ({"metadata": {"card": 4111}}, ["card", "4111"]),
+        ({"input": ["a", "b"]}, ["a", "b"]),
+        ({"error": {"message": "no"}}, ["message", "no"]),
+        (["a"], ["a"]),
+    ],
+)
+def test_other_texts_are_looked_at(value: Any, others: list[str]) -> None:
+    found = body_of(value)
+
+    assert (found.others, found.texts(), found.is_whole) == (others, [], True)
+
+
+def test_calls_are_read_as_the_tool_reads_them() -> None:
+    call = {"id": "1", "function": {"name": "mail", "arguments": r'{"to":"\u0041da","n":42}'}}
+    old = {"name": "f", "arguments": "{no json"}
+
+    found = message(tool_calls=[call, {"custom": {"name": "g", "input": "x"}}], function_call=old)
+
+    assert found.calls() == ["mail\nto\nAda\nn\n42", "f\n{no json"]
+    assert found.others == ["name", "g", "input", "x"]
+
+
+def test_definitions_are_apart() -> None:
+    found = body_of({"tools": [{"type": "function"}, {"a": 1}], "response_format": {"type": "x"}})
+
+    assert found.definitions == ["type\nfunction", "a\n1", "type\nx"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"no json",
+        b"{",
+        b"\xff{}",
+        b"\x1f\x8b\x08",
+        '{"messages":[]}'.encode("utf-16"),
+        b'{"a":1,"a":2}',
+        b'{"a":NaN}',
+        rb'{"messages":[{"content":"\ud800"}]}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_body_that_parsers_read_differently_is_refused(raw: bytes) -> None:
+    with pytest.raises((ValueError, RecursionError)):
+        ModelBody(raw)
+
+
+def test_a_streamed_text_is_one_text() -> None:
+    raw = b": hello\n\n" + events({"role": "assistant", "content": "A"}, {"content": "da"}, {})
+    raw += events({"content": "B"}, choice=1) + b"data: [DONE]\n\n"
+
+    found = ModelBody(raw)
+
+    assert (found.texts(), found.others, found.is_whole) == (["Ada", "B"], [], True)
+    written = found.written(["<PER_1>", "C"], str)
+    assert ModelBody(written).texts() == ["<PER_1>", "C"]
+    assert written.startswith(b": hello\n\ndata: {")
+    assert written.endswith(b"data: [DONE]\n\n")
+    assert written.count(b"data: ") == raw.count(b"data: ")
+
+
+def test_the_pieces_of_a_streamed_call_belong_together() -> None:
+    pieces = ('{"to":', '"Ada"}')
+    calls = [{"index": 0, "function": {"arguments": piece}} for piece in pieces]
+    calls[0]["function"]["name"] = "mail"  # type: ignore[index]
+
+    found = ModelBody(events(*[{"tool_calls": [call]} for call in calls]))
+
+    assert found.calls() == ["mail\nto\nAda"]
+    assert b'"arguments":"{\\"to\\":\\"Bob\\"}"' in found.written([], lambda _: '{"to":"Bob"}')
+
+
+def test_events_of_other_apis_are_not_looked_at() -> None:
+    event = b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{}}\n\n'
+
+    assert not ModelBody(event).is_whole
+    with pytest.raises(ValueError, match="field"):
+        ModelBody(b"dat: {}\n\n")
+
+
+def test_tokens_of_a_replaced_text_are_dropped() -> None:
+    choice = {"message": {"content": "Ada"}, "logprobs": {"content": [{"token": "Ada"}]}}
+
+    written = body_of({"choices": [choice]}).written(["x"], str)
+
+    assert b"Ada" not in written
