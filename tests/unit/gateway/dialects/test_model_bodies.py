@@ -49,13 +49,30 @@ def test_texts_of_an_answer_of_anthropic_can_be_replaced() -> None:
     "fields",
     [
         {"content": [{"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}]},
-        {"content": ["a"]},
         {"content": [{"type": "input_audio", "input_audio": {"data": "AA"}}]},
         {"audio": {"id": "a"}},
     ],
 )
 def test_what_is_no_text_is_not_looked_at(fields: Any) -> None:
     assert not message(**fields).is_whole
+
+
+@pytest.mark.parametrize(
+    ("value", "texts"),
+    [
+        ({"system": "be kind", "max_tokens": 9, "model": "m/7b:fp8"}, ["be kind"]),
+        ({"input": ["a", "b"]}, ["a", "b"]),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a"}]}]}, ["a"]),
+        ({"output": [{"type": "message", "content": "a"}]}, ["a"]),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, ["a"]),
+        ({"prediction": {"type": "content", "content": "a"}}, ["a"]),
+    ],
+)
+def test_texts_of_other_requests_can_be_replaced(value: Any, texts: list[str]) -> None:
+    found = body_of(value)
+
+    assert (found.texts(), found.others, found.is_whole) == (texts, [], True)
+    assert b"new" in found.written(["new", *texts[1:]], str)
 
 
 @pytest.mark.parametrize("tokens", [[1, 2], [[1, 2]], ["a", [3]]])
@@ -67,12 +84,10 @@ def test_token_ids_are_not_looked_at(tokens: Any) -> None:
     ("value", "others"),
     [
         ({"user": "ada@x.org"}, ["ada@x.org"]),
-        ({"system": "be kind", "max_tokens": 9, "model": "m/7b:fp8"}, ["be kind"]),
         ({"model": "no name"}, ["no name"]),
         ({"messages": [{"role": "user: hi", "name": "Ada L"}]}, ["user: hi", "Ada L"]),
         ({"messages": ["a"]}, ["a"]),
         ({"metadata": {"card": 4111}}, ["card", "4111"]),
-        ({"input": ["a", "b"]}, ["a", "b"]),
         ({"error": {"message": "no"}}, ["message", "no"]),
         (["a"], ["a"]),
     ],
