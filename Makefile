@@ -79,6 +79,7 @@ imports: install-dev ## Check the directions of imports
 # What a name needs beside the tools of `make install-dev`, and the module that it runs where that is
 # not `python -m loadtests NAME`.
 NEEDS_libraries := .venv-parity/.installed .venv-gliner/.installed
+NEEDS_guards := .venv-peers/guards/.installed
 NEEDS_latency := .venv-peers/litellm/.installed
 NEEDS_openapi := $(TYPESCRIPT)/node_modules/.package-lock.json
 NEEDS_clients := $(CLIENTS:%=.venv-clients/%/.installed)

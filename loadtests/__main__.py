@@ -12,10 +12,10 @@ from typing_extensions import override
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
     "Benchmarks": (
-        *("batches", "billing", "bulk", "console", "dialect-hits", "gpu", "growth", "hit"),
-        *("hostile", "latency", "libraries", "limits", "many-models", "memory", "miss", "mixed"),
-        *("outputs", "overload", "peers", "pipeline", "precision", "regions", "rows", "shares"),
-        *("simulate", "threads", "traced-hits", "whole-requests"),
+        *("batches", "billing", "bulk", "console", "dialect-hits", "gpu", "growth", "guards"),
+        *("hit", "hostile", "latency", "libraries", "limits", "many-models", "memory", "miss"),
+        *("mixed", "outputs", "overload", "peers", "pipeline", "precision", "regions", "rows"),
+        *("shares", "simulate", "threads", "traced-hits", "whole-requests"),
     ),
     "Fuzzers": ("fuzz-amplification", "fuzz-api", "fuzz-dialects", "fuzz-http"),
     "Checks": ("compare", "dashboards", "scaling", "triton"),

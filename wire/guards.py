@@ -5,7 +5,8 @@ parameters of the task `guard`, so they are part of the cache key. A verdict fro
 the guard is therefore never found in the cache.
 """
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -29,6 +30,9 @@ MAX_WORD_CHARACTERS = 256
 MAX_EXAMPLES = 256
 MAX_EXAMPLE_CHARACTERS = 512
 MAX_RULES = 256
+TAGS: Final = re.compile("[\U000e0020-\U000e007e]")
+"""Invisible characters that stand for ASCII characters. A text with tags is read with and without
+them."""
 _WORD = Annotated[str, stated(minLength=1, maxLength=MAX_WORD_CHARACTERS)]
 _EXAMPLE = Annotated[str, stated(minLength=1, maxLength=MAX_EXAMPLE_CHARACTERS)]
 _LABELS = stated(minProperties=1)

@@ -21,7 +21,13 @@ from sluicegate.backends.algorithms.examples import ExampleVectors
 from sluicegate.backends.algorithms.labelled_spans import LabelledSpans
 from sluicegate.backends.algorithms.labels import Labeller
 from sluicegate.backends.errors import ItemRefused
-from sluicegate.backends.guards.readable import ReadableText, all_folded, readings, same_letters
+from sluicegate.backends.guards.readable import (
+    ReadableText,
+    all_folded,
+    model_readings,
+    readings,
+    same_letters,
+)
 from sluicegate.backends.guards.texts import find_in_text, work_of
 from sluicegate.backends.guards.time_limit import TimeLimit
 from sluicegate.backends.pipelines.ask import AlgorithmContext
@@ -60,18 +66,20 @@ class Guard(Algorithm):
     def __init__(self, below: Sequence[ModelAlgorithms]) -> None:
         self._below = {served.info.name: served for served in below}
         self._examples = ExampleVectors()
-        self.version = 1 + sum(
+        self.version = 2 + sum(
             algorithm.version for served in below for algorithm in served.algorithms.values()
         )
 
     @override
     async def run(self, item: str, parameters: GuardParameters, ask: AlgorithmContext) -> Any:
         read = await run_token_work(len(item), readings, item)
+        seen = await run_token_work(len(item), model_readings, read)
         found: list[_Finding] = []
         by_model = [
-            self._find(one, read[0], parameters, ask)
+            self._find(one, reading, parameters, ask)
             for one in parameters.detectors
-            if isinstance(one, ModelDetector) and read[0].text.strip()
+            if isinstance(one, ModelDetector)
+            for reading in seen
         ]
         work = len(item) + sum(map(work_of, parameters.detectors))
         in_text = run_token_work(work, _find_in_text, parameters.detectors, item, read, found)

@@ -1,9 +1,10 @@
 """Shows texts as their readers see them, so that invisible characters hide nothing from detectors.
 
 Compatibility characters become plain ones (NFKC, Unicode Standard Annex 15), digits of any script
-become 0 to 9, and characters that are not displayed are left out. Tags (U+E0020 to U+E007E), which
-can carry invisible instructions to a language model, become the ASCII characters they stand for. As
-people do not see tags, a text with tags has a second reading without them.
+become 0 to 9, and characters that are not displayed are left out, like marks that cross out or
+enclose a letter. Tags (U+E0020 to U+E007E), which can carry invisible instructions to a language
+model, become the ASCII characters they stand for. As people do not see tags, a text with tags has a
+second reading without them.
 """
 
 import re
@@ -13,15 +14,36 @@ from functools import lru_cache
 from typing import Final
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.windows import Span
+from sluicegate.wire.guards import TAGS
 
 # Texts of these characters, which are the most, are read as they are.
 _PLAIN: Final = re.compile(r"[\t\n\r -~]*")
-_TAGGED: Final = re.compile("[\U000e0020-\U000e007e]")
 _SPACES: Final = re.compile(r"\s+")
 _WIDE_SPACE: Final = re.compile(r"\s\s|[^\S ]")
+# What stands for a letter, but is not its compatibility character.
+_STYLED: Final = re.compile(
+    "(?:(?:CROSSED )?NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER|LATIN LETTER SMALL CAPITAL)"
+    " ([A-Z])"
+)
+_OVERLAY: Final = 1  # the combining class of marks over the whole letter
+_BLANK: Final = 0x2800  # Braille without a dot
+# WordPiece reads a word with a character that it does not know, or of more than 100 characters, as
+# one unknown token. Emoji, signs and other scripts beside a Latin letter must not hide its word.
+# Each pair is the first code of a range of such characters, and the code after its last one.
+_STRANGE: Final = np.array(
+    [
+        *(0xA2, 0xAA, 0xAC, 0xAD, 0xAE, 0xB2, 0xB4, 0xB5, 0xB8, 0xB9, 0xD7, 0xD8, 0xF7, 0xF8),
+        *(0x250, 0x300, 0x370, 0x1AB0, 0x1B00, 0x1DC0, 0x2070, 0x20D0, 0x2100, 0x3000),
+        *(0x3040, 0xFE20, 0xFE30, 0x110000),
+    ]
+)
+_LONG_WORD: Final = re.compile(r"[^\s!-/:-@\[-`{-~\u2000-\u206f\u3000-\u303f]{101,}")
+_WORD_PART: Final = 50
 _TAGS = range(0xE0020, 0xE007F)
 _TAG_BASE = 0xE0000
 _HIDDEN_RANGES = ((0x180B, 0x1810), (0xFE00, 0xFE10), (0xFFF0, 0xFFF9), (0xE0000, 0xE1000))
@@ -82,7 +104,7 @@ def readings(text: str) -> list[ReadableText]:
     """
     if _PLAIN.fullmatch(text):
         return [ReadableText(text)]
-    tables = (_READABLE, _UNTAGGED) if _TAGGED.search(text) else (_READABLE,)
+    tables = (_READABLE, _UNTAGGED) if TAGS.search(text) else (_READABLE,)
     found = [_mapped(text, table) for table in tables]
     if len(found[0].text) > _MOST_GROWTH * len(text) + _FREE_GROWTH:
         raise ItemRefused(
@@ -90,6 +112,38 @@ def readings(text: str) -> list[ReadableText]:
             "the text has many characters that stand for several others; send it in parts",
         )
     return found
+
+
+def model_readings(read: Sequence[ReadableText]) -> list[ReadableText]:
+    """Return the readings that have something to see, with spaces where words hide from models."""
+    return [_spaced(one) for one in read if one.text.strip()]
+
+
+def _spaced(read: ReadableText) -> ReadableText:
+    text = read.text
+    cuts = [
+        place
+        for word in _LONG_WORD.finditer(text)
+        for place in range(word.start() + _WORD_PART, word.end(), _WORD_PART)
+    ]
+    if text.isascii() and not cuts:
+        return read
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    before = np.sort(np.concatenate([_edges(codes), np.array(cuts, np.int64)]))
+    if not len(before):
+        return read
+    spaced = np.insert(codes, before, ord(" ")).tobytes().decode("utf-32-le")
+    known = np.arange(len(text)) if read.places is None else np.asarray(read.places)
+    return ReadableText(spaced, np.insert(known, before, known[before - 1]).tolist())
+
+
+def _edges(codes: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Return the places between a Latin letter without accents and a strange character."""
+    small = codes | (ord("a") - ord("A"))
+    is_letter = (small >= ord("a")) & (small <= ord("z"))
+    is_strange = np.searchsorted(_STRANGE, codes, side="right") % 2 == 1
+    is_edge = (is_letter[:-1] & is_strange[1:]) | (is_strange[:-1] & is_letter[1:])
+    return np.flatnonzero(is_edge) + 1
 
 
 def folded(text: str) -> ReadableText:
@@ -133,7 +187,13 @@ def _readable(code: int) -> str:
     each = chr(code)
     if each in "\t\n\r":
         return each
-    if code in _HIDDEN or unicodedata.category(each) in ("Cc", "Cf"):
+    category = unicodedata.category(each)
+    if code in _HIDDEN or category in ("Cc", "Cf", "Me") or unicodedata.combining(each) == _OVERLAY:
         return ""
-    digit = unicodedata.decimal(each, None)
-    return unicodedata.normalize("NFKC", each) if digit is None else str(digit)
+    if category in ("Zs", "Zl", "Zp") or code == _BLANK:
+        return " "
+    digit = unicodedata.digit(each, None)
+    if digit is not None:
+        return str(digit)
+    styled = _STYLED.fullmatch(unicodedata.name(each, ""))
+    return styled[1] if styled else unicodedata.normalize("NFKC", each)

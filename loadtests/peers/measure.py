@@ -102,7 +102,9 @@ def measure_misses(peers: Sequence[str], effort: Effort) -> None:
             for peer in map(PEERS.__getitem__, peers):
                 for way in peer.ways:
                     if way.precision == work.precision:
-                        servers[f"{peer.label}: {way.label}"] = partial(_peer, work, peer, way)
+                        servers[f"{peer.label}: {way.label}"] = partial(
+                            served_peer, work, peer, way
+                        )
             effort.show(f"misses {task} {work.precision}", compare(work, servers, effort))
 
 
@@ -120,7 +122,7 @@ def measure_mixed(peers: Sequence[str], effort: Effort) -> None:
             print("left out: a model server: none of those asked for is installed")
         else:
             what = f"{peer.label}: {peer.ways[0].label}"
-            servers[what] = partial(_peer, work, peer, peer.ways[0])
+            servers[what] = partial(served_peer, work, peer, peer.ways[0])
             if NGINX in peers and nginx.is_installed():
                 servers[f"nginx + Lua before {what}"] = partial(_cached, servers[what])
             elif NGINX in peers:
@@ -149,7 +151,7 @@ def compare(
             return None
         try:
             with servers[what]() as server:
-                found = _answers(server)
+                found = answers_of(server, sentences(_CHECKED, seed=99))
                 answers.extend([] if answers else found)
                 tolerance = _TOLERANCES[work.precision]
                 check_answers(answers, found, task=work.task, tolerance=tolerance)
@@ -168,11 +170,12 @@ def compare(
     return table_of({what: each for what, each in done.items() if what not in failures})
 
 
-def _answers(server: Server) -> list[list[float]]:
+def answers_of(server: Server, texts: Sequence[str]) -> list[list[float]]:
+    """Return the values of a server's answers to some texts."""
     headers = dict(server.target.headers) | {"content-type": "application/json"}
     url = f"http://{server.target.host}:{server.target.port}{server.target.path}"
     with httpx.Client(headers=headers, timeout=60) as client:
-        bodies = map(server.body, sentences(_CHECKED, seed=99))
+        bodies = map(server.body, texts)
         answered = [client.post(url, content=body).raise_for_status() for body in bodies]
     return [server.values(answer.content) for answer in answered]
 
@@ -181,17 +184,17 @@ def _timed(server: Server, texts: list[str]) -> Turn:
     """Warm a server up, then run it; return the result and the processor time of a request."""
     bodies = map(server.body, texts)
     run_closed(server.target, itertools.islice(bodies, _WARMING), connections=CONNECTIONS)
-    own, *others = (list(_family(pid)) for pid in server.pids)
+    own, *others = (list(family(pid)) for pid in server.pids)
     run = partial(run_closed, server.target, bodies, connections=CONNECTIONS)
     return metered(run, server=own, others=[pid for each in others for pid in each])()
 
 
-def _family(pid: int) -> Iterator[int]:
+def family(pid: int) -> Iterator[int]:
     """Yield a process and all its descendants."""
     yield pid
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in children.read_text().split():
-            yield from _family(int(child))
+            yield from family(int(child))
 
 
 @contextlib.contextmanager
@@ -226,7 +229,7 @@ def _gateway(work: Work) -> Iterator[Server]:
 
 
 @contextlib.contextmanager
-def _peer(work: Work, peer: Peer, way: PeerConfiguration) -> Iterator[Server]:
+def served_peer(work: Work, peer: Peer, way: PeerConfiguration) -> Iterator[Server]:
     """Run a peer in one configuration."""
     with running(peer, way, work.exported, work.task) as (target, pid):
         yield Server(

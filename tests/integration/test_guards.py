@@ -271,6 +271,16 @@ async def test_hidden_characters_hide_nothing_and_spans_are_those_of_the_text(
     assert seen[1]["findings"][0]["end"] == len(hidden)
 
 
+async def test_models_read_a_text_with_its_tags_and_without_them(backend: Backend) -> None:
+    texts = "the bad film", "the badxx film", "the bad\U000e0078\U000e0078 film"
+
+    plain, spelled, tagged = [
+        [one["score"] for one in (await judge(backend, text, mood()))["findings"]] for text in texts
+    ]
+
+    assert sorted(tagged) == sorted(plain + spelled)
+
+
 async def test_entities_are_found_by_their_types(backend: Backend) -> None:
     text = "paris is the film"
     everything = await backend.answer("names", Task.ENTITIES, text)

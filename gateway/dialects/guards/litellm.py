@@ -10,23 +10,7 @@ import msgspec
 from typing_extensions import override
 
 from sluicegate.gateway.dialects.guards.hooks import HookBody, HookTexts, HookVerdict, hook_route
-from sluicegate.gateway.dialects.guards.tool_calls import call_text, strings
-
-
-class LiteLlmFunction(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A function that a model calls."""
-
-    name: str | None = None
-    """Its name."""
-    arguments: str | None = None
-    """Its arguments as JSON."""
-
-
-class LiteLlmToolCall(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A call of a tool."""
-
-    function: LiteLlmFunction = LiteLlmFunction()
-    """The function."""
+from sluicegate.gateway.dialects.guards.tool_calls import strings, text_of_call
 
 
 class LiteLlmGuardBody(HookBody, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,7 +24,7 @@ class LiteLlmGuardBody(HookBody, frozen=True, kw_only=True, omit_defaults=True):
     the beginning of a longer one."""
     texts: list[str] | None = None
     """The texts."""
-    tool_calls: list[LiteLlmToolCall] | None = None
+    tool_calls: list[Any] | None = None
     """The tools that a model calls. As nothing in a call can be redacted, the call is blocked
     instead."""
     tools: list[Any] | None = None
@@ -49,8 +33,7 @@ class LiteLlmGuardBody(HookBody, frozen=True, kw_only=True, omit_defaults=True):
 
     @override
     def asked(self) -> HookTexts:
-        functions = [call.function for call in self.tool_calls or ()]
-        calls = [call_text(one.name, one.arguments) for one in functions]
+        calls = map(text_of_call, self.tool_calls or ())
         definitions = ["\n".join(strings(tool)) for tool in self.tools or ()]
         return HookTexts(
             texts=self.texts or (),

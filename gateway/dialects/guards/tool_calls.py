@@ -34,3 +34,11 @@ def call_text(name: Any, arguments: Any) -> str:
     except (ValueError, RecursionError):
         read = arguments  # No tool can read it.
     return "\n".join([*strings(name), *strings(read)]).strip("\n")
+
+
+def text_of_call(call: Any) -> str:
+    """Return the text of a call of any kind: all that it has, if its arguments are elsewhere."""
+    function = call.get("function", call) if isinstance(call, dict) else call
+    if isinstance(function, dict) and "arguments" in function:
+        return call_text(function.get("name"), function["arguments"])
+    return call_text(None, call)

@@ -7,7 +7,7 @@ import pytest
 
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.guards.formats import find_format
-from sluicegate.backends.guards.readable import readings
+from sluicegate.backends.guards.readable import model_readings, readings
 from sluicegate.backends.guards.texts import find_in_text
 from sluicegate.backends.guards.time_limit import TimeLimit
 from sluicegate.wire.guards import AnyDetector, Format
@@ -96,7 +96,7 @@ def test_digits_of_other_scripts_are_read(zero: str) -> None:
 
 
 def test_hidden_characters_between_digits_are_not_read() -> None:
-    text = "4111 11\u200b11 11\ufe0f11 1\u034f111"
+    text = "4111 11\u200b11 11\ufe0f\u20e311 1\u034f111"
 
     assert found(text, kind="formats", formats=["credit_card"]) == [text]
 
@@ -111,6 +111,45 @@ def test_characters_that_nobody_sees_split_no_word_and_no_number(hidden: str) ->
     assert found(text, kind="words", words=["bad"]) == [f"b{hidden}ad"]
     assert found(text, kind="pattern", pattern="bad") == [f"b{hidden}ad"]
     assert found(text, kind="formats", formats=["credit_card"]) == [text[5:]]
+
+
+@pytest.mark.parametrize("text", ["b\u0336a\u20e0d", "ʙᴀᴅ", "🅑🅐🅓", "🅱🅰🅳"])
+def test_styled_and_crossed_out_words_are_found(text: str) -> None:
+    assert found(text, kind="words", words=["bad"]) == [text]
+
+
+def test_digits_in_circles_are_read() -> None:
+    text = "❹➀⓵① 1111 1111 1111"
+
+    assert found(text, kind="formats", formats=["credit_card"]) == [text]
+
+
+@pytest.mark.parametrize("space", ["\u1680", "\u2028", "\u2800"])
+def test_every_blank_ends_a_word(space: str) -> None:
+    assert found(f"a{space}bad word", kind="pattern", pattern=r"\sbad") == [f"{space}bad"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("bad☃ worse😀", "bad ☃ worse 😀"),
+        ("이것bad\u02de", "이것 bad \u02de"),
+        ("café, don\u2019t 5°", "café, don\u2019t 5°"),
+        ("x" * 120, f"{'x' * 50} {'x' * 50} {'x' * 20}"),
+    ],
+)
+def test_no_word_hides_from_models_behind_a_sign_or_its_length(text: str, seen: str) -> None:
+    (reading,) = model_readings(readings(text))
+
+    assert reading.text == seen
+    assert reading.original((len(seen) - 1, len(seen))) == (len(text) - 1, len(text))
+    assert reading.original((0, len(seen))) == (0, len(text))
+
+
+def test_models_read_a_text_with_its_tags_and_without_them() -> None:
+    text = "a\U000e0062d"
+
+    assert [one.text for one in model_readings(readings(text))] == ["abd", "ad"]
 
 
 def test_words_of_tags_are_found() -> None:

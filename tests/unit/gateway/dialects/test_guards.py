@@ -185,6 +185,15 @@ async def test_the_arguments_of_a_call_are_read_as_the_tool_reads_them(
     assert [*map(msgspec.msgpack.decode, api.scene.runner.computed)] == ["a", text]
 
 
+async def test_a_call_of_a_custom_tool_is_looked_at(api: Api, client: httpx.AsyncClient) -> None:
+    call = {"type": "custom", "custom": {"name": "f", "input": "badword"}}
+
+    await client.post("/guard/chat/beta/litellm_basic_guardrail_api", json={"tool_calls": [call]})
+
+    (text,) = map(msgspec.msgpack.decode, api.scene.runner.computed)
+    assert text.splitlines() == ["type", "custom", "custom", "name", "f", "input", "badword"]
+
+
 async def test_all_strings_of_the_definition_of_a_tool_are_looked_at(
     api: Api, client: httpx.AsyncClient
 ) -> None:

@@ -190,7 +190,7 @@ def test_the_rows_of_a_guard_are_those_of_its_detectors() -> None:
     word = WordDetector(name="w", words=("a",))
     mood = ClassifierDetector(name="m", model="mood", labels={"negative": 0.5})
     people = EntityDetector(name="p", model="names", labels={"l" * 40: 0.5})
-    text = msgspec.msgpack.encode("t" * 400)
+    texts = [msgspec.msgpack.encode("t" * 396 + end) for end in ("t" * 4, "\U000e0041")]
 
     found = [
         estimate(
@@ -200,11 +200,13 @@ def test_the_rows_of_a_guard_are_those_of_its_detectors() -> None:
             limits=RowLimits(256),
         ).rows
         for detectors in ((word,), (mood,), (mood, mood), (people,))
+        for text in texts
     ]
     labelled = msgspec.msgpack.encode(EntitiesParameters(labels=["l" * 40]))
-    alone = estimate(Task.ENTITIES, labelled, [text], limits=RowLimits(256)).rows
+    alone = estimate(Task.ENTITIES, labelled, texts[:1], limits=RowLimits(256)).rows
 
-    assert found == [0, 2, 4, alone]
+    # Models read a text with tags twice.
+    assert found == [0, 0, 2, 4, 4, 8, alone, 2 * alone]
 
 
 def test_words_of_one_letter_fill_a_window_before_its_tokens_do() -> None:
