@@ -20,7 +20,7 @@ How to add an operation:
 6. To make workers act, add a member to `Topic` and its field to `Versions`, in
    `gateway/runtime/control_values.py`, and the action to the `actions` of `RuntimeFollower` in
    `gateway/app/worker.py`. The operation calls `context.control.touch(TOPIC)`, which returns the
-   version, and `wait_for_workers`, which returns what became of it in each worker: `ok`, `pending`
+   version, and `wait_for_workers`, which returns each worker's outcome: `ok`, `pending`
    or a reason. `purge_cache` in `caches.py` is an example. `test_config_reload.py` tests actions.
 7. For a command, add a `Command`. The command exists only if its group, an `OperationGroup` in
    `gateway/cli/root.py`, lists the module in `families`. A new group is also listed there in

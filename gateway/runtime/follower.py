@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 # Seconds between two reports that are sent before their turn.
 _REPORT_PAUSE = 0.2
 _NEVER = Versions(config=-1, epochs=-1, accounts=-1, models=-1, drains=-1)
-# Topics whose version is followed by more than a callback.
+# The follower itself handles these topics, so they have no entry in `actions`.
 _WITHOUT_ACTION = frozenset({Topic.CONFIG, Topic.EPOCHS, Topic.MODELS, Topic.DRAINS})
 _NO_ACTIONS: Mapping[Topic, Callable[[], Awaitable[None]]] = MappingProxyType({})
 
@@ -95,10 +95,10 @@ class RuntimeFollower:
     While Redis cannot be reached, nothing changes. The arguments are called as follows:
 
     - `report` returns the JSON for a heartbeat.
-    - `actions` has what is awaited after a topic, such as tenants and keys, has changed, and before
-      the change is acknowledged. It is short: a step of more than 5 s makes the worker count as
-      gone. As the first step takes every topic as changed, it also runs at the start. If it raises
-      a `GatewayError`, every further step tries again.
+    - `actions` maps a topic to a function that is awaited after the topic has changed, and before
+      the change is acknowledged. It must be short: a step of more than 5 s makes the worker count
+      as gone. The first step takes every topic as changed, so the function also runs at the start.
+      If it raises a `GatewayError`, every further step tries again.
     - `models_changed` gets the newest version of the models, and must itself acknowledge this
       version, because loading models takes long.
     - `drains_changed` gets the ids of the drained backends.

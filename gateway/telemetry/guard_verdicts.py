@@ -10,7 +10,10 @@ import msgspec
 from sluicegate.wire.metric_declaration import Series, counter
 
 TEXTS: Final = counter(
-    "sluicegate_guard_texts_total", "Texts that a guard judged.", "guard", "verdict"
+    "sluicegate_guard_texts_total",
+    "Texts that a guard judged. A text that grows counts each time.",
+    "guard",
+    "verdict",
 )
 FINDINGS: Final = counter(
     "sluicegate_guard_findings_total",
@@ -24,7 +27,7 @@ FAILED_TEXTS: Final = counter(
 )
 _MOST_DECISIONS: Final = 20
 Counts = tuple[tuple[Series, int], ...]
-"""What an answer adds to counters."""
+"""Series, and the amount that one answer adds to each."""
 
 
 class SeenFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -51,7 +54,7 @@ class GuardDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class GuardVerdicts(msgspec.Struct, frozen=True):
-    """Holds what the verdicts of an answer add to metrics, and some of its decisions."""
+    """Holds what an answer adds to metrics, and up to three of its decisions."""
 
     counts: Counts
     decisions: Sequence[GuardDecision] = ()

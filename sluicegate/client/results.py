@@ -206,7 +206,8 @@ class GuardResult(msgspec.Struct, frozen=True, kw_only=True):
     blocked_from: int | None = None
     """With `pieces`, the first piece that has a part of a finding that blocks."""
     holdback: int | None = None
-    """With `pieces`, how many code points at the end must wait for the next piece."""
+    """With `pieces`, how many code points at the end of `text`, or of the pieces if nothing is
+    redacted, must wait for the next piece. If there is none, all may be sent."""
     error: ItemError | None = None
     """Why the guard could not look at all of the text. `on_error` of the guard is the verdict."""
 

@@ -255,7 +255,7 @@ def detokenize(
 def guard(
     name: str, texts: str | Sequence[str], *, pieces: bool = False, restore: bool = False
 ) -> Call[GuardAnswer]:
-    """Look at texts with a guard of the gateway's configuration.
+    """Judge texts with a guard of the gateway's configuration. `name` is the guard.
 
     With `pieces`, `texts` are the pieces so far of one text that grows. With `restore`, the answer
     has the original text of each placeholder.

@@ -1,6 +1,6 @@
 """Answers the hooks of gateways for language models, each with a guard's verdict.
 
-A hook says where the texts are, and how the verdict is written; all else is the same.
+Each hook says where its texts are, and how to write the verdict. The rest is shared.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,13 @@ from typing_extensions import override
 from sluicegate.gateway.api.inference_route import BodySource, InferenceRoute, Rendered
 from sluicegate.gateway.api.openapi_parts import Json, Operation
 from sluicegate.gateway.dialects.base import dialect_operation
-from sluicegate.gateway.dialects.guards.route import GROWTH, GuardedTexts, GuardResult, guard_of
+from sluicegate.gateway.dialects.guards.route import (
+    GROWTH,
+    GuardedTexts,
+    GuardFailure,
+    GuardResult,
+    guard_of,
+)
 from sluicegate.gateway.http.body_decoding import BodyDecoder
 from sluicegate.gateway.types import Answer, RequestId, Usage
 from sluicegate.wire.guards import VERDICTS, Verdict
@@ -20,6 +26,7 @@ from sluicegate.wire.protocol import Task
 
 NOT_ALLOWED = "The text is not allowed."
 _NOT_READ = "The text could not be looked at completely."
+_STAND_IN = ""
 
 
 class HookTexts(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,9 +37,9 @@ class HookTexts(msgspec.Struct, frozen=True, kw_only=True):
     calls: Sequence[str] = ()
     """Texts that it cannot replace, such as tool calls. They are blocked instead of redacted."""
     definitions: Sequence[str] = ()
-    """Texts that nobody replaces, such as definitions of tools. Only `block` counts."""
+    """Texts that nobody replaces, such as definitions of tools. Only the verdict `block` counts."""
     is_whole: bool = True
-    """Whether these are all texts. Images and token ids, for example, are not among them."""
+    """Whether the guard can read all of it. It cannot read images and token ids, for example."""
     growing: bool = False
     """Whether the texts may be the beginnings of longer ones."""
 
@@ -41,13 +48,13 @@ class HookVerdict(NamedTuple):
     """Holds the verdict about all texts of a request or an answer."""
 
     verdict: Verdict
-    """The strongest verdict, where what cannot be redacted is blocked."""
+    """The strongest verdict. Where redaction is impossible, `redact` counts as `block`."""
     texts: list[str]
     """All texts that the hook can replace, with placeholders for what was redacted."""
     reason: str
     """Why it is blocked, if it is."""
     results: list[GuardResult]
-    """The verdicts about all texts, in the order of `HookTexts`."""
+    """The verdicts about all texts in the order of `HookTexts`, and about what is no text."""
     originals: dict[str, str]
     """The original text of each placeholder."""
 
@@ -86,10 +93,12 @@ class _Asked(GuardedTexts, frozen=True, kw_only=True):
             one.text if one.verdict == "redact" else text
             for text, one in zip(self.texts, texts, strict=False)
         ]
+        if not self.is_whole:
+            failure = GuardFailure(code="not_read", detail=_NOT_READ)
+            unread = GuardResult(verdict=self.guard.on_error, findings=[], error=failure)
+            results = [unread] if self.texts == [_STAND_IN] else [*results, unread]
         blocking = [one for one in results if one.verdict == "block"]
         blocking += [one for one in calls if one.verdict == "redact"]
-        if not (self.is_whole or blocking) and self.guard.on_error == "block":
-            return HookVerdict("block", redacted, _NOT_READ, results, originals)
         if blocking:
             was_read = any(one.error is None for one in blocking)
             reason = (self.guard.message or NOT_ALLOWED) if was_read else _NOT_READ
@@ -126,7 +135,7 @@ class HookRoute(InferenceRoute):
         return _Asked(
             name,
             guard,
-            [*asked.texts, *asked.calls, *asked.definitions] or [""],
+            [*asked.texts, *asked.calls, *asked.definitions] or [_STAND_IN],
             growing=asked.growing,
             body=body,
             calls=len(asked.calls),

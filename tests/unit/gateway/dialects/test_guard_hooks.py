@@ -188,6 +188,24 @@ async def test_token_ids_images_and_audio_count_as_texts_that_were_not_looked_at
     assert answer["verdict"] is passes
 
 
+async def test_what_was_not_looked_at_is_counted(api: Api, client: httpx.AsyncClient) -> None:
+    image = {"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}
+
+    await ask(client, "portkey", before(**messages([image])))
+
+    api.metrics.flush()
+    counted = [
+        api.registry.get_sample_value("sluicegate_guard_failed_texts_total", {"guard": "chat"}),
+        *(
+            api.registry.get_sample_value(
+                "sluicegate_guard_texts_total", {"guard": "chat", "verdict": verdict}
+            )
+            for verdict in ("block", "allow")
+        ),
+    ]
+    assert counted == [1, 1, None]
+
+
 async def test_a_body_that_is_nested_too_deeply_is_refused(client: httpx.AsyncClient) -> None:
     nested = '[{"content":' * 900 + '"Ada"' + "}]" * 900
     body = f'{{"eventType":"beforeRequestHook","request":{{"json":{{"messages":{nested}}}}}}}'
