@@ -25,7 +25,7 @@ _LAST = ("roll_back_config", "revoke_key", "rotate_operator", "revoke_operator")
 # The worker here has no backends.
 _ELSEWHERE = {
     *("reload_models", "get_model_arms", "split_model", "reset_model"),
-    *("shadow_model", "end_shadow", "roll_back_model"),
+    *("shadow_model", "end_shadow", "roll_back_model", "try_guard"),
 }
 _OF_EVERY_SERVER = {"content-length", "content-type"}
 
