@@ -15,8 +15,8 @@ from sluicegate.gateway.console.access import AnyRequest, Context
 from sluicegate.gateway.console.form_fields import fields_of
 from sluicegate.gateway.console.forms import one
 from sluicegate.gateway.console.frame import Frame
+from sluicegate.gateway.console.guard_history import GuardActivity
 from sluicegate.gateway.console.history import History
-from sluicegate.gateway.console.usage_series import Chart
 from sluicegate.gateway.errors import InvalidRequest
 from sluicegate.gateway.operations.active_document import ActiveDocumentReader
 from sluicegate.gateway.operations.fleet_view import reported
@@ -51,14 +51,12 @@ class DetectorRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GuardView(msgspec.Struct, frozen=True, kw_only=True):
-    """A guard, and its verdicts in the last half hour."""
+    """A guard, and what it did in the last half hour."""
 
     name: str
     config: GuardConfig
     detectors: list[DetectorRow]
-    failed: int
-    verdicts: Chart
-    findings: Chart
+    activity: GuardActivity
 
 
 class GuardsController(Controller):
@@ -120,14 +118,12 @@ async def _decisions(control: Control) -> list[GuardDecision]:
 
 
 def _view(name: str, guard: GuardConfig, history: History) -> GuardView:
-    found = history.guards.found(name)
+    activity = history.guards.of(name)
     return GuardView(
         name=name,
         config=guard,
-        detectors=[_row(each, found) for each in guard.detectors],
-        failed=history.guards.failed(name),
-        verdicts=history.guards.verdicts(name),
-        findings=history.guards.findings(name),
+        detectors=[_row(each, activity.found) for each in guard.detectors],
+        activity=activity,
     )
 
 
@@ -145,7 +141,7 @@ def _row(detector: AnyDetector, found: Counter[str]) -> DetectorRow:
 def _wanted(detector: AnyDetector) -> str:
     match detector:
         case ClassifierDetector(expected=expected) if expected:
-            return f"neither of {_scores(expected)}"
+            return f"none of {_scores(expected)}"
         case ClassifierDetector() | EntityDetector() | ExampleDetector():
             return _scores(_thresholds(detector))
         case FormatDetector():

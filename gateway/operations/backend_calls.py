@@ -13,7 +13,7 @@ from sluicegate.gateway.operations.active_document import ActiveDocumentReader
 from sluicegate.gateway.operations.fleet_view import reported_backends
 from sluicegate.gateway.runtime.runtime import compile_runtime
 from sluicegate.gateway.types import Endpoint
-from sluicegate.gateway.upstream.base import BackendClient, CallFailed
+from sluicegate.gateway.upstream.base import BackendClient, CallFailed, Cause
 from sluicegate.wire.plans import PlanTrial
 from sluicegate.wire.protocol import (
     TOKEN_TASKS,
@@ -35,7 +35,7 @@ _STATE_TIMEOUT = 5.0
 # A check takes as long as a reload, because both load models.
 _CHECK_TIMEOUT = 120.0
 _RUN_TIMEOUT = 60.0
-# Keeps what operators try apart from tenants' rows in the row cache.
+# Operators' trials share no row-cache entries with tenants.
 _SCOPE = "operators"
 
 
@@ -115,15 +115,21 @@ class BackendCalls:
         return []
 
     async def run(
-        self, model: str, task: Task, parameters: bytes, items: Sequence[bytes]
+        self,
+        states: BackendStates,
+        model: str,
+        task: Task,
+        parameters: bytes,
+        items: Sequence[bytes],
     ) -> list[Done | Failed]:
-        """Have a backend that serves `model` answer items, within 60 s. Nothing is billed.
+        """Have a backend that serves `model` in `states` answer items, within 60 s.
+
+        Nothing is billed. The result has an outcome for each item, in their order.
 
         Raises:
             UpstreamUnavailable: no backend serves the model, or the call failed.
-            ConfigurationError, DependencyUnavailable: as for `states`.
         """
-        for endpoint, state in (await self.states()).serving(model).items():
+        for endpoint, state in states.serving(model).items():
             info = next((info for info in state.models if info.name == model), None)
             if info is not None and state.ready:
                 call = Call(
@@ -160,9 +166,15 @@ class BackendCalls:
             if isinstance(end, BaseException):
                 raise end
         except CallFailed as error:
+            did = "refused the call" if error.cause is Cause.REFUSED else "did not answer"
             raise UpstreamUnavailable(
-                f"The backend `{endpoint.backend}` did not answer: {error.detail}"
+                f"The backend `{endpoint.backend}` {did}: {error.detail}"
             ) from error
+        if len(outcomes) != len(call.items):
+            raise UpstreamUnavailable(
+                f"The backend `{endpoint.backend}` answered {len(outcomes)} of {len(call.items)}"
+                " items. Try again."
+            )
         return sorted(outcomes, key=lambda each: each.index)
 
     async def check(self, endpoint: Endpoint, trial: PlanTrial) -> PlanVerdict:

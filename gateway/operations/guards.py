@@ -15,6 +15,7 @@ from sluicegate.gateway.errors import (
     NotFound,
     UpstreamUnavailable,
 )
+from sluicegate.gateway.operations.backend_calls import BackendStates
 from sluicegate.gateway.operations.context import OperationContext
 from sluicegate.gateway.operations.declaration import Family
 from sluicegate.gateway.operations.operators import Role
@@ -31,7 +32,7 @@ FAMILY = Family(
 
 
 class GuardTrial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Texts to try, and a guard that may replace the guard of the document."""
+    """Texts to judge, and a guard to compare with the guard of the document."""
 
     texts: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MOST_TEXTS)]
     """The texts. They are not stored."""
@@ -99,16 +100,25 @@ async def try_guard(context: OperationContext, guard: str, trial: GuardTrial) ->
         changed = msgspec.structs.replace(document, guards={guard: proposed})
         for path, detail in findings(changed):
             if path[0] == "guards":
-                named = ".".join(map(str, path[2:])) or "its name"
+                named = ".".join(map(str, path[2:])) or f"the name `{guard[:80]}` in the path"
                 raise InvalidRequest(f"The proposed guard is invalid: {named}: {detail}")
-    outcomes = await asyncio.gather(
-        *(_outcome(context, each, trial.texts) for each in (present, proposed))
-    )
-    return GuardComparison(present=outcomes[0], proposed=outcomes[1])
+    states = await context.backends.states()
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(_outcome(context, states, each, trial.texts))
+                for each in (present, proposed)
+            ]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return GuardComparison(present=tasks[0].result(), proposed=tasks[1].result())
 
 
 async def _outcome(
-    context: OperationContext, guard: GuardConfig | None, texts: Sequence[str]
+    context: OperationContext,
+    states: BackendStates,
+    guard: GuardConfig | None,
+    texts: Sequence[str],
 ) -> GuardOutcome | None:
     if guard is None:
         return None
@@ -116,7 +126,7 @@ async def _outcome(
         detectors=guard.detectors, allow=guard.allow, overlap=guard.overlap
     )
     answers = await context.backends.run(
-        guard.model, Task.GUARD, _encode(parameters), [_encode(text) for text in texts]
+        states, guard.model, Task.GUARD, _encode(parameters), [_encode(text) for text in texts]
     )
     verdicts: Counter[Verdict] = Counter()
     detectors: Counter[str] = Counter()

@@ -55,8 +55,8 @@
   };
 
   const drawAll = () => {
-    // Forget charts in fragments that htmx has replaced.
-    for (const element of drawn.keys()) if (!element.isConnected) drawn.delete(element);
+    // uPlot keeps each chart until it is destroyed, also those in fragments that htmx has replaced.
+    for (const [element, plot] of drawn) if (!element.isConnected) { plot.destroy(); drawn.delete(element); }
     document.querySelectorAll("[data-chart]").forEach(draw);
   };
 

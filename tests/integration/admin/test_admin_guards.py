@@ -1,5 +1,6 @@
 """A guard is tried on texts before it is published, and nothing else changes."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from sluicegate.wire.protocol import Call, Done, Failed, GuardParameters, Report
 from testing.stub_backend import stub_model
 from tests.support.admin import client_of, refused
 from tests.support.dispatching import state
-from tests.support.scripted_client import ScriptedClient, Step
+from tests.support.scripted_client import Hang, Script, ScriptedClient, Step
 
 pytestmark = pytest.mark.anyio
 _DOCUMENT = """
@@ -45,6 +46,14 @@ async def judge(endpoint: Endpoint, call: Call) -> AsyncIterator[Step]:
         result = {"verdict": "block" if found else "allow", "findings": found}
         yield Done(index=index, result=msgspec.json.encode(result), rows=1, tokens=1)
     yield Report()
+
+
+async def silent(endpoint: Endpoint, call: Call) -> AsyncIterator[Step]:
+    yield Report()
+
+
+async def refuse(endpoint: Endpoint, call: Call) -> AsyncIterator[Step]:
+    yield CallFailed(Cause.REFUSED, "too many items")
 
 
 async def cut(endpoint: Endpoint, call: Call) -> AsyncIterator[Step]:
@@ -121,6 +130,10 @@ async def test_what_cannot_be_tried_is_refused(
             *("invalid_request", "detectors.0.pattern"),
         ),
         (
+            *("A!", {"texts": ["1"], "proposed": proposed(0.5)}, 400),
+            *("invalid_request", "the name `A!` in the path"),
+        ),
+        (
             *("chat", {"texts": ["1"], "proposed": proposed(0.5, model="gone")}, 503),
             *("upstream_unavailable", "No backend serves the model `gone`"),
         ),
@@ -129,7 +142,44 @@ async def test_what_cannot_be_tried_is_refused(
 
         assert text in refused(answer, status, code)["detail"]
 
-    backend.script = cut
-    lost = await admin.post("/admin/guards/chat/try", json={"texts": ["1"]})
 
-    assert "connection was lost" in refused(lost, 503, "upstream_unavailable")["detail"]
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        (cut, "did not answer: the connection was lost"),
+        (refuse, "refused the call: too many items"),
+        (silent, "answered 0 of 1 items"),
+    ],
+)
+async def test_a_failed_call_is_named(
+    admin: httpx.AsyncClient, backend: ScriptedClient, script: Script, text: str
+) -> None:
+    backend.script = script
+
+    answer = await admin.post("/admin/guards/chat/try", json={"texts": ["1"]})
+
+    assert text in refused(answer, 503, "upstream_unavailable")["detail"]
+
+
+async def test_the_other_call_of_a_trial_ends_if_one_fails(
+    admin: httpx.AsyncClient, backend: ScriptedClient
+) -> None:
+    ended = asyncio.Event()
+
+    async def fail_once(endpoint: Endpoint, call: Call) -> AsyncIterator[Step]:
+        if call is backend.calls[-1][1]:
+            yield CallFailed(Cause.CUT, "the connection was lost")
+        try:
+            yield Hang()
+        finally:
+            ended.set()
+
+    backend.script = fail_once
+
+    answer = await admin.post(
+        "/admin/guards/chat/try", json={"texts": ["1"], "proposed": proposed(0.5)}
+    )
+
+    refused(answer, 503, "upstream_unavailable")
+    async with asyncio.timeout(10.0):
+        await ended.wait()

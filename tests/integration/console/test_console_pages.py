@@ -144,17 +144,19 @@ async def test_guards_are_shown_with_detectors_verdicts_and_decisions(
         ("sluicegate_guard_findings_total", labels): 41.0,
         ("sluicegate_guard_failed_texts_total", (("guard", "chat"),)): 1.0,
     }
+    empty = await operator.get("/console/guards")
     history.add(Reading(at=0.0, values={}))
     history.add(Reading(at=1.0, values=counted))
 
     page = await operator.get("/console/guards")
     part = await operator.get("/console/guards", headers=_HTMX)
 
+    assert "No text yet on this machine." in empty.text
     for shown in (page.text, part.text):
         assert "&lt;b&gt;angry from 0.9" in shown
         assert "anger, &lt;i&gt;angry, 0.99, 12" in shown
         assert '<td class="num">41</td>' in shown
-        assert "1 text</span> of the last half hour on this machine could not be looked at" in shown
+        assert "1 of 40 texts</span> on this machine since 1970-01-01 00:00 UTC." in shown
         assert shown.index("overloaded") < shown.index("&lt;i&gt;angry")  # newest first
     assert "<html" not in part.text
 

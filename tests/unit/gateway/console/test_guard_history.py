@@ -31,7 +31,7 @@ def test_texts_are_counted_by_verdict_in_each_half_minute() -> None:
         (10.0, {block: 5.0}), (20.0, {block: 7.0, other: 9.0}), (31.0, {block: 8.0}), (35.0, {})
     )
 
-    chart = history.verdicts("chat")
+    chart = history.of("chat").verdicts
     assert chart.times == [0.0, 30.0]
     assert {each.label: each.values for each in chart.series} == {
         "allow": [0.0, 0.0],
@@ -46,10 +46,10 @@ def test_the_detectors_that_find_most_are_drawn_and_all_are_counted() -> None:
 
     history = kept((0.0, {}), (1.0, found))
 
-    assert [each.label for each in history.findings("chat").series] == [
+    assert [each.label for each in history.of("chat").findings.series] == [
         f"d{number}" for number in range(9, 2, -1)
     ]
-    assert history.found("chat")["d1"] == 1
+    assert history.of("chat").found["d1"] == 1
 
 
 def test_steps_older_than_half_an_hour_are_dropped() -> None:
@@ -57,7 +57,7 @@ def test_steps_older_than_half_an_hour_are_dropped() -> None:
 
     history = kept(*[(float(at), {allow: at / 10}) for at in range(0, 4000, 10)])
 
-    times = history.verdicts("chat").times
+    times = history.of("chat").verdicts.times
     assert (times[-1] - times[0], len(times)) == (1770.0, 60)
 
 
@@ -66,4 +66,15 @@ def test_failed_texts_of_a_guard_are_added_up() -> None:
 
     history = kept((0.0, {failed: 1.0}), (1.0, {failed: 3.0}), (40.0, {failed: 4.0}))
 
-    assert (history.failed("chat"), history.failed("mail")) == (3, 0)
+    assert (history.of("chat").failed, history.of("mail").failed) == (3, 0)
+
+
+def test_texts_are_counted_since_the_first_reading_or_the_oldest_step() -> None:
+    allow = texts("chat", "allow")
+    readings = [(float(at), {allow: at / 10}) for at in range(40, 4000, 10)]
+
+    young, old = kept(*readings[:3]).of("chat"), kept(*readings).of("chat")
+
+    assert (young.since, young.texts) == (40.0, 2)
+    assert (old.since, old.texts) == (2220.0, 178)
+    assert GuardHistory().of("chat").since is None
