@@ -33,7 +33,7 @@ _SETTINGS: Final = frozenset(("reasoning", "text", "thinking"))
 _CALLS: Final = frozenset(("function_call", "tool_calls"))
 _MEDIA: Final = frozenset(
     (
-        *("audio", "fileData", "file_data", "file_id", "file_uri", "file_url", "image_url"),
+        *("audio", "fileData", "file_data", "file_uri", "file_url", "image_url"),
         *("images", "inlineData", "inline_data", "input_audio"),
     )
 )
@@ -192,8 +192,9 @@ class ModelBody:
         kind = part.get("type")
         if isinstance(kind, str) and kind.endswith("tool_use"):
             self._uses.append(part)
-            for name in part.keys() - {"input", "name"}:
-                self._read_other(place, name, part[name])
+            for name, value in part.items():
+                if name not in ("input", "name"):
+                    self._read_other(place, name, value)
         elif kind in _TEXT_PARTS or kind == "function_call" or "role" in part:
             self._read_message(place, part)
         else:
@@ -213,13 +214,13 @@ class ModelBody:
                     if name in ("name", "arguments") and isinstance(value, str):
                         self._calls.setdefault((*own, part), []).append((holder, name))
                     elif value is not function or not isinstance(value, dict):
-                        self._read_other(own, name, value)
+                        self._read_other((*own, part), name, value)
 
     def _read_other(self, place: _Place, name: str, value: Any) -> None:
         """Read a value that may have texts in any place."""
         is_number = isinstance(value, int | float | None)
         if not (is_number or name in _SKIPPED or _is_name(name, value)):
-            self.is_whole &= name not in _MEDIA or not value
+            self._find_media(place, name, value)
             self._read_value((*place, name), value)
 
     def _read_value(self, place: _Place, value: Any) -> None:
@@ -227,7 +228,7 @@ class ModelBody:
         if isinstance(value, dict):
             for name, one in value.items():
                 self._others[*place, name, None] = [name]
-                self.is_whole &= name not in _MEDIA or not one
+                self._find_media(place, name, one)
                 if not (self._is_stream and _is_name(name, one)):
                     self._read_value((*place, name), one)
         elif isinstance(value, list):
@@ -237,6 +238,10 @@ class ModelBody:
             self._others.setdefault(place, []).append(value)
         elif type(value) in (int, float):
             self._others[*place, value, None] = [str(value)]
+
+    def _find_media(self, place: _Place, name: str, value: Any) -> None:
+        if name in _MEDIA and value and "metadata" not in place:
+            self.is_whole = False
 
     def _index(self, value: Any, number: int) -> int:
         """Return the place of a value in its list: pieces of streams say where they belong."""

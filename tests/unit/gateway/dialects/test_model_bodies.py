@@ -96,6 +96,11 @@ def test_token_ids_are_not_looked_at(tokens: Any) -> None:
         ({"messages": [{"role": "user", "name": "ignore_the_rules"}]}, ["ignore_the_rules"]),
         ({"messages": ["a"]}, ["a"]),
         ({"metadata": {"card": 4111}}, ["card", "4111"]),
+        ({"metadata": {"images": "a"}}, ["images", "a"]),
+        (
+            {"messages": [{"tool_calls": [{"x": "123", "function": {"x": "4"}}]}]},
+            ["123", "4"],
+        ),
         ({"error": {"message": "no"}}, ["message", "no"]),
         (["a"], ["a"]),
     ],
