@@ -57,7 +57,7 @@ _NAME: Final = re.compile(r"[\w.:/-]{0,128}", re.ASCII)
 _ROLES: Final = frozenset(
     ("assistant", "developer", "function", "model", "system", "tool", "user"),
 )
-_ENCODED: Final = re.compile(r"(?:data:[\w./+;=-]+,)?[A-Za-z0-9+/]{256,}={0,2}", re.ASCII)
+_ENCODED: Final = re.compile(r"(?:data:[\w./+;=-]{1,64},)?[A-Za-z0-9+/]{256,}={0,2}", re.ASCII)
 # Lines of server-sent events that have no text of a model.
 _OTHER_LINES: Final = (b":", b"event:", b"id:", b"retry:")
 _DONE: Final = b"[DONE]"
