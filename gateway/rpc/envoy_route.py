@@ -3,9 +3,8 @@
 Only the gRPC listener calls this route: bodies in, verdicts out.
 """
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -15,6 +14,7 @@ from sluicegate.gateway.api.inference_route import BodySource
 from sluicegate.gateway.dialects.guards.hooks import HookBody, HookRoute, HookTexts, HookVerdict
 from sluicegate.gateway.dialects.guards.model_bodies import ModelBody
 from sluicegate.gateway.dialects.oip.errors import OIP_ERRORS
+from sluicegate.gateway.errors import InvalidRequest
 
 PLACEHOLDERS: Final = b"sluicegate-placeholders"
 """The header with the placeholders to restore in an answer, as a JSON object."""
@@ -66,8 +66,8 @@ class EnvoyBody(HookBody, frozen=True, kw_only=True):
         if not (is_redacted or restored):
             return BodyVerdict()
         written = body.written(
-            [_with_originals(text, restored, str) for text in found.texts],
-            lambda arguments: _with_originals(arguments, restored, _in_json),
+            [_with_originals(text, restored) for text in found.texts],
+            lambda text: _with_originals(text, restored),
         )
         return BodyVerdict(
             is_redacted=is_redacted, body=written.decode(), placeholders=found.originals
@@ -96,18 +96,21 @@ class EnvoyRoute(HookRoute):
     def read(self, source: BodySource) -> EnvoyBody:
         return EnvoyBody(
             raw=source.raw,
-            originals=json.loads(source.fields[0] or b"{}"),
+            originals=_originals(source.fields[0] or b"{}"),
             most_restored=source.document.request.max_body_bytes,
         )
 
 
-def _with_originals(text: str, originals: Mapping[str, str], written: Callable[[str], str]) -> str:
+def _originals(header: str | bytes) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(header, type=dict[str, str])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        name = PLACEHOLDERS.decode()
+        raise InvalidRequest(f"Leave out the metadata `{name}`; the gateway sets it.") from None
+
+
+def _with_originals(text: str, originals: Mapping[str, str]) -> str:
     """Return a text with the original texts of placeholders."""
     if not originals:
         return text
-    return _PLACEHOLDER.sub(lambda name: written(originals.get(name[0], name[0])), text)
-
-
-def _in_json(text: str) -> str:
-    """Return a text as it is written in a string of JSON."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return _PLACEHOLDER.sub(lambda name: originals.get(name[0], name[0]), text)

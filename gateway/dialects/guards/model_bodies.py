@@ -1,63 +1,89 @@
 """Finds the texts in the body of a request to a language model or of its answer, to replace them.
 
 The body is JSON as OpenAI's chat completions, completions, responses and embeddings and Anthropic's
-messages have it, or server-sent events of chat completions. What is not known to be a text, a call
-or a name counts as a text that cannot be replaced, or as not looked at.
+messages have it, or server-sent events of chat completions. Everything that is not known to be a
+text, a call or a name is a text that cannot be replaced.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 from sluicegate.gateway.dialects.guards.hooks import HookTexts
-from sluicegate.gateway.dialects.guards.tool_calls import call_text, strings
+from sluicegate.gateway.dialects.guards.tool_calls import call_text, strings, with_strings
 
 _TEXTS: Final = frozenset(
     (
-        *("content", "input", "prompt", "reasoning", "reasoning_content", "refusal", "suffix"),
-        *("system", "text", "thinking"),
+        *("content", "input", "instructions", "prompt", "reasoning", "reasoning_content"),
+        *("refusal", "suffix", "system", "text", "thinking"),
     )
 )
 _MESSAGES: Final = frozenset(("choices", "delta", "message", "messages", "output", "prediction"))
 _TEXT_PARTS: Final = frozenset(
-    ("input_text", "message", "output_text", "text", "thinking", "tool_result")
+    (
+        *("function_call_output", "input_text", "message", "output_text", "reasoning"),
+        *("summary_text", "text", "thinking", "tool_result"),
+    )
 )
 _DEFINITIONS: Final = frozenset(("functions", "response_format", "tools"))
+# Settings of a request, if they are objects.
+_SETTINGS: Final = frozenset(("reasoning", "text", "thinking"))
 _CALLS: Final = frozenset(("function_call", "tool_calls"))
+_MEDIA: Final = frozenset(
+    (
+        *("audio", "fileData", "file_data", "file_uri", "file_url", "image_url"),
+        *("images", "inlineData", "inline_data", "input_audio"),
+    )
+)
 # What no model reads. `logprobs` has the tokens of a text.
-_SKIPPED: Final = frozenset(("cache_control", "logprobs", "stream_options", "usage"))
-# What is no text if it is a short name.
+_SKIPPED: Final = frozenset(
+    (
+        *("cache_control", "content_filter_results", "encrypted_content", "logprobs"),
+        *("obfuscation", "prompt_filter_results", "provider", "signature", "stream_options"),
+        "usage",
+    )
+)
+# Values that are identifiers, unless they are long or have spaces.
 _NAMES: Final = frozenset(
     (
-        *("finish_reason", "id", "model", "name", "object", "reasoning_effort", "role"),
-        *("service_tier", "system_fingerprint", "tool_call_id", "type", "verbosity"),
+        *("call_id", "finish_reason", "id", "model", "native_finish_reason", "object"),
+        *("reasoning_effort", "service_tier", "status", "system_fingerprint", "tool_call_id"),
+        *("type", "verbosity"),
     )
 )
 _NAME: Final = re.compile(r"[\w.:/-]{0,128}", re.ASCII)
+_ROLES: Final = frozenset(
+    ("assistant", "developer", "function", "model", "system", "tool", "user"),
+)
+_ENCODED: Final = re.compile(r"(?:data:[\w./+;=-]{1,64},)?[A-Za-z0-9+/]{256,}={0,2}", re.ASCII)
 # Lines of server-sent events that have no text of a model.
-_OTHER_LINES: Final = (b":", b"event:", b"id:", b"retry:", b"data: [DONE]", b"data:[DONE]")
+_OTHER_LINES: Final = (b":", b"event:", b"id:", b"retry:")
+_DONE: Final = b"[DONE]"
 _Slots = list[tuple[Any, Any]]
 """Objects or lists, and the name or place of a text in each."""
 _Place = tuple[Hashable, ...]
 
 
 class ModelBody:
-    """Holds the values of a body, and where its texts are. It raises `ValueError` if it cannot.
+    """Parses a body and remembers where its texts are.
 
-    A streamed text is in parts, of which the first gets the whole new text.
+    A streamed text has several parts; the first part receives the whole replacement.
+
+    Raises:
+        ValueError: the body is ambiguous or no JSON.
     """
 
     def __init__(self, raw: bytes) -> None:
         self.is_whole = True
-        """Whether everything that may be a text was found; images, for example, are none."""
-        self.others: list[str] = []
-        """Texts that cannot be replaced."""
+        """False if the body has content that no detector can read, such as an image."""
         self.definitions: list[str] = []
         """The definitions of tools and formats, which are not replaced."""
         self._texts: dict[Hashable, _Slots] = {}
         self._calls: dict[Hashable, _Slots] = {}
-        self._uses: list[str] = []
+        self._uses: list[dict[str, Any]] = []
+        self._others: dict[Hashable, list[str]] = {}
         self._lines: list[Any] = []
         self._is_stream = raw.lstrip()[:1] not in (b"{", b"[", b"")
         if self._is_stream:
@@ -69,8 +95,17 @@ class ModelBody:
                 # Events of other APIs have pieces of texts in other places.
                 self.is_whole &= not self._is_stream or isinstance(line.get("choices"), list)
                 self._read_message((), line)
-            elif not isinstance(line, bytes):
-                self.others += strings(line)
+            elif isinstance(line, bytes):
+                comment = line.partition(b":")[2].strip().decode()
+                if comment != _DONE.decode() and not _NAME.fullmatch(comment):
+                    self._others[line] = [comment]
+            else:
+                self._read_other((), "", line)
+
+    @property
+    def others(self) -> list[str]:
+        """Texts that cannot be replaced."""
+        return [*map("".join, self._others.values())]
 
     def texts(self) -> list[str]:
         """Return the texts that can be replaced."""
@@ -78,7 +113,10 @@ class ModelBody:
 
     def calls(self) -> list[str]:
         """Return the text of each call of a tool: its name, and names and values of arguments."""
-        return [*map(_call_text, self._calls.values()), *self._uses]
+        return [
+            *map(_call_text, self._calls.values()),
+            *[call_text(use.get("name"), use.get("input")) for use in self._uses],
+        ]
 
     def asked(self) -> HookTexts:
         """Return what a guard looks at."""
@@ -91,7 +129,7 @@ class ModelBody:
         )
 
     def written(self, texts: list[str], change: Callable[[str], str]) -> bytes:
-        """Return the body with other `texts`; strings of calls' arguments are changed by `change`.
+        """Return the body with other `texts`; `change` maps each string of a call's arguments.
 
         The values of this object change, too.
         """
@@ -99,8 +137,10 @@ class ModelBody:
             _write(slots, text)
         for slots in self._calls.values():
             arguments = [slot for slot in slots if slot[1] == "arguments"]
-            if arguments:
-                _write(arguments, change(_joined(arguments)))
+            _write(arguments, with_strings(_joined(arguments), change))
+        for use in self._uses:
+            if "input" in use:
+                use["input"] = json.loads(with_strings(json.dumps(use["input"]), change))
         objects = [one for one in self._lines if isinstance(one, dict)]
         for choice in (each for one in objects for each in _listed(one.get("choices"))):
             if isinstance(choice, dict) and choice.get("logprobs"):
@@ -113,28 +153,33 @@ class ModelBody:
     def _read_message(self, place: _Place, message: Any) -> None:
         """Read a body, a message, a choice, or a part that has a text."""
         if not isinstance(message, dict):
-            self._read_other("", message)
+            self._read_other(place, "", message)
+            return
+        if message.get("type") == "function_call":
+            self._read_calls(place, message)
             return
         for name, value in message.items():
-            if name in _TEXTS:
+            is_setting = name in _SETTINGS and isinstance(value, dict)
+            if not place and (name in _DEFINITIONS or is_setting):
+                self.definitions += map("\n".join, map(strings, _listed(value)))
+            elif name in _TEXTS or (name in _MESSAGES and isinstance(value, str)):
                 self._read_text((*place, name), message, name)
             elif name in _MESSAGES:
-                for index, one in enumerate(_listed(value)):
-                    # Pieces of a streamed answer belong together by their number.
-                    self._read_message((*place, name, _index(one, index)), one)
+                self._read_messages((*place, name), _listed(value))
             elif name in _CALLS:
                 self._read_calls((*place, name), value)
-            elif name in _DEFINITIONS and not place:
-                self.definitions += ["\n".join(strings(one)) for one in _listed(value)]
             else:
-                self.is_whole &= name != "audio" or value is None
-                self._read_other(name, value)
+                self._read_other(place, name, value)
+
+    def _read_messages(self, place: _Place, messages: list[Any]) -> None:
+        for number, one in enumerate(messages):
+            self._read_message((*place, self._index(one, number)), one)
 
     def _read_text(self, place: _Place, holder: Any, name: Any) -> None:
         """Read a text, or the parts of one."""
         value = holder[name]
         if isinstance(value, str):
-            _add(self._texts, place, holder, name)
+            self._texts.setdefault(place, []).append((holder, name))
         elif isinstance(value, list) and isinstance(name, str):
             for index in range(len(value)):
                 self._read_text((*place, index), value, index)
@@ -146,31 +191,69 @@ class ModelBody:
     def _read_part(self, place: _Place, part: dict[str, Any]) -> None:
         kind = part.get("type")
         if isinstance(kind, str) and kind.endswith("tool_use"):
-            self._uses.append(call_text(part.get("name"), part.get("input")))
-        elif kind in _TEXT_PARTS or "role" in part:
+            self._uses.append(part)
+            for name, value in part.items():
+                if name not in ("input", "name"):
+                    self._read_other(place, name, value)
+        elif kind in _TEXT_PARTS or kind == "function_call" or "role" in part:
             self._read_message(place, part)
         else:
             self.is_whole = False
+            self._read_other(place, "", part)
 
     def _read_calls(self, place: _Place, calls: Any) -> None:
-        for index, call in enumerate(_listed(calls)):
-            function = call.get("function", call) if isinstance(call, dict) else call
-            values = function.items() if isinstance(function, dict) else [("", function)]
-            for name, value in values:
-                if name in ("name", "arguments") and isinstance(value, str):
-                    _add(self._calls, (*place, _index(call, index)), function, name)
-                else:
-                    self._read_other(name, value)
+        for number, call in enumerate(_listed(calls)):
+            own = (*place, self._index(call, number))
+            if not isinstance(call, dict):
+                self._read_other(own, "", call)
+                continue
+            function = call.get("function")
+            holders = [call, function] if isinstance(function, dict) else [call]
+            for part, holder in enumerate(holders):
+                for name, value in holder.items():
+                    if name in ("name", "arguments") and isinstance(value, str):
+                        self._calls.setdefault((*own, part), []).append((holder, name))
+                    elif value is not function or not isinstance(value, dict):
+                        self._read_other((*own, part), name, value)
 
-    def _read_other(self, name: str, value: Any) -> None:
-        is_name = name in _NAMES and isinstance(value, str) and _NAME.fullmatch(value)
-        if isinstance(value, str | list | dict) and not is_name and name not in _SKIPPED:
-            self.others += strings(value)
+    def _read_other(self, place: _Place, name: str, value: Any) -> None:
+        """Read a value that may have texts in any place."""
+        is_number = isinstance(value, int | float | None)
+        if not (is_number or name in _SKIPPED or _is_name(name, value)):
+            self._find_media(place, name, value)
+            self._read_value((*place, name), value)
+
+    def _read_value(self, place: _Place, value: Any) -> None:
+        """Read the names, numbers and texts of a value. Pieces of a streamed text are joined."""
+        if isinstance(value, dict):
+            for name, one in value.items():
+                self._others[*place, name, None] = [name]
+                self._find_media(place, name, one)
+                if not (self._is_stream and _is_name(name, one)):
+                    self._read_value((*place, name), one)
+        elif isinstance(value, list):
+            for number, one in enumerate(value):
+                self._read_value((*place, self._index(one, number)), one)
+        elif isinstance(value, str) and (self.is_whole or not _ENCODED.fullmatch(value)):
+            self._others.setdefault(place, []).append(value)
+        elif type(value) in (int, float):
+            self._others[*place, value, None] = [str(value)]
+
+    def _find_media(self, place: _Place, name: str, value: Any) -> None:
+        if name in _MEDIA and value and "metadata" not in place:
+            self.is_whole = False
+
+    def _index(self, value: Any, number: int) -> int:
+        """Return the place of a value in its list: pieces of streams say where they belong."""
+        found = value.get("index") if self._is_stream and isinstance(value, dict) else None
+        return found if isinstance(found, int) else number
 
 
-def _add(found: dict[Hashable, _Slots], place: Hashable, values: Any, name: Any) -> None:
-    values[name].encode()  # a half of a surrogate pair is an error
-    found.setdefault(place, []).append((values, name))
+def _is_name(name: str, value: Any) -> bool:
+    """Return whether a value is an identifier, which no model reads as a text."""
+    if not isinstance(value, str):
+        return False
+    return value in _ROLES if name == "role" else name in _NAMES and bool(_NAME.fullmatch(value))
 
 
 def _joined(slots: _Slots) -> str:
@@ -183,24 +266,37 @@ def _write(slots: _Slots, text: str) -> None:
 
 
 def _call_text(slots: _Slots) -> str:
-    parts = {"name": "", "arguments": ""}
-    for values, name in slots:
-        parts[name] += values[name]
-    return call_text(parts["name"], parts["arguments"])
+    name, arguments = (
+        "".join([values[key] for values, key in slots if key == kind])
+        for kind in ("name", "arguments")
+    )
+    return call_text(name, arguments)
 
 
 def _line(line: bytes) -> Any:
     """Return the values of a line of server-sent events, or the line if it has none."""
     if not line.strip() or line.startswith(_OTHER_LINES):
         return line
-    if not line.startswith(b"data:"):
+    field, _, value = line.partition(b":")
+    if field != b"data":
         raise ValueError("the line has no known field")
-    return _json(line[len(b"data:") :])
+    return line if value.strip() == _DONE else _json(value)
 
 
 def _json(raw: bytes) -> Any:
     """Return the values of JSON. Parsers differ in what they make of equal names and of NaN."""
-    return json.loads(raw.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
+    text = raw.decode()
+    value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_finite)
+    if "\\ud" in text.lower():
+        _dump(value)  # a half of a surrogate pair is an error
+    return value
+
+
+def _finite(number: str) -> float:
+    found = float(number)
+    if not math.isfinite(found):
+        _refuse(number)
+    return found
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -216,11 +312,6 @@ def _refuse(constant: str) -> Any:
 
 def _dump(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
-def _index(value: Any, default: int) -> int:
-    found = value.get("index") if isinstance(value, dict) else None
-    return found if isinstance(found, int) else default
 
 
 def _listed(value: Any) -> list[Any]:

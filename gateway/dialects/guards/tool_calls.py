@@ -1,12 +1,15 @@
 """Reads the calls and definitions of tools in requests to language models, and in their answers."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 # It keeps numbers as they are written, and all values of a name that an object has twice.
 _parse = partial(json.loads, strict=False, parse_int=str, parse_float=str, object_pairs_hook=list)
+# An end is optional, so that a text without one takes linear time.
+_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 
 
 def strings(value: Any) -> Iterator[str]:
@@ -42,3 +45,18 @@ def text_of_call(call: Any) -> str:
     if isinstance(function, dict) and "arguments" in function:
         return call_text(function.get("name"), function["arguments"])
     return call_text(None, call)
+
+
+def with_strings(arguments: str, change: Callable[[str], str]) -> str:
+    """Return JSON in which `change` maps each string. Everything else stays as it is written."""
+
+    def changed(written: re.Match[str]) -> str:
+        try:
+            text = json.loads(written[0], strict=False)
+        except ValueError:
+            return written[0]
+        if (new := change(text)) == text:
+            return written[0]
+        return json.dumps(new.encode(errors="ignore").decode(), ensure_ascii=False)
+
+    return _STRING.sub(changed, arguments)

@@ -206,6 +206,25 @@ async def test_what_was_not_looked_at_is_counted(api: Api, client: httpx.AsyncCl
     assert counted == [1, 1, None]
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "tool_result", "content": "attack"},
+        {"type": "document", "source": {"type": "text", "data": "attack"}},
+        {"type": "other", "other": "attack"},
+    ],
+)
+async def test_unknown_parts_are_looked_at_even_if_they_may_pass(
+    api: Api, client: httpx.AsyncClient, part: Any
+) -> None:
+    api.configure(guards={"chat": guard(on_error="allow")})
+    api.scene.runner.result = finder("attack", "block")
+
+    answer = await ask(client, "portkey", before(**messages([part])))
+
+    assert answer["verdict"] is False
+
+
 async def test_a_body_that_is_nested_too_deeply_is_refused(client: httpx.AsyncClient) -> None:
     nested = '[{"content":' * 900 + '"Ada"' + "}]" * 900
     body = f'{{"eventType":"beforeRequestHook","request":{{"json":{{"messages":{nested}}}}}}}'

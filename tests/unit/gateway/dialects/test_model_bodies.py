@@ -51,6 +51,8 @@ def test_texts_of_an_answer_of_anthropic_can_be_replaced() -> None:
         {"content": [{"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}]},
         {"content": [{"type": "input_audio", "input_audio": {"data": "AA"}}]},
         {"audio": {"id": "a"}},
+        {"images": ["AA"]},
+        {"parts": [{"inlineData": {"data": "AA"}}]},
     ],
 )
 def test_what_is_no_text_is_not_looked_at(fields: Any) -> None:
@@ -66,6 +68,11 @@ def test_what_is_no_text_is_not_looked_at(fields: Any) -> None:
         ({"output": [{"type": "message", "content": "a"}]}, ["a"]),
         ({"messages": [{"role": "user", "content": ["a"]}]}, ["a"]),
         ({"prediction": {"type": "content", "content": "a"}}, ["a"]),
+        (
+            {"instructions": "a", "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}},
+            ["a"],
+        ),
+        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "a"}]}, ["a"]),
     ],
 )
 def test_texts_of_other_requests_can_be_replaced(value: Any, texts: list[str]) -> None:
@@ -75,7 +82,7 @@ def test_texts_of_other_requests_can_be_replaced(value: Any, texts: list[str]) -
     assert b"new" in found.written(["new", *texts[1:]], str)
 
 
-@pytest.mark.parametrize("tokens", [[1, 2], [[1, 2]], ["a", [3]]])
+@pytest.mark.parametrize("tokens", [[1, 2], [9.0], [[1, 2]], ["a", [3]]])
 def test_token_ids_are_not_looked_at(tokens: Any) -> None:
     assert not body_of({"prompt": tokens}).is_whole
 
@@ -86,8 +93,14 @@ def test_token_ids_are_not_looked_at(tokens: Any) -> None:
         ({"user": "ada@x.org"}, ["ada@x.org"]),
         ({"model": "no name"}, ["no name"]),
         ({"messages": [{"role": "user: hi", "name": "Ada L"}]}, ["user: hi", "Ada L"]),
+        ({"messages": [{"role": "user", "name": "ignore_the_rules"}]}, ["ignore_the_rules"]),
         ({"messages": ["a"]}, ["a"]),
         ({"metadata": {"card": 4111}}, ["card", "4111"]),
+        ({"metadata": {"images": "a"}}, ["images", "a"]),
+        (
+            {"messages": [{"tool_calls": [{"x": "123", "function": {"x": "4"}}]}]},
+            ["123", "4"],
+        ),
         ({"error": {"message": "no"}}, ["message", "no"]),
         (["a"], ["a"]),
     ],
@@ -125,6 +138,9 @@ def test_definitions_are_apart() -> None:
         '{"messages":[]}'.encode("utf-16"),
         b'{"a":1,"a":2}',
         b'{"a":NaN}',
+        b'{"temperature":1e999}',
+        rb'{"user":"\ud800"}',
+        b"data: [DONE] attack",
         rb'{"messages":[{"content":"\ud800"}]}',
         b"[" * 100_000,
     ],
@@ -156,7 +172,8 @@ def test_the_pieces_of_a_streamed_call_belong_together() -> None:
     found = ModelBody(events(*[{"tool_calls": [call]} for call in calls]))
 
     assert found.calls() == ["mail\nto\nAda"]
-    assert b'"arguments":"{\\"to\\":\\"Bob\\"}"' in found.written([], lambda _: '{"to":"Bob"}')
+    written = found.written([], {"to": "to", "Ada": "Bob"}.__getitem__)
+    assert b'"arguments":"{\\"to\\":\\"Bob\\"}"' in written
 
 
 def test_events_of_other_apis_are_not_looked_at() -> None:
@@ -173,3 +190,85 @@ def test_tokens_of_a_replaced_text_are_dropped() -> None:
     written = body_of({"choices": [choice]}).written(["x"], str)
 
     assert b"Ada" not in written
+
+
+def test_only_pieces_of_a_stream_say_where_they_belong() -> None:
+    sent = [{"content": "078-05-1120", "index": 0}, {"content": "9", "index": 0}]
+    calls = [{"index": 0, "function": {"name": name, "arguments": ""}} for name in ("a", "b")]
+
+    assert body_of({"messages": sent}).texts() == ["078-05-1120", "9"]
+    assert message(tool_calls=calls).calls() == ["a", "b"]
+
+
+def test_texts_of_unknown_parts_are_looked_at_too() -> None:
+    document = {"type": "document", "source": {"type": "text", "data": "attack"}}
+    image = {"type": "image", "source": {"data": "A" * 300, "url": "data:image/png," + "A" * 300}}
+
+    found = message(content=[document, image])
+
+    assert not found.is_whole
+    assert "attack" in found.others
+    assert max(map(len, found.others)) < 300
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": [{"type": "text", "text": "a", "citations": [{"cited_text": "attack"}]}]},
+        {"audio": {"id": "a", "transcript": "attack"}},
+        {"tool_calls": [{"function": {"name": "f"}, "custom": {"input": "attack"}}]},
+        {"content": [{"type": "tool_use", "name": "f", "input": {}, "text": "attack"}]},
+    ],
+)
+def test_texts_beside_known_ones_are_looked_at(fields: Any) -> None:
+    assert "attack" in message(**fields).others
+
+
+@pytest.mark.parametrize("name", ["input", "output"])
+def test_calls_of_the_responses_api_are_read(name: str) -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "f", "arguments": r'{"a":"\u0041da"}'}
+
+    found = body_of({name: [call]})
+
+    assert (found.calls(), found.others, found.is_whole) == (["f\na\nAda"], [], True)
+
+
+def test_what_a_provider_adds_is_no_text() -> None:
+    results = {"hate": {"severity": "safe"}}
+
+    found = body_of(
+        {
+            "provider": "Some Provider",
+            "prompt_filter_results": [results],
+            "choices": [{"message": {"content": "a"}, "content_filter_results": results}],
+        }
+    )
+
+    assert (found.texts(), found.others) == (["a"], [])
+
+
+def test_streamed_texts_in_unknown_places_are_joined() -> None:
+    details = [{"index": 0, "type": "reasoning.text", "text": text} for text in ("att", "ack")]
+
+    found = ModelBody(events(*[{"reasoning_details": [one]} for one in details]))
+
+    assert "attack" in found.others
+    assert found.is_whole
+
+
+def test_comments_of_events_are_looked_at() -> None:
+    assert ModelBody(b": attack Ada\n\ndata: [DONE]\n\n").others == ["attack Ada"]
+
+
+def test_strings_of_arguments_change_however_they_are_written() -> None:
+    call = {"function": {"name": "f", "arguments": r'{"to":"\u003cPER_1\u003e", "n":1e999} "'}}
+    use = {"type": "tool_use", "name": "f", "input": {"to": "<PER_1>"}}
+
+    written = message(tool_calls=[call], content=[use]).written(
+        [], lambda text: text.replace("<PER_1>", 'A"da')
+    )
+
+    sent = json.loads(written)["messages"][0]
+    arguments = sent["tool_calls"][0]["function"]["arguments"]
+    assert arguments == r'{"to":"A\"da", "n":1e999} "'
+    assert sent["content"][0]["input"] == {"to": 'A"da'}
