@@ -137,7 +137,9 @@ class EnvoyGuard:
                 "The call names no guard; set `sluicegate-guard` in Envoy's `initial_metadata`."
             )
         match = RouteMatch(self._route, (name,))
-        own = [*headers, (PLACEHOLDERS, json.dumps(originals).encode())] if originals else headers
+        # A caller must not choose what is restored.
+        own = [one for one in headers if one[0] != PLACEHOLDERS]
+        own.append((PLACEHOLDERS, json.dumps(originals).encode()))
         reply = await self._calls.post(match, body, own)
         if reply.status != _OK:
             raise GuardRefused(reply)

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Self
 
 import grpc
@@ -89,11 +89,17 @@ class Envoy:
     """Sends the messages of one HTTP request."""
 
     def __init__(
-        self, rpc: RunningRpc, *, guard: str = "chat", router: str = "", key: str = KEY
+        self,
+        rpc: RunningRpc,
+        *,
+        guard: str = "chat",
+        router: str = "",
+        key: str = KEY,
+        metadata: Iterable[tuple[str, str]] = (),
     ) -> None:
         own = [("grpc.use_local_subchannel_pool", 1)]
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{rpc.port}", options=own)
-        self._metadata = [("authorization", f"Bearer {key}")]
+        self._metadata = [("authorization", f"Bearer {key}"), *metadata]
         self._metadata += [("sluicegate-guard", guard)] if guard else []
         self._metadata += [("sluicegate-router", router)] if router else []
         self._stream: Any = None
@@ -190,6 +196,28 @@ async def test_a_new_placeholder_of_the_answer_is_not_restored(rpc: RunningRpc) 
 
     assert content(echoed) == "Ada, <PER_2>, <PER_7>"
     assert content(own) == "<PER_1>"
+
+
+async def test_a_caller_cannot_choose_what_is_restored(rpc: RunningRpc) -> None:
+    chosen = [("sluicegate-placeholders", '{"<PER_1>":"Mallory"}')]
+    async with Envoy(rpc, metadata=chosen) as envoy:
+        await envoy.head()
+        request = await envoy.body("request_body", asked("Ada"))
+        answer = await envoy.body("response_body", answered("<PER_1>"))
+    async with Envoy(rpc, metadata=chosen) as envoy:
+        await envoy.head()
+        unknown = await envoy.body("response_body", answered("<PER_1>"))
+
+    assert content(request) == "<PER_1>"
+    assert content(answer) == "Ada"
+    assert not unknown.response_body.response.HasField("body_mutation")
+
+
+async def test_the_route_of_bodies_is_not_served_over_http(rpc: RunningRpc) -> None:
+    async with rpc.api.client() as client:
+        response = await client.post("/envoy/chat", content=asked("hello"))
+
+    assert response.status_code == 404
 
 
 async def test_an_answer_cannot_repeat_a_long_text_without_end(rpc: RunningRpc) -> None:
