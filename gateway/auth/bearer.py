@@ -15,8 +15,9 @@ def bearer_token(value: bytes) -> bytes:
 def api_key(value: bytes) -> bytes:
     """Return the API key in the value of an `Authorization` header, or "" if it has none.
 
-    The password of `Basic` (RFC 7617) is a key, too, for clients that send only what their base URL
-    says, as in `https://user:KEY@host`. No answer asks for `Basic`, so browsers do not keep it.
+    The password of `Basic` (RFC 7617) is also a key, for clients that can authenticate only through
+    their base URL, as in `https://user:KEY@host`. No answer asks for `Basic`, so browsers do not
+    keep it.
     """
     if value[:6].lower() != _BASIC:
         return bearer_token(value)

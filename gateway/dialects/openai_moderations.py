@@ -39,8 +39,8 @@ class OpenAIModerationsBody(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     input: str | list[str | OpenAITextPart]
     """A text, or a list of texts."""
     model: str = ""
-    """A model that is configured for moderation, or a guard. May be omitted if there is only one
-    such model."""
+    """A model configured for moderation, or a guard. Needed unless exactly one model is configured
+    for moderation."""
 
 
 class OpenAIModeration(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +64,7 @@ class OpenAIModerations(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The id of the request that computed this response or first read it from the cache."""
     model: str
-    """The model that was used."""
+    """The model or guard that was used."""
     results: list[OpenAIModeration]
     """A result for each text."""
 

@@ -11,6 +11,7 @@ import msgspec
 from typing_extensions import override
 
 from sluicegate.gateway.api.inference_route import BodySource
+from sluicegate.gateway.api.json_bounds import check_json_size
 from sluicegate.gateway.dialects.guards.hooks import HookBody, HookRoute, HookTexts, HookVerdict
 from sluicegate.gateway.dialects.guards.model_bodies import ModelBody
 from sluicegate.gateway.dialects.oip.errors import OIP_ERRORS
@@ -42,7 +43,7 @@ class EnvoyBody(HookBody, frozen=True, kw_only=True):
     originals: Mapping[str, str]
     """The original text of each placeholder of the request."""
     most_restored: int
-    """The most characters that they may add: an answer can repeat a placeholder."""
+    """The most characters that restoring may add, because an answer can repeat a placeholder."""
 
     @override
     def asked(self) -> HookTexts:
@@ -57,7 +58,8 @@ class EnvoyBody(HookBody, frozen=True, kw_only=True):
         body = self._parsed() if is_redacted or self.originals else None
         if body is None:
             return BodyVerdict()
-        # Placeholders that this answer gets are no placeholders of the request: they occur nowhere.
+        # New placeholders of this answer never collide with the request's: they occur in none of
+        # its texts.
         given = [*body.texts(), *body.calls()]
         named = [name for text in given for name in _PLACEHOLDER.findall(text)]
         restored = {name: self.originals[name] for name in self.originals.keys() & named}
@@ -85,7 +87,8 @@ class EnvoyRoute(HookRoute):
 
     headers = (PLACEHOLDERS,)
     errors = OIP_ERRORS
-    reads_models = True  # the cache of parsed bodies would keep what placeholders stand for
+    # Not for models: this keeps parsed bodies, which hold originals, out of the cache.
+    reads_models = True
     takes_json = False
 
     def __init__(self) -> None:
@@ -93,12 +96,25 @@ class EnvoyRoute(HookRoute):
         self.metric_name = "envoy"
 
     @override
+    def json_part(self, raw: bytes, fields: tuple[bytes, ...]) -> bytes:
+        # `read` bounds each event of a streamed answer.
+        return b"" if _is_streamed_answer(raw, fields) else raw
+
+    @override
     def read(self, source: BodySource) -> EnvoyBody:
+        if _is_streamed_answer(source.raw, source.fields):
+            for line in source.raw.splitlines():
+                check_json_size(line, max_values=source.document.request.max_values)
         return EnvoyBody(
             raw=source.raw,
             originals=_originals(source.fields[0] or b"{}"),
             most_restored=source.document.request.max_body_bytes,
         )
+
+
+def _is_streamed_answer(raw: bytes, fields: tuple[bytes, ...]) -> bool:
+    """Return whether a body is an answer of server-sent events. Only answers have the header."""
+    return bool(fields[0]) and raw.lstrip()[:1] not in (b"{", b"[")
 
 
 def _originals(header: str | bytes) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable
 from itertools import accumulate
 from typing import Any, Final
@@ -63,13 +64,16 @@ message as a whole."""
 _LONGEST_HOLD: Final = 30.0
 """Seconds for which an answer waits for memory if its call has no deadline."""
 _LONGEST_STREAM: Final = 3600.0
-"""Seconds of a request to a language model, of which a stream of Envoy tells."""
+"""The most seconds that a stream of Envoy may last: one HTTP request and its answer."""
 _MOST_DETAILS_BYTES: Final = 4096
 _PRINTABLE: Final = frozenset(map(chr, range(0x20, 0x7F))) - {"%"}
 _STOPPING: Final = "The gateway is stopping; open another stream."
 _NO_MESSAGE: Final = "The call has no message; send one."
 _LATE: Final = "The message did not arrive in time; send it faster, or a smaller one."
 _TOO_MANY_STREAMS: Final = "Too many streams are open; share one, or call `ModelInfer`."
+_TOO_MANY_REQUESTS: Final = (
+    "Too many streams are open; raise `SLUICEGATE_MAX_CONNECTIONS`, or add workers."
+)
 _TOO_LONG: Final = "The stream is open for too long; open one for each request."
 _Context = Any  # grpc.aio.ServicerContext, without types
 _Handler = Any  # grpc.RpcMethodHandler
@@ -114,10 +118,12 @@ class HeldAnswers:
 
 
 class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
-    """Implements the methods of the protocol. It reads nothing from callers with an unknown key.
+    """Implements the methods of the protocol. It reads no message from callers without a valid key.
 
-    A message has `receive_timeout` seconds to arrive, except in streams. Once `draining` is set,
-    streams answer the requests that they have read, and end.
+    A message has `receive_timeout` seconds to arrive, except in streams. Streams take at most three
+    quarters of `most_calls`, and those of Envoy half of these for each key. Once `draining` is set,
+    streams of `ModelStreamInfer` answer the requests that they have read, and end. Those of Envoy
+    go on, because an answer of a model would otherwise fail or pass the guard.
     """
 
     def __init__(
@@ -128,6 +134,7 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         messages: MessageTable,
         draining: asyncio.Event,
         receive_timeout: float,
+        most_calls: int,
         unsent: UnsentAnswers,
     ) -> None:
         self._calls = calls
@@ -138,6 +145,8 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         self._unsent = unsent
         self._receiving = asyncio.Semaphore(_MOST_RECEIVED)
         self._streams = 0
+        self._most_streams = max(1, most_calls * 3 // 4)
+        self._envoy_streams = Counter[Hashable]()
         methods = {name: self._metadata(name, how) for name, how in METADATA_METHODS.items()}
         methods |= {name: self._refused(why) for name, why in REFUSED_METHODS.items()}
         methods["ModelInfer"] = self._infer
@@ -149,7 +158,7 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         self._known[f"{SERVICE}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             self._stream
         )
-        self._guard = EnvoyGuard(calls)
+        self._guard = EnvoyGuard(calls, first_timeout=receive_timeout)
         self._known[CHECK] = grpc.stream_unary_rpc_method_handler(self._check)
         self._known[PROCESS] = grpc.stream_stream_rpc_method_handler(self._process)
         self._known[_HEALTH] = grpc.stream_unary_rpc_method_handler(self._health)
@@ -229,7 +238,7 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         return raw
 
     async def _stream(self, messages: AsyncIterator[bytes], context: _Context) -> None:
-        if self._streams >= _MOST_STREAMS:
+        if self._streams >= _MOST_STREAMS or self._is_full():
             await context.abort(StatusCode.RESOURCE_EXHAUSTED, _TOO_MANY_STREAMS)
         self._streams += 1
         try:
@@ -242,11 +251,36 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
         async with _ends_call(context):
             return await self._guard.check(raw, _headers_of(context))
 
-    async def _process(self, messages: AsyncIterator[bytes], context: _Context) -> None:
+    def _is_full(self) -> bool:
+        return self._streams + self._envoy_streams.total() >= self._most_streams
+
+    async def _process(self, _: object, context: _Context) -> None:
+        key, streams = self._key_of(context), self._envoy_streams
+        if self._is_full() or streams[key] >= (self._most_streams + 1) // 2:
+            await context.abort(StatusCode.RESOURCE_EXHAUSTED, _TOO_MANY_REQUESTS)
+        streams[key] += 1
+        try:
+            await self._process_messages(context)
+        finally:
+            streams[key] -= 1
+            if not streams[key]:
+                del streams[key]
+
+    async def _process_messages(self, context: _Context) -> None:
         def headers() -> Headers:
             return [one for one in _headers_of(context) if one[0] != _OF_ONE_REQUEST]
 
-        answers, held = self._guard.process(messages, headers), self._held_by(context)
+        async def receive(most: float | None) -> bytes | None:
+            # Not bounded by `_receiving`: streams that wait for a model would take all its places.
+            try:
+                async with asyncio.timeout(most):
+                    raw = await context.read()
+            except TimeoutError:
+                await context.abort(StatusCode.DEADLINE_EXCEEDED, _LATE)
+                raise
+            return None if raw is grpc.aio.EOF else raw
+
+        answers, held = self._guard.process(receive, headers), self._held_by(context)
         async with (
             _ends_call(context),
             asyncio.timeout(_LONGEST_STREAM),
@@ -259,11 +293,13 @@ class RpcHandler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no t
 
     def _held_by(self, context: _Context) -> HeldAnswers:
         """Return the bytes that answers of a call hold until it ends."""
-        found = self._keys.find(key_in(context.invocation_metadata()))
-        key = None if found is None else found.key
-        held = HeldAnswers(self._unsent, key, is_over=context.done)
+        held = HeldAnswers(self._unsent, self._key_of(context), is_over=context.done)
         context.add_done_callback(lambda _: held.end())
         return held
+
+    def _key_of(self, context: _Context) -> Hashable:
+        found = self._keys.find(key_in(context.invocation_metadata()))
+        return None if found is None else found.key
 
     def _hold_until(self, context: _Context) -> float:
         """Return until when an answer may wait for room."""

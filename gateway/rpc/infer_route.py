@@ -18,7 +18,6 @@ from sluicegate.gateway.dialects.oip.errors import OIP_ERRORS
 from sluicegate.gateway.dialects.oip.models import find_model
 from sluicegate.gateway.dialects.oip.tensors import InputTensor, RequestedOutput
 from sluicegate.gateway.errors import InvalidRequest, TaskNotSupported
-from sluicegate.gateway.rpc.envoy_route import EnvoyRoute
 from sluicegate.gateway.rpc.messages import (
     PACKAGE,
     Message,
@@ -118,7 +117,7 @@ def rpc_dialect() -> Dialect:
         name=OPEN_INFERENCE.name,
         title=OPEN_INFERENCE.title,
         description=OPEN_INFERENCE.description,
-        routes={ModelInferRoute(MessageTable()): None, EnvoyRoute(): None},
+        routes={ModelInferRoute(MessageTable()): None},
         errors=OIP_ERRORS,
         paths=(SERVICE,),
     )

@@ -92,6 +92,7 @@ async def rpc_listener(
                 messages=messages,
                 draining=is_draining,
                 receive_timeout=settings.head_timeout,
+                most_calls=settings.max_connections,
                 unsent=front.unsent,
             )
             server.add_generic_rpc_handlers((handler,))

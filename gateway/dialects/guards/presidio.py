@@ -131,13 +131,17 @@ class PresidioEntity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Analyzed(GuardedTexts, frozen=True):
-    """Holds texts, and what of the findings the caller asked for."""
+    """Holds the texts, and which findings the caller wants."""
 
     body: PresidioAnalyzeBody = PresidioAnalyzeBody(text="")
 
     @override
     def request(self, model: str = "") -> InferenceRequest:
-        """Return the request. An error about one text ends it, for an answer cannot tell of it."""
+        """Return the request.
+
+        One failed text fails the whole request, because Presidio's answer has no place for an
+        error.
+        """
         return replace(super().request(model), continue_on_error=False)
 
     def entities(self, text: str, result: GuardResult) -> list[PresidioEntity]:

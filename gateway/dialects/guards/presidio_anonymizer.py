@@ -132,8 +132,8 @@ def anonymize(body: PresidioAnonymizeBody) -> PresidioAnonymizeAnswer:
 def _resolved(text: str, spans: Iterable[PresidioSpan]) -> list[PresidioSpan]:
     """Return spans in order and without overlaps.
 
-    Spans of one type are joined if they overlap or only spaces are between them. A span in another
-    one is dropped, and one that reaches into the next ends where that begins.
+    Joins spans of one type if they overlap or only spaces are between them. Drops a span inside
+    another. Of two overlapping spans, the first ends where the second begins.
     """
     joined = list[PresidioSpan]()
     for one in sorted(spans, key=lambda one: (one.entity_type, one.start)):

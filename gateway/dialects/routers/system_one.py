@@ -55,6 +55,7 @@ class ChoiceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The option that the router chose."""
 
     type: Literal["choice"] = "choice"
+    """The type of the question."""
     choice: str
     """The target."""
     probabilities: dict[str, float]
@@ -67,7 +68,9 @@ class SystemOneUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens that the models read."""
 
     input_tokens: int
+    """The tokens of the text."""
     output_tokens: int = 0
+    """Always 0, because a router writes no text."""
 
 
 class SystemOneAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +81,7 @@ class SystemOneAnswer(msgspec.Struct, frozen=True, kw_only=True):
     answers: dict[str, ChoiceAnswer]
     """The answer, under the name of the question."""
     usage: SystemOneUsage
+    """The tokens that the models read."""
 
 
 class _Asked(RoutedTexts, frozen=True):

@@ -51,8 +51,7 @@ def test_with_grpc_its_routes_are_answered_beside_all_others() -> None:
     own = [one for one in dialects_of(Settings(grpc_port=8001)) if one not in DIALECTS]
 
     assert [route.path for one in own for route in one.routes] == [
-        "/inference.GRPCInferenceService/ModelInfer",
-        "/envoy/{name}",
+        "/inference.GRPCInferenceService/ModelInfer"
     ]
 
 

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Self
 
 import grpc
@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from grpc import StatusCode
 
+from sluicegate.gateway.rpc import envoy_guard
 from sluicegate.gateway.rpc.envoy_guard import CHECK, PROCESS
 from sluicegate.gateway.rpc.messages import ENVOY, MessageTable
 from sluicegate.gateway.types import ItemFailure
@@ -89,11 +90,17 @@ class Envoy:
     """Sends the messages of one HTTP request."""
 
     def __init__(
-        self, rpc: RunningRpc, *, guard: str = "chat", router: str = "", key: str = KEY
+        self,
+        rpc: RunningRpc,
+        *,
+        guard: str = "chat",
+        router: str = "",
+        key: str = KEY,
+        metadata: Iterable[tuple[str, str]] = (),
     ) -> None:
         own = [("grpc.use_local_subchannel_pool", 1)]
         self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{rpc.port}", options=own)
-        self._metadata = [("authorization", f"Bearer {key}")]
+        self._metadata = [("authorization", f"Bearer {key}"), *metadata]
         self._metadata += [("sluicegate-guard", guard)] if guard else []
         self._metadata += [("sluicegate-router", router)] if router else []
         self._stream: Any = None
@@ -129,6 +136,11 @@ class Envoy:
         with contextlib.suppress(asyncio.InvalidStateError):  # it has ended
             await self._stream.done_writing()
         return await self._stream.code(), await self._stream.details()
+
+    async def code(self) -> StatusCode:
+        """Return how the stream ends without a half-close."""
+        found: StatusCode = await self._stream.code()
+        return found
 
     async def check(self, raw: bytes) -> Any:
         """Return the answer to a `CheckRequest`."""
@@ -192,6 +204,51 @@ async def test_a_new_placeholder_of_the_answer_is_not_restored(rpc: RunningRpc) 
     assert content(own) == "<PER_1>"
 
 
+async def test_a_caller_cannot_choose_what_is_restored(rpc: RunningRpc) -> None:
+    chosen = [("sluicegate-placeholders", '{"<PER_1>":"Mallory"}')]
+    async with Envoy(rpc, metadata=chosen) as envoy:
+        await envoy.head()
+        request = await envoy.body("request_body", asked("Ada"))
+        answer = await envoy.body("response_body", answered("<PER_1>"))
+    async with Envoy(rpc, metadata=chosen) as envoy:
+        await envoy.head()
+        unknown = await envoy.body("response_body", answered("<PER_1>"))
+
+    assert content(request) == "<PER_1>"
+    assert content(answer) == "Ada"
+    assert not unknown.response_body.response.HasField("body_mutation")
+
+
+async def test_the_route_of_bodies_is_not_served_over_http(rpc: RunningRpc) -> None:
+    async with rpc.api.client() as client:
+        response = await client.post("/envoy/chat", content=asked("hello"))
+
+    assert response.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "changed"),
+    [
+        ("502", b"<html>Bad Gateway</html>", ""),
+        ("200", b"<html>Bad Gateway</html>", "immediate_response"),
+        ("429", answered("attack"), "immediate_response"),
+    ],
+)
+async def test_an_error_without_json_passes(
+    rpc: RunningRpc, status: str, body: bytes, changed: str
+) -> None:
+    head = {"headers": {"headers": [{"key": ":status", "raw_value": status.encode()}]}}
+    message = _TYPES["ProcessingRequest"](response_headers=head)
+    async with Envoy(rpc) as envoy:
+        await envoy.head()
+        await envoy.body("request_body", asked("Ada"))
+        await envoy.send(message.SerializeToString())
+        answer = await envoy.body("response_body", body)
+
+    assert answer.WhichOneof("response") == (changed or "response_body")
+    assert not answer.response_body.response.HasField("body_mutation")
+
+
 async def test_an_answer_cannot_repeat_a_long_text_without_end(rpc: RunningRpc) -> None:
     span = {"detector": "all", "action": "redact", "label": "PER", "score": 1.0, "start": 0}
     long = msgspec.json.encode({"verdict": "redact", "findings": [span | {"end": 100_000}]})
@@ -204,6 +261,25 @@ async def test_an_answer_cannot_repeat_a_long_text_without_end(rpc: RunningRpc) 
 
     assert content(request) == "<PER_1>"
     assert "repeats too much" in json.loads(answer.immediate_response.body)["error"]["message"]
+
+
+async def test_a_long_streamed_answer_is_restored(rpc: RunningRpc) -> None:
+    rpc.api.configure(request=msgspec.structs.replace(rpc.api.document().request, max_values=20))
+    events = [
+        b"data: " + json.dumps({"choices": [{"index": 0, "delta": {"content": one}}]}).encode()
+        for one in ("<PER_1>", " a" * 9_000, *"b" * 50)
+    ]
+    async with Envoy(rpc) as envoy:
+        await envoy.head()
+        await envoy.body("request_body", asked("Ada"))
+        answer = await envoy.body("response_body", b"\n\n".join(events))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await envoy.body("response_body", b"data: [" + b"1," * 20_000 + b"1]")
+        refused = await envoy.ended()
+
+    changed = answer.response_body.response.body_mutation.body
+    assert changed.startswith(b'data: {"choices":[{"index":0,"delta":{"content":"Ada a')
+    assert "more than 20 JSON values" in refused[1]
 
 
 async def test_a_body_without_findings_stays_as_it_is(rpc: RunningRpc) -> None:
@@ -340,6 +416,8 @@ async def test_a_request_that_is_not_allowed_is_denied(
         answer = await envoy.check(message.SerializeToString())
 
     assert answer.status.code == code
+    types = [one.header.value for one in answer.denied_response.headers]
+    assert types == (["application/json"] if code else [])
     assert answer.WhichOneof("http_response") == ("denied_response" if code else "ok_response")
     if code:
         assert reason in json.loads(answer.denied_response.body)["error"]["message"]
@@ -414,3 +492,40 @@ async def test_an_unknown_router_ends_the_stream(rpc: RunningRpc) -> None:
 
     assert code is StatusCode.NOT_FOUND
     assert "no router" in details
+
+
+async def test_streams_leave_places_for_other_calls(anyio_backend: str) -> None:
+    async with running_rpc(max_connections=4) as rpc, contextlib.AsyncExitStack() as stack:
+        opened = [await stack.enter_async_context(Envoy(rpc)) for _ in range(2)]
+        for envoy in opened:
+            await envoy.head()
+        third = await stack.enter_async_context(Envoy(rpc))
+        refused = await third.ended()
+        health = await third.channel.unary_unary("/grpc.health.v1.Health/Check")(b"")
+
+    assert refused[0] is StatusCode.RESOURCE_EXHAUSTED
+    assert health
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+async def test_a_request_has_a_time_to_arrive(
+    has_head: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(envoy_guard, "_LONGEST_UPLOAD", 0.0)
+    async with running_rpc(head_timeout=10.0 if has_head else 0.1) as rpc, Envoy(rpc) as envoy:
+        if has_head:
+            await envoy.head()
+        code = await envoy.code()
+
+    assert code is StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_stream_ends_after_the_last_body(rpc: RunningRpc) -> None:
+    async with Envoy(rpc) as envoy:
+        await envoy.head(protocol_config={"request_body_mode": 2})
+        body = {"body": asked("hello"), "end_of_stream": True}
+        message = _TYPES["ProcessingRequest"](request_body=body)
+        await envoy.send(message.SerializeToString())
+        code = await envoy.code()
+
+    assert code is StatusCode.OK

@@ -125,4 +125,4 @@ def test_a_number_that_has_no_end_is_left_to_the_decoder() -> None:
 def test_lines_of_batches_ask_no_route_whose_bodies_are_messages() -> None:
     routes = rpc_dialect().routes
 
-    assert [route.takes_json for route in routes] == [False, False]
+    assert [route.takes_json for route in routes] == [False]
