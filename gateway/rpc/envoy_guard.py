@@ -138,7 +138,8 @@ class EnvoyGuard:
             exchange.status = _status(message.response_headers)
         if kind == "request_body":
             body = message.request_body.body
-            verdict = await self._judge(body, headers) if body else BodyVerdict()
+            is_judged = body and not _only_routes(headers)
+            verdict = await self._judge(body, headers) if is_judged else BodyVerdict()
             exchange.originals = verdict.placeholders
             answer = _body_answer(kind, verdict)
             return (
@@ -148,7 +149,8 @@ class EnvoyGuard:
             )
         if kind == "response_body":
             body, verdict = message.response_body.body, BodyVerdict()
-            if body and not _is_plain_error(exchange.status, body):
+            is_judged = body and not _only_routes(headers)
+            if is_judged and not _is_plain_error(exchange.status, body):
                 verdict = await self._judge(body, headers, exchange.originals)
             return _body_answer(kind, verdict)
         return {kind: {}}
@@ -182,8 +184,6 @@ class EnvoyGuard:
     ) -> BodyVerdict:
         """Return the verdict about the body of a request, or with `originals`, of an answer."""
         name = _named(headers, _GUARD)
-        if not name and _named(headers, _ROUTER):
-            return BodyVerdict()
         if not name:
             raise InvalidRequest(
                 "The call names no guard; set `sluicegate-guard` in Envoy's `initial_metadata`."
@@ -212,6 +212,10 @@ class EnvoyGuard:
 
 def _named(headers: Headers, header: bytes) -> str:
     return dict(headers).get(header, b"").decode("latin-1")
+
+
+def _only_routes(headers: Headers) -> bool:
+    return bool(_named(headers, _ROUTER)) and not _named(headers, _GUARD)
 
 
 def _check_modes(message: Message) -> None:

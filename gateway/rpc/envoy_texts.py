@@ -1,4 +1,4 @@
-"""Finds the text in a request to a language model by which a router chooses."""
+"""Finds the user's last text in a request to a language model, for a router."""
 
 from typing import Any, Final
 
@@ -14,12 +14,20 @@ def last_text(raw: bytes) -> str:
         body = msgspec.json.decode(raw)
     except (msgspec.DecodeError, RecursionError):
         return ""
-    given = next((body[name] for name in _PLACES if name in body), "") if _is(body) else ""
+    places = [body.get(name) for name in _PLACES] if _is(body) else []
+    return next(filter(None, map(_last, places)), "")
+
+
+def _last(given: Any) -> str:
+    """Return the last text of the user: messages may have only the result of a tool."""
     if isinstance(given, str):
         return given
-    messages = given if isinstance(given, list) else []
-    asked = [one for one in messages if _is(one) and one.get("role") == "user"]
-    return _text(asked[-1].get("content")) if asked else ""
+    texts = (
+        one if isinstance(one, str) else _text(one.get("content"))
+        for one in reversed(given if isinstance(given, list) else [])
+        if isinstance(one, str) or (_is(one) and one.get("role") == "user")
+    )
+    return next(filter(None, texts), "")
 
 
 def _text(content: Any) -> str:

@@ -25,6 +25,14 @@ FAILED_TEXTS: Final = counter(
     "Texts that a guard could not look at completely. Its `on_error` was their verdict.",
     "guard",
 )
+ROUTED_TEXTS: Final = counter(
+    "sluicegate_router_texts_total", "Texts for which a router chose a target.", "router", "target"
+)
+UNREAD_TEXTS: Final = counter(
+    "sluicegate_router_failed_texts_total",
+    "Texts that a router could not look at completely. `on_error` or `default` was their target.",
+    "router",
+)
 _MOST_DECISIONS: Final = 20
 Counts = tuple[tuple[Series, int], ...]
 """Series, and the amount that one answer adds to each."""

@@ -1,5 +1,7 @@
 """Defines `POST /v1/route/{name}`, which chooses a target for each text with a router."""
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +18,7 @@ from sluicegate.gateway.dialects.guards.route import (
 )
 from sluicegate.gateway.errors import NotFound
 from sluicegate.gateway.http.body_decoding import BodyDecoder
+from sluicegate.gateway.telemetry.guard_verdicts import ROUTED_TEXTS, UNREAD_TEXTS, GuardVerdicts
 from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, Usage
 from sluicegate.wire.guards import GuardConfig, RouterConfig
 from sluicegate.wire.protocol import Task
@@ -79,11 +82,18 @@ class RoutedTexts(msgspec.Struct, frozen=True):
         results, _ = self.guarded.judge(answer)
         return [_result(self.router, one) for one in results]
 
+    def rendered(self, found: msgspec.Struct, results: Sequence[RouteResult]) -> Rendered:
+        """Return `found` as the answer, with the targets that metrics count."""
+        counted = Counter([ROUTED_TEXTS(self.name, one.chosen or one.target) for one in results])
+        if failed := sum(one.error is not None for one in results):
+            counted[UNREAD_TEXTS(self.name)] = failed
+        return Rendered(JSON, msgspec.json.encode(found), GuardVerdicts(tuple(counted.items())))
+
 
 def guarded(name: str, router: RouterConfig, texts: list[str]) -> GuardedTexts:
     """Return texts with the guard that finds what the router's rules ask for.
 
-    No detector blocks: if one blocked, it would decide even where another one failed.
+    All detectors only flag. A detector that blocks would hide that another one failed.
     """
     detectors = tuple([replace(one, action="flag") for one in router.detectors])
     return GuardedTexts(name, GuardConfig(model=router.model, detectors=detectors), texts)
@@ -151,12 +161,12 @@ class RouteRoute(InferenceRoute):
     def encode(
         self, body: RoutedTexts, answer: Answer, usage: Usage, request_id: RequestId
     ) -> Rendered:
-        info = answer.model.info
+        info, results = answer.model.info, body.results(answer)
         found = RouteAnswer(
             router=body.name,
             model=info.name,
             revision=info.revision,
-            results=body.results(answer),
+            results=results,
             usage=usage,
         )
-        return Rendered(JSON, msgspec.json.encode(found))
+        return body.rendered(found, results)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
-from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
+from sluicegate.gateway.api.inference_route import BodySource, InferenceRoute, Rendered
 from sluicegate.gateway.dialects.base import input_tokens
 from sluicegate.gateway.dialects.guards.route import GROWTH
 from sluicegate.gateway.dialects.routers.route import RoutedTexts, guarded, router_of
@@ -61,7 +61,7 @@ class ChoiceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     probabilities: dict[str, float]
     """1 for the target, and 0 for the other options."""
     confidence: float
-    """The score of the finding that decided, or 0 if no rule decided."""
+    """The score of the finding that decided; 0 if no rule decided, or in shadow mode."""
 
 
 class SystemOneUsage(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,18 +113,19 @@ class SystemOneRoute(InferenceRoute):
 
     @override
     def encode(self, body: _Asked, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
-        (result,) = body.results(answer)
+        results = body.results(answer)
+        (result,) = results
         chosen = ChoiceAnswer(
             choice=result.target,
             probabilities={one: float(one == result.target) for one in body.options},
-            confidence=result.decided_by.score if result.decided_by is not None else 0.0,
+            confidence=result.decided_by.score if result.decided_by and not result.chosen else 0.0,
         )
         found = SystemOneAnswer(
             model=answer.model.info.name,
             answers={body.question: chosen},
             usage=SystemOneUsage(input_tokens=input_tokens(answer)),
         )
-        return Rendered(JSON, msgspec.json.encode(found))
+        return body.rendered(found, results)
 
 
 def _check_options(name: str, router: RouterConfig, asked: ChoiceQuestion) -> None:

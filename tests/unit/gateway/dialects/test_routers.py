@@ -155,6 +155,26 @@ async def test_a_text_that_was_not_looked_at_has_a_target_and_an_error(
     assert result["error"] == {"code": "overloaded", "detail": "busy"}
 
 
+async def test_targets_and_failures_are_counted(api: Api, client: httpx.AsyncClient) -> None:
+    find(api)
+    await client.post("/v1/route/chat", json={"input": ["a", "b"]})
+    api.scene.runner.failure = ItemFailure(status=503, code="overloaded", detail="busy")
+    await client.post("/v1/route/chat", json={"input": "c"})
+
+    api.metrics.flush()
+    counted = [
+        sample.value
+        for metric in api.registry.collect()
+        for sample in metric.samples
+        if sample.name == "sluicegate_router_texts_total"
+    ]
+    failed = api.registry.get_sample_value(
+        "sluicegate_router_failed_texts_total", {"router": "chat"}
+    )
+    assert sum(counted) == 3
+    assert failed == 1
+
+
 @pytest.mark.parametrize("path", ["/v1/route/other", "/route/other/v1/systemone"])
 async def test_an_unknown_router_is_not_found(client: httpx.AsyncClient, path: str) -> None:
     response = await client.post(path, json={"input": "a"})

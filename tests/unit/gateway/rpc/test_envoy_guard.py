@@ -450,7 +450,16 @@ def target(answer: Any) -> str:
         ),
         ({"input": "Ada"}, "large"),
         ({"prompt": "Ada"}, "large"),
-        ({"prompt": ["Ada"]}, "small"),
+        ({"prompt": ["Hi", "Ada"]}, "large"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": "Ada"},
+                    {"role": "user", "content": [{"type": "tool_result", "content": "Hi"}]},
+                ]
+            },
+            "large",
+        ),
         ({"messages": 7}, "small"),
         ([], "small"),
     ],
@@ -481,6 +490,16 @@ async def test_a_request_is_redacted_and_has_a_route(rpc: RunningRpc) -> None:
     assert target(request) == "large"
     assert b"<PER_1>" in request.request_body.response.body_mutation.body
     assert blocked.immediate_response.status.code == 403
+
+
+async def test_a_check_needs_a_guard_even_if_the_call_names_a_router(rpc: RunningRpc) -> None:
+    request_ = {"method": "POST", "raw_body": asked("attack")}
+    message = _TYPES["CheckRequest"](attributes={"request": {"http": request_}})
+    async with Envoy(rpc, guard="", router="models") as envoy:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await envoy.check(message.SerializeToString())
+
+    assert "names no guard" in (refused.value.details() or "")
 
 
 async def test_an_unknown_router_ends_the_stream(rpc: RunningRpc) -> None:
