@@ -22,10 +22,14 @@ def models(tmp_path: Path) -> Path:
     write_head(root, "like", LABELS)
     write_head(root, "unlike", LABELS[::-1])
     for small in ("like", "unlike"):
-        manifest: dict[str, Any] = {"kind": "algorithm", "algorithm": "cascade"}
-        manifest |= {"uses": [small, "mood"], "tasks": ["classify"], "options": {"threshold": 1}}
-        write_model(root, f"{small}-cascade", manifest)
+        write_cascade(root, small, "mood")
     return root
+
+
+def write_cascade(root: Path, small: str, large: str) -> None:
+    manifest: dict[str, Any] = {"kind": "algorithm", "algorithm": "cascade"}
+    manifest |= {"uses": [small, large], "tasks": ["classify"], "options": {"threshold": 1}}
+    write_model(root, f"{small}-cascade", manifest)
 
 
 @pytest.fixture
@@ -55,6 +59,23 @@ def test_a_cascade_of_equal_models_never_needs_the_large_one(models: Path, texts
     assert options_of(result) == {"threshold": 0.0}
     assert "the large model is asked for  0.0% of texts" in result.output
     assert "accuracy " in result.output
+
+
+@pytest.mark.parametrize("function", ["softmax", "sigmoid"])
+def test_both_models_decide_by_the_large_model_s_function(
+    models: Path, texts: Path, function: str
+) -> None:
+    write_head(models, "several", LABELS, function="sigmoid")
+    write_head(models, "base", LABELS, function=function)
+    long: dict[str, Any] = {"kind": "algorithm", "algorithm": "long-document"}
+    long |= {"uses": ["base"], "tasks": ["classify"], "options": {"overlap": 4}}
+    write_model(models, "long", long)
+    write_cascade(models, "several", "long")
+
+    result = calibrate(models, "several-cascade", texts, "--disagreement", 0.2)
+
+    assert options_of(result) == {"threshold": 0.0}
+    assert "disagreement                  0.00%" in result.output
 
 
 def test_a_guard_s_threshold_gets_a_band_that_a_recipe_can_have(models: Path, texts: Path) -> None:

@@ -35,10 +35,11 @@ Decisions = NDArray[np.intp]
 
 
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds the largest allowed disagreement, and what is compared.
+    """Holds the largest allowed disagreement, and which decisions are compared.
 
-    Without a `label`, it is the best label or, if a text may have several labels, which of them
-    have a score of at least 0.5. With a `label`, it is whether its score reaches `score`.
+    Without a `label`, decisions are best labels. If a text may have several labels, they are the
+    labels with a score of at least 0.5. With a `label`, the decision is whether its score reaches
+    `score`.
     """
 
     disagreement: float
@@ -100,8 +101,8 @@ async def _calibrate(
         small, large = cascade.small, cascade.large
         small_scores, small_seconds = await _scores(entry, small, texts)
         large_scores, large_seconds = await _scores(entry, large, texts)
-        quick = _decisions(small, reorder(small_scores, small.labels, large.labels), large, goal)
-        slow = _decisions(large, large_scores, large, goal)
+        quick = _decisions(reorder(small_scores, small.labels, large.labels), large, goal)
+        slow = _decisions(large_scores, large, goal)
         judged = Judged(
             scores=_scores_of_bands(small, small_scores, goal),
             differs=(quick != slow).any(axis=1),
@@ -119,7 +120,7 @@ async def _calibrate(
             )
         calibrated = Cascade(small=small, large=large, **goal.options(chosen.band))
         final_scores, cascade_seconds = await _scores(entry, calibrated, texts)
-    final = _decisions(large, final_scores, large, goal)
+    final = _decisions(final_scores, large, goal)
     return Calibration(
         goal=goal,
         curve=[second.point(band) for band in bands],
@@ -150,11 +151,18 @@ async def _scores(
     return np.stack(lines), (time.perf_counter() - began) / len(texts)
 
 
-def _decisions(labeller: Labeller, scores: FloatArray, large: Labeller, goal: Goal) -> Decisions:
-    """Return what is compared; `scores` are in the order of the labels of `large`."""
+def _decisions(scores: FloatArray, large: Labeller, goal: Goal) -> Decisions:
+    """Return what is compared; `scores` are in the order of the labels of `large`.
+
+    The large model says whether a text may have several labels, for all models.
+    """
     if goal.label is not None:
         return (scores[:, [large.labels.index(goal.label)]] >= goal.score).astype(np.intp)
-    if isinstance(labeller, Classify) and labeller.function == "sigmoid":
+    while isinstance(large, Cascade):
+        large = large.large
+    # A `long-document` has the function of the classifier below it.
+    classifier = getattr(large, "below", large)
+    if isinstance(classifier, Classify) and classifier.function == "sigmoid":
         return (scores >= _EVEN).astype(np.intp)
     return np.asarray(scores.argmax(axis=1, keepdims=True))
 
