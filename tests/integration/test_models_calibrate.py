@@ -87,7 +87,16 @@ def test_a_guard_s_threshold_gets_a_band_that_a_recipe_can_have(models: Path, te
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"options": options}))
 
     assert options == {"unsure": {"negative": [0.6, 0.6]}}
+    assert "it misses                     0 of " in result.output
+    assert " findings of the large model (0.00% to " in result.output
     assert CliRunner().invoke(main, ["models", "check", "--models", str(models)]).exit_code == 0
+
+
+def test_a_share_too_small_to_be_shown_is_refused(models: Path, texts: Path) -> None:
+    result = calibrate(models, "like-cascade", texts, "--disagreement", 1e-310)
+
+    assert result.exit_code == 2
+    assert "0.0001<=x<1" in result.output
 
 
 def test_the_curve_says_what_each_band_costs(models: Path, texts: Path, tmp_path: Path) -> None:
@@ -112,6 +121,12 @@ def test_the_curve_says_what_each_band_costs(models: Path, texts: Path, tmp_path
         ),
         ("mood", ("--disagreement", 0.2), "another algorithm than `cascade`"),
         ("like-cascade", ("--disagreement", 0.2, "--label", "sad"), "no label `sad`"),
+        (
+            "like-cascade",
+            ("--disagreement", 0.2, "--label", "negative", "--missed", 0.01),
+            "a missed share of at most 1.00% needs 368",
+        ),
+        ("like-cascade", ("--missed", 0.1), "give `--label` too"),
         ("absent", ("--disagreement", 0.2), "`absent` cannot be served"),
         ("like-cascade", ("--disagreement", 0.2, "--curve", "/absent/c.csv"), "cannot write"),
     ],

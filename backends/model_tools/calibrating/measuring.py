@@ -19,7 +19,7 @@ from sluicegate.backends.model_tools.calibrating.bands import (
     Point,
     choose,
     find_bands,
-    texts_needed,
+    trials_needed,
 )
 from sluicegate.backends.model_tools.running import context_of, open_model
 from sluicegate.backends.qualification.golden_texts import GoldenSet
@@ -37,12 +37,14 @@ Decisions = NDArray[np.intp]
 class Goal(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the largest allowed disagreement, and which decisions are compared.
 
+    `missed` is the largest share of the large model's findings of `label` that may be missed.
     Without a `label`, decisions are best labels. If a text may have several labels, they are the
     labels with a score of at least 0.5. With a `label`, the decision is whether its score reaches
     `score`.
     """
 
     disagreement: float
+    missed: float | None = None
     label: str | None = None
     score: float = _EVEN
 
@@ -54,15 +56,13 @@ class Goal(msgspec.Struct, frozen=True, kw_only=True):
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the points of the curve, the chosen point, and seconds for each text.
 
-    The points are measured on half of the texts. With a label, the large model finds it in
-    `reached` of these texts.
+    The points are measured on half of the texts.
     `accuracies` of the small model, the large model and the cascade are set if labels are known.
     """
 
     goal: Goal
     curve: list[Point]
     chosen: Point
-    reached: int
     small_seconds: float
     large_seconds: float
     cascade_seconds: float
@@ -73,12 +73,12 @@ def calibrate(settings: BackendSettings, name: str, golden: GoldenSet, goal: Goa
     """Choose when a cascade of a repository asks its large model.
 
     Raises:
-        StartProblem: the model is no cascade, refuses a text, or cannot keep the disagreement; or
-            there are too few texts.
+        StartProblem: the model is no cascade, refuses a text, or cannot keep the goal; or there are
+            too few texts or findings.
     """
     labels: Sequence[str | None] = golden.labels or [None] * len(golden.texts)
     texts = dict(zip(golden.texts, labels, strict=True))
-    if len(texts) < (needed := texts_needed(goal.disagreement)):
+    if len(texts) < (needed := 2 * trials_needed(goal.disagreement)):
         raise StartProblem(
             f"there are {len(texts):,} different texts; a disagreement of at most "
             f"{goal.disagreement:.2%} needs {needed:,}, and more if any text disagrees"
@@ -110,13 +110,20 @@ async def _calibrate(
         )
         first, second = judged.halves()
         bands = find_bands(first)
-        chosen = choose(second, bands, goal.disagreement)
+        if goal.missed is not None and second.reached < (needed := trials_needed(goal.missed)):
+            raise StartProblem(
+                f"the large model finds `{goal.label}` in {second.reached:,} of the tested texts; "
+                f"a missed share of at most {goal.missed:.2%} needs {needed:,}, and more if any is "
+                "missed; use more texts with the label"
+            )
+        chosen = choose(second, bands, goal.disagreement, missed=goal.missed)
         if chosen is None:
             alone = second.point(bands[-1])
             raise StartProblem(
                 "no text can be left to the small model, which disagrees on "
-                f"{alone.disagreement:.1%} of the texts; use more texts, or a small model that is "
-                "more like the large one"
+                f"{alone.disagreement:.1%} of the texts"
+                + f" and misses {alone.missed} of {alone.reached} findings" * bool(goal.label)
+                + "; use more texts, or a small model that is more like the large one"
             )
         calibrated = Cascade(small=small, large=large, **goal.options(chosen.band))
         final_scores, cascade_seconds = await _scores(entry, calibrated, texts)
@@ -125,7 +132,6 @@ async def _calibrate(
         goal=goal,
         curve=[second.point(band) for band in bands],
         chosen=chosen,
-        reached=second.reached,
         small_seconds=small_seconds,
         large_seconds=large_seconds,
         cascade_seconds=cascade_seconds,
