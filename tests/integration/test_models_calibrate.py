@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from sluicegate.backends.cli import main
-from testing.model_repository import WORDS, write_head, write_model, write_repository
+from testing.model_repository import WORDS, write_encoder, write_head, write_model, write_repository
 
 LABELS = ["negative", "positive"]
 
@@ -90,6 +90,19 @@ def test_a_guard_s_threshold_gets_a_band_that_a_recipe_can_have(models: Path, te
     assert "it misses                     0 of " in result.output
     assert " findings of the large model (0.00% to " in result.output
     assert CliRunner().invoke(main, ["models", "check", "--models", str(models)]).exit_code == 0
+
+
+def test_a_text_that_a_model_would_truncate_is_refused_by_its_number(
+    models: Path, texts: Path
+) -> None:
+    write_encoder(models, real=True, truncate=True)
+    long = " ".join(WORDS * 4)
+    texts.write_text(f"{texts.read_text()}\n{long},positive\n")
+
+    result = calibrate(models, "like-cascade", texts, "--disagreement", 0.2)
+
+    assert result.exit_code == 2
+    assert "text 61 is too long for a model to read whole; cut long texts" in result.output
 
 
 def test_a_share_too_small_to_be_shown_is_refused(models: Path, texts: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -76,8 +76,7 @@ def calibrate(settings: BackendSettings, name: str, golden: GoldenSet, goal: Goa
         StartProblem: the model is no cascade, refuses a text, or cannot keep the goal; or there are
             too few texts or findings.
     """
-    labels: Sequence[str | None] = golden.labels or [None] * len(golden.texts)
-    texts = dict(zip(golden.texts, labels, strict=True))
+    texts = {text: number for number, text in enumerate(golden.texts, 1)}
     if len(texts) < (needed := 2 * trials_needed(goal.disagreement)):
         raise StartProblem(
             f"there are {len(texts):,} different texts; a disagreement of at most "
@@ -85,12 +84,16 @@ def calibrate(settings: BackendSettings, name: str, golden: GoldenSet, goal: Goa
         )
     # Without caches, each text is computed.
     settings = msgspec.structs.replace(settings, row_cache_bytes=0)
-    known = [label for label in texts.values() if label is not None]
-    return asyncio.run(_calibrate(settings, name, list(texts), known, goal))
+    known = [golden.labels[number - 1] for number in texts.values()] if golden.labels else []
+    return asyncio.run(_calibrate(settings, name, texts, known, goal))
 
 
 async def _calibrate(
-    settings: BackendSettings, name: str, texts: Sequence[Text], labels: Sequence[str], goal: Goal
+    settings: BackendSettings,
+    name: str,
+    texts: Mapping[Text, int],
+    labels: Sequence[str],
+    goal: Goal,
 ) -> Calibration:
     async with open_model(settings, name) as entry:
         cascade = entry.served_model.algorithms.get(Task.CLASSIFY)
@@ -140,20 +143,30 @@ async def _calibrate(
 
 
 async def _scores(
-    entry: ModelSetEntry, labeller: Labeller, texts: Sequence[Text]
+    entry: ModelSetEntry, labeller: Labeller, texts: Mapping[Text, int]
 ) -> tuple[FloatArray, float]:
-    """Return the scores of each text, and the seconds for each text."""
+    """Return the scores of each text, and the seconds for each text.
+
+    `texts` maps each text to its number in the file, which errors name.
+    """
     slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def score(number: int, text: Text) -> FloatArray:
+    async def score(text: Text, number: int) -> FloatArray:
         async with slots:
+            context = context_of(entry)
             try:
-                return await labeller.scores(text, context_of(entry))
+                scores = await labeller.scores(text, context)
             except BackendError as error:
-                raise StartProblem(f"text {number + 1}: {error}") from None
+                raise StartProblem(f"text {number}: {error}") from None
+            if context.is_truncated:
+                raise StartProblem(
+                    f"text {number} is too long for a model to read whole; cut long texts into "
+                    "windows, as guards do"
+                )
+            return scores
 
     began = time.perf_counter()
-    lines = await all_of(score(*pair) for pair in enumerate(texts))
+    lines = await all_of(score(*pair) for pair in texts.items())
     return np.stack(lines), (time.perf_counter() - began) / len(texts)
 
 
