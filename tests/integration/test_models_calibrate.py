@@ -13,6 +13,12 @@ from sluicegate.backends.cli import main
 from testing.model_repository import WORDS, write_encoder, write_head, write_model, write_repository
 
 LABELS = ["negative", "positive"]
+CASCADE: dict[str, Any] = {
+    "kind": "algorithm",
+    "algorithm": "cascade",
+    "tasks": ["classify"],
+    "options": {"threshold": 1},
+}
 
 
 @pytest.fixture
@@ -26,10 +32,14 @@ def models(tmp_path: Path) -> Path:
     return root
 
 
+def write_long(root: Path, below: str) -> None:
+    manifest: dict[str, Any] = {"kind": "algorithm", "algorithm": "long-document"}
+    manifest |= {"uses": [below], "tasks": ["classify"], "options": {"overlap": 4}}
+    write_model(root, "long", manifest)
+
+
 def write_cascade(root: Path, small: str, large: str) -> None:
-    manifest: dict[str, Any] = {"kind": "algorithm", "algorithm": "cascade"}
-    manifest |= {"uses": [small, large], "tasks": ["classify"], "options": {"threshold": 1}}
-    write_model(root, f"{small}-cascade", manifest)
+    write_model(root, f"{small}-cascade", {**CASCADE, "uses": [small, large]})
 
 
 @pytest.fixture
@@ -67,9 +77,7 @@ def test_both_models_decide_by_the_large_model_s_function(
 ) -> None:
     write_head(models, "several", LABELS, function="sigmoid")
     write_head(models, "base", LABELS, function=function)
-    long: dict[str, Any] = {"kind": "algorithm", "algorithm": "long-document"}
-    long |= {"uses": ["base"], "tasks": ["classify"], "options": {"overlap": 4}}
-    write_model(models, "long", long)
+    write_long(models, "base")
     write_cascade(models, "several", "long")
 
     result = calibrate(models, "several-cascade", texts, "--disagreement", 0.2)
@@ -103,6 +111,20 @@ def test_a_text_that_a_model_would_truncate_is_refused_by_its_number(
 
     assert result.exit_code == 2
     assert "text 61 is too long for a model to read whole; cut long texts" in result.output
+
+
+def test_a_guard_s_text_of_several_windows_is_refused(models: Path, texts: Path) -> None:
+    write_encoder(models, real=True, truncate=True)
+    write_long(models, "mood")
+    write_model(models, "like-cascade", {**CASCADE, "uses": ["long", "long"]})
+    texts.write_text(f"{texts.read_text()}\n{' '.join(WORDS * 4)},positive\n")
+    goal = ("--disagreement", 0.2)
+
+    by_window = calibrate(models, "like-cascade", texts, *goal, "--label", "negative")
+    combined = calibrate(models, "like-cascade", texts, *goal)
+
+    assert "text 61 is too long" in by_window.output
+    assert combined.exit_code == 0, combined.output
 
 
 def test_a_share_too_small_to_be_shown_is_refused(models: Path, texts: Path) -> None:

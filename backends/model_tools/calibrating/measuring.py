@@ -102,6 +102,9 @@ async def _calibrate(
         if goal.label is not None and goal.label not in cascade.labels:
             raise StartProblem(f"`{name}` has no label `{goal.label}`: {', '.join(cascade.labels)}")
         small, large = cascade.small, cascade.large
+        if goal.label is not None:
+            # A guard never combines windows, so a text of several windows is refused here.
+            small, large = _classifier(small), _classifier(large)
         small_scores, small_seconds = await _scores(entry, small, texts)
         large_scores, large_seconds = await _scores(entry, large, texts)
         quick = _decisions(reorder(small_scores, small.labels, large.labels), large, goal)
@@ -179,11 +182,16 @@ def _decisions(scores: FloatArray, large: Labeller, goal: Goal) -> Decisions:
         return (scores[:, [large.labels.index(goal.label)]] >= goal.score).astype(np.intp)
     while isinstance(large, Cascade):
         large = large.large
-    # A `long-document` has the function of the classifier below it.
-    classifier = getattr(large, "below", large)
+    classifier = _classifier(large)
     if isinstance(classifier, Classify) and classifier.function == "sigmoid":
         return (scores >= _EVEN).astype(np.intp)
     return np.asarray(scores.argmax(axis=1, keepdims=True))
+
+
+def _classifier(labeller: Labeller) -> Labeller:
+    """Return the classifier below a `long-document`, which has the same function."""
+    below = getattr(labeller, "below", None)
+    return below if isinstance(below, Labeller) else labeller
 
 
 def _scores_of_bands(small: Labeller, scores: FloatArray, goal: Goal) -> NDArray[np.float64]:
