@@ -10,9 +10,15 @@ import yaml
 from click.testing import CliRunner, Result
 
 from sluicegate.backends.cli import main
-from testing.model_repository import WORDS, write_head, write_model, write_repository
+from testing.model_repository import WORDS, write_encoder, write_head, write_model, write_repository
 
 LABELS = ["negative", "positive"]
+CASCADE: dict[str, Any] = {
+    "kind": "algorithm",
+    "algorithm": "cascade",
+    "tasks": ["classify"],
+    "options": {"threshold": 1},
+}
 
 
 @pytest.fixture
@@ -22,10 +28,18 @@ def models(tmp_path: Path) -> Path:
     write_head(root, "like", LABELS)
     write_head(root, "unlike", LABELS[::-1])
     for small in ("like", "unlike"):
-        manifest: dict[str, Any] = {"kind": "algorithm", "algorithm": "cascade"}
-        manifest |= {"uses": [small, "mood"], "tasks": ["classify"], "options": {"threshold": 1}}
-        write_model(root, f"{small}-cascade", manifest)
+        write_cascade(root, small, "mood")
     return root
+
+
+def write_long(root: Path, below: str) -> None:
+    manifest: dict[str, Any] = {"kind": "algorithm", "algorithm": "long-document"}
+    manifest |= {"uses": [below], "tasks": ["classify"], "options": {"overlap": 4}}
+    write_model(root, "long", manifest)
+
+
+def write_cascade(root: Path, small: str, large: str) -> None:
+    write_model(root, f"{small}-cascade", {**CASCADE, "uses": [small, large]})
 
 
 @pytest.fixture
@@ -57,6 +71,21 @@ def test_a_cascade_of_equal_models_never_needs_the_large_one(models: Path, texts
     assert "accuracy " in result.output
 
 
+@pytest.mark.parametrize("function", ["softmax", "sigmoid"])
+def test_both_models_decide_by_the_large_model_s_function(
+    models: Path, texts: Path, function: str
+) -> None:
+    write_head(models, "several", LABELS, function="sigmoid")
+    write_head(models, "base", LABELS, function=function)
+    write_long(models, "base")
+    write_cascade(models, "several", "long")
+
+    result = calibrate(models, "several-cascade", texts, "--disagreement", 0.2)
+
+    assert options_of(result) == {"threshold": 0.0}
+    assert "disagreement                  0.00%" in result.output
+
+
 def test_a_guard_s_threshold_gets_a_band_that_a_recipe_can_have(models: Path, texts: Path) -> None:
     label = ("--label", "negative", "--score", 0.6)
     result = calibrate(models, "like-cascade", texts, "--disagreement", 0.2, *label)
@@ -66,7 +95,43 @@ def test_a_guard_s_threshold_gets_a_band_that_a_recipe_can_have(models: Path, te
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"options": options}))
 
     assert options == {"unsure": {"negative": [0.6, 0.6]}}
+    assert "it misses                     0 of " in result.output
+    assert " findings of the large model (0.00% to " in result.output
     assert CliRunner().invoke(main, ["models", "check", "--models", str(models)]).exit_code == 0
+
+
+def test_a_text_that_a_model_would_truncate_is_refused_by_its_number(
+    models: Path, texts: Path
+) -> None:
+    write_encoder(models, real=True, truncate=True)
+    long = " ".join(WORDS * 4)
+    texts.write_text(f"{texts.read_text()}\n{long},positive\n")
+
+    result = calibrate(models, "like-cascade", texts, "--disagreement", 0.2)
+
+    assert result.exit_code == 2
+    assert "text 61 is too long for a model to read whole; cut long texts" in result.output
+
+
+def test_a_guard_s_text_of_several_windows_is_refused(models: Path, texts: Path) -> None:
+    write_encoder(models, real=True, truncate=True)
+    write_long(models, "mood")
+    write_model(models, "like-cascade", {**CASCADE, "uses": ["long", "long"]})
+    texts.write_text(f"{texts.read_text()}\n{' '.join(WORDS * 4)},positive\n")
+    goal = ("--disagreement", 0.2)
+
+    by_window = calibrate(models, "like-cascade", texts, *goal, "--label", "negative")
+    combined = calibrate(models, "like-cascade", texts, *goal)
+
+    assert "text 61 is too long" in by_window.output
+    assert combined.exit_code == 0, combined.output
+
+
+def test_a_share_too_small_to_be_shown_is_refused(models: Path, texts: Path) -> None:
+    result = calibrate(models, "like-cascade", texts, "--disagreement", 1e-310)
+
+    assert result.exit_code == 2
+    assert "0.0001<=x<1" in result.output
 
 
 def test_the_curve_says_what_each_band_costs(models: Path, texts: Path, tmp_path: Path) -> None:
@@ -91,6 +156,12 @@ def test_the_curve_says_what_each_band_costs(models: Path, texts: Path, tmp_path
         ),
         ("mood", ("--disagreement", 0.2), "another algorithm than `cascade`"),
         ("like-cascade", ("--disagreement", 0.2, "--label", "sad"), "no label `sad`"),
+        (
+            "like-cascade",
+            ("--disagreement", 0.2, "--label", "negative", "--missed", 0.01),
+            "a missed share of at most 1.00% needs 368",
+        ),
+        ("like-cascade", ("--missed", 0.1), "give `--label` too"),
         ("absent", ("--disagreement", 0.2), "`absent` cannot be served"),
         ("like-cascade", ("--disagreement", 0.2, "--curve", "/absent/c.csv"), "cannot write"),
     ],

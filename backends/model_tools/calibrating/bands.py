@@ -1,11 +1,12 @@
-"""Chooses when a cascade asks its large model, so that it rarely disagrees with that model.
+"""Chooses the scores at which a cascade asks its large model.
 
-The order of the bands comes from one half of the texts. The other half tests them in this order, up
-to the first band that may disagree too often: split fixed-sequence testing of Angelopoulos et al.
-2021, "Learn then Test" (arXiv:2110.01052).
+The cascade then rarely disagrees with it. The order of the bands comes from one half of the texts.
+The other half tests them in this order, up to the first band that may disagree too often: split
+fixed-sequence testing of Angelopoulos et al. 2021, "Learn then Test" (arXiv:2110.01052).
 """
 
 import math
+import sys
 from collections.abc import Callable
 
 import msgspec
@@ -14,19 +15,19 @@ from numpy.typing import NDArray
 
 from sluicegate.backends.algorithms.cascade import Band
 
-_SURE = 0.95
+# The probability that a share is below its 95 % interval, and that it is above it.
+_TAIL = 0.025
 _DECIMALS = 6
 _MOST_BANDS = 200
-# Bands that decide less than the widest one without a disagreement.
+# Shares of the widest band without a disagreement; they give safer bands.
 _WIDER = (0.25, 0.5, 0.75)
 Interval = tuple[float, float]
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Holds the small model's score of each text, and whether its decision differs.
+    """Holds the small model's scores of texts, and which decisions differ from the large model's.
 
-    It differs from the large model's decision. The small model decides by whether a score reaches
-    `middle`, which every band contains.
+    The small model decides by whether the score reaches `middle`. Every band contains `middle`.
     """
 
     scores: NDArray[np.float64]
@@ -54,6 +55,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             asked=1 - float(sure.mean()),
             differing=int((sure & self.differs).sum()),
             missed=int((below & self.differs).sum()),
+            reached=self.reached,
         )
 
     @property
@@ -65,7 +67,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a band, its share of texts that the large model is asked, and its disagreements.
 
-    `missed` counts those with a score below the band.
+    `missed` counts the disagreements whose score is below the band. `reached` counts the texts
+    whose score of the large model reaches the middle.
     """
 
     band: Band
@@ -73,6 +76,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     asked: float
     differing: int
     missed: int
+    reached: int
 
     @property
     def disagreement(self) -> float:
@@ -90,16 +94,15 @@ def exact_interval(count: int, total: int) -> Interval:
 
     This is the exact interval of the binomial distribution (Clopper and Pearson 1934).
     """
-    tail = (1 - _SURE) / 2
-    least = _bisect(lambda share: _at_most(count - 1, total, share) <= 1 - tail) if count else 0.0
+    least = _bisect(lambda share: _at_most(count - 1, total, share) <= 1 - _TAIL) if count else 0.0
     if count == total:
         return least, 1.0
-    return least, _bisect(lambda share: _at_most(count, total, share) <= tail)
+    return least, _bisect(lambda share: _at_most(count, total, share) <= _TAIL)
 
 
-def texts_needed(rate: float) -> int:
-    """Return how many texts can show that a `rate` is kept if no text disagrees."""
-    return 2 * math.ceil(math.log((1 - _SURE) / 2) / math.log1p(-rate))
+def trials_needed(rate: float) -> int:
+    """Return how many tested texts can show that a `rate` is kept if none breaks it."""
+    return math.ceil(math.log(_TAIL) / math.log1p(-rate))
 
 
 def find_bands(judged: Judged) -> list[Band]:
@@ -124,14 +127,19 @@ def find_bands(judged: Judged) -> list[Band]:
     return list(dict.fromkeys(bands))
 
 
-def choose(tested: Judged, bands: list[Band], rate: float) -> Point | None:
+def choose(
+    tested: Judged, bands: list[Band], rate: float, *, missed: float | None = None
+) -> Point | None:
     """Return the last band before the first one that may disagree more often than `rate`.
 
-    Return `None` if such a band leaves no text to the small model.
+    With `missed`, a band must also miss at most this share of the texts that the large model finds.
+    Return `None` if no band passes, or if the chosen band sends every text to the large model.
     """
     chosen = None
     for point in map(tested.point, bands):
-        if point.interval[1] > rate:
+        if _at_most(point.differing, point.texts, rate) > _TAIL:
+            break
+        if missed is not None and _at_most(point.missed, point.reached, missed) > _TAIL:
             break
         chosen = point
     return chosen if chosen is not None and chosen.asked < 1 else None
@@ -162,18 +170,20 @@ class _Tail:
 
 def _at_most(count: int, total: int, share: float) -> float:
     """Return the probability of at most `count` hits in `total` trials of probability `share`."""
-    hit, miss = math.log(share), math.log1p(-share)
-    ways = math.lgamma(total + 1)
-    return math.fsum(
-        math.exp(
-            ways
-            - math.lgamma(hits + 1)
-            - math.lgamma(total - hits + 1)
-            + hits * hit
-            + (total - hits) * miss
-        )
-        for hits in range(count + 1)
-    )
+    if count < 0:
+        return 0.0
+    if count > total * share:
+        # Numbers of hits beyond `count` get less and less likely, so their sum ends early.
+        return 1 - _at_most(total - count - 1, total, 1 - share)
+    ways = math.lgamma(total + 1) - math.lgamma(count + 1) - math.lgamma(total - count + 1)
+    term = math.exp(ways + count * math.log(share) + (total - count) * math.log1p(-share))
+    found = 0.0
+    for hits in range(count, -1, -1):
+        found += term
+        if term <= found * sys.float_info.epsilon:
+            break
+        term *= hits * (1 - share) / ((total - hits + 1) * share)
+    return found
 
 
 def _bisect(is_above: Callable[[float], bool]) -> float:

@@ -9,12 +9,13 @@ import yaml
 
 from sluicegate.backends.commands import MODELS_OPTION, say
 from sluicegate.backends.errors import StartProblem
-from sluicegate.backends.model_tools.calibrating.bands import Point
+from sluicegate.backends.model_tools.calibrating.bands import Point, exact_interval
 from sluicegate.backends.model_tools.calibrating.measuring import Calibration, Goal, calibrate
 from sluicegate.backends.qualification.golden_texts import read_golden
 from sluicegate.backends.settings import quiet_libraries, read_settings
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
+_RATE = click.FloatRange(0.0001, 1, max_open=True)
 _SHARE = click.FloatRange(0, 1, min_open=True, max_open=True)
 _ROWS = 10
 _EXAMPLE = "sluicegate models calibrate sentiment-cascade --models ./models --texts texts.csv"
@@ -27,10 +28,15 @@ _EXAMPLE = "sluicegate models calibrate sentiment-cascade --models ./models --te
 @click.option("--texts", type=_FILE, required=True, help="File of texts: one per line, or CSV.")
 @click.option(
     "--disagreement",
-    type=_SHARE,
+    type=_RATE,
     default=0.01,
     show_default=True,
     help="Share of texts on which the cascade may differ from its large model.",
+)
+@click.option(
+    "--missed",
+    type=_RATE,
+    help="Share of the large model's findings of --label that may be missed.",
 )
 @click.option("--label", help="Compare whether this label reaches --score, as a guard does.")
 @click.option(
@@ -44,6 +50,7 @@ def calibrate_command(
     threads: int | None,
     texts: Path,
     disagreement: float,
+    missed: float | None,
     label: str | None,
     score: float,
     curve: Path | None,
@@ -54,9 +61,11 @@ def calibrate_command(
     97.5 %, the cascade then differs from its large model on at most the given share of texts like
     these. Use texts that no model was trained on. They need no labels.
     """
+    if missed is not None and label is None:
+        raise StartProblem("`--missed` bounds the findings of a label; give `--label` too")
     settings = read_settings(models=models, threads=threads)
     quiet_libraries()
-    goal = Goal(disagreement=disagreement, label=label, score=score)
+    goal = Goal(disagreement=disagreement, missed=missed, label=label, score=score)
     found = calibrate(settings, name, read_golden(texts), goal)
     if curve is not None:
         _write_curve(curve, found)
@@ -75,7 +84,11 @@ def _describe(found: Calibration) -> Iterator[str]:
     yield f"the large model is asked for  {chosen.asked:.1%} of texts"
     yield f"disagreement                  {chosen.disagreement:.2%} ({least:.2%} to {most:.2%})"
     if found.goal.label is not None:
-        yield f"of the label, it misses       {chosen.missed} of {found.reached} findings"
+        least, most = exact_interval(chosen.missed, chosen.reached)
+        yield (
+            f"it misses                     {chosen.missed} of {chosen.reached} findings of the "
+            f"large model ({least:.2%} to {most:.2%})"
+        )
     rates = [1 / found.cascade_seconds, 1 / found.large_seconds, 1 / found.small_seconds]
     yield "texts a second                {:,.0f}; large {:,.0f}, small {:,.0f}".format(*rates)
     if found.accuracies is not None:

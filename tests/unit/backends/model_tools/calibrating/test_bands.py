@@ -8,7 +8,7 @@ from sluicegate.backends.model_tools.calibrating.bands import (
     choose,
     exact_interval,
     find_bands,
-    texts_needed,
+    trials_needed,
 )
 
 RATE = 0.02
@@ -32,6 +32,8 @@ def judged(seed: int, *, texts: int = 1500, middle: float = 0.7) -> Judged:
         (10, 100, 0.04900469, 0.1762226),
         (100, 100, 0.96378331, 1.0),
         (20, 2000, 0.00611866, 0.01540213),
+        (20_000, 200_000, 0.09868852, 0.10132309),
+        (0, 0, 0.0, 1.0),
     ],
 )
 def test_an_interval_is_that_of_clopper_and_pearson(
@@ -43,9 +45,9 @@ def test_an_interval_is_that_of_clopper_and_pearson(
 
 @pytest.mark.parametrize("rate", [0.001, 0.01, 0.1])
 def test_the_texts_needed_are_just_enough(rate: float) -> None:
-    half = texts_needed(rate) // 2
+    needed = trials_needed(rate)
 
-    assert exact_interval(0, half)[1] <= rate < exact_interval(0, half - 1)[1]
+    assert exact_interval(0, needed)[1] <= rate < exact_interval(0, needed - 1)[1]
 
 
 @pytest.mark.parametrize("middle", [0.0, 0.3, 0.7])
@@ -82,6 +84,27 @@ def test_a_chosen_band_rarely_disagrees_more_often_than_it_may() -> None:
 
     assert sum(share > RATE for share in chosen) <= 2
     assert np.mean(chosen) > RATE / 4
+
+
+def test_a_band_that_misses_rare_findings_is_chosen_only_without_a_bound_on_them() -> None:
+    scores = np.random.default_rng(0).uniform(0, 0.8, 3000)
+    blind = Judged(scores=scores, differs=np.arange(3000) < 15, middle=0.9)
+
+    unbounded = choose(blind, [(0.9, 0.9)], RATE)
+
+    assert unbounded is not None
+    assert (unbounded.missed, unbounded.reached) == (15, 15)
+    assert choose(blind, [(0.9, 0.9)], RATE, missed=0.5) is None
+
+
+def test_a_chosen_band_also_keeps_the_missed_share() -> None:
+    first, second = judged(0, texts=5000).halves()
+
+    point = choose(second, find_bands(first), 0.2, missed=RATE)
+
+    assert point is not None
+    assert exact_interval(point.missed, point.reached)[1] <= RATE
+    assert point.asked < 1
 
 
 def test_no_band_is_chosen_if_the_surest_texts_differ() -> None:
