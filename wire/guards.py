@@ -75,7 +75,8 @@ class ExampleDetector(Detector, frozen=True, kw_only=True, tag="examples"):
     """The examples of each label: together at most 256, each of at most 512 characters."""
     threshold: Threshold
     """The lowest score at which a window is a finding. The score is the highest cosine similarity
-    of an example, and the label is the label of this example."""
+    of an example, and the label is the label of this example. Windows are as long as the model
+    reads, so a short attack in a long text is not found."""
 
 
 class EntityDetector(Detector, frozen=True, kw_only=True, tag="entities"):
@@ -175,7 +176,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str
     """The model that runs the detectors: one with the algorithm `guard`."""
     detectors: Annotated[tuple[AnyDetector, ...], stated(minItems=1, maxItems=MAX_DETECTORS)]
-    """The detectors, as those of guards. Their `action` has no effect."""
+    """The detectors, as in guards. Their `action` has no effect."""
     rules: Annotated[tuple[RuleConfig, ...], stated(minItems=1, maxItems=MAX_RULES)]
     """At most 256 rules, in the order in which they are tried."""
     default: Annotated[str, stated(minLength=1)]
@@ -183,4 +184,5 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     on_error: str = ""
     """The target of a text that could not be looked at completely. Without it, `default`."""
     shadow: str = ""
-    """If given, every text gets this target. The response also says which one the rules chose."""
+    """If given, every text gets this target, and the response also says which target the rules
+    chose."""

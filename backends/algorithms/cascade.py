@@ -8,7 +8,8 @@ import numpy as np
 from typing_extensions import override
 
 from sluicegate.backends.algorithms.base import Algorithms, ModelAlgorithms, Recipe, all_of
-from sluicegate.backends.algorithms.labels import FindPlaces, Labeller, labellers, reorder
+from sluicegate.backends.algorithms.labels import Labeller, WindowScores, labellers, reorder
+from sluicegate.backends.errors import BackendError
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.windows import Span, Windows
 from sluicegate.backends.types import FloatArray, Text
@@ -58,20 +59,28 @@ class Cascade(Labeller):
     @override
     async def window_scores(
         self, text: str, ask: AlgorithmContext, windows: Windows
-    ) -> tuple[FloatArray, FindPlaces]:
-        found, find_places = await self.small.window_scores(text, ask, windows)
-        scores = reorder(found, self.small.labels, self.labels)
-        unsure = [number for number, line in enumerate(found) if not self._is_sure(line)]
+    ) -> WindowScores:
+        found = await self.small.window_scores(text, ask, windows)
+        scores = reorder(found.scores, self.small.labels, self.labels)
+        unsure = [number for number, line in enumerate(found.scores) if not self._is_sure(line)]
         if not unsure:
-            return scores, find_places
-        spans = await find_places() if len(found) > 1 else [(0, len(text))]
+            return found._replace(scores=scores)
+        spans = await found.places(text)
+        failures = [found.failure] if found.failure else []
 
         async def ask_large(span: Span) -> tuple[FloatArray, list[Span]]:
             start, end = span
+            part = text[start:end]
             # The large model may have other tokens, and read the window in several windows.
-            lines, find = await self.large.window_scores(text[start:end], ask, windows)
-            places = await find() if len(lines) > 1 else [(0, end - start)]
-            return lines, [(start + first, start + last) for first, last in places]
+            try:
+                large = await self.large.window_scores(part, ask, windows)
+                places = await large.places(part)
+            except BackendError as error:
+                failures.append(error)  # The scores of the other windows count.
+                return scores[:0], []
+            if large.failure:
+                failures.append(large.failure)
+            return large.scores, [(start + first, start + last) for first, last in places]
 
         answers = [(scores[[number]], [span]) for number, span in enumerate(spans)]
         asked = await all_of(ask_large(spans[number]) for number in unsure)
@@ -81,7 +90,8 @@ class Cascade(Labeller):
         async def places() -> list[Span]:
             return [span for _, some in answers for span in some]
 
-        return np.concatenate([lines for lines, _ in answers]), places
+        lines = np.concatenate([lines for lines, _ in answers])
+        return WindowScores(lines, places, failures[0] if failures else None)
 
     def _is_sure(self, scores: FloatArray) -> bool:
         """Whether the small model is sure of the scores of one text."""

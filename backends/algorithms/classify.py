@@ -8,7 +8,7 @@ import numpy as np
 from typing_extensions import override
 
 from sluicegate.backends.algorithms.base import QueryAlgorithm
-from sluicegate.backends.algorithms.labels import FindPlaces, Labeller, check_top
+from sluicegate.backends.algorithms.labels import Labeller, WindowScores, check_top
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.scores import apply_function, best_labels, label_scores, written
 from sluicegate.backends.pipelines.windows import Windows
@@ -50,10 +50,10 @@ class Classify(Labeller, QueryAlgorithm):
     @override
     async def window_scores(
         self, text: str, ask: AlgorithmContext, windows: Windows
-    ) -> tuple[FloatArray, FindPlaces]:
+    ) -> WindowScores:
         logits = await ask.windows(self.model, text, windows)
         places = partial(ask.window_places, self.model, text, windows)
-        return apply_function(logits, self.function), places
+        return WindowScores(apply_function(logits, self.function), places)
 
     @override
     def confidence(self, scores: FloatArray) -> float:

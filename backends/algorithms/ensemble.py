@@ -8,10 +8,11 @@ import numpy as np
 from typing_extensions import override
 
 from sluicegate.backends.algorithms.base import Algorithms, ModelAlgorithms, Recipe, all_of
-from sluicegate.backends.algorithms.labels import Label, Labeller, labellers, reorder
+from sluicegate.backends.algorithms.labels import Label, Labeller, WindowScores, labellers, reorder
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.scores import rounded
+from sluicegate.backends.pipelines.windows import Windows
 from sluicegate.backends.types import FloatArray, Text
 from sluicegate.wire.protocol import Function, Task
 
@@ -55,6 +56,23 @@ class Ensemble(Labeller):
         self, text: Text, ask: AlgorithmContext, function: Function | None = None
     ) -> FloatArray:
         return (await self._count(text, ask, function))[1]
+
+    @override
+    async def window_scores(
+        self, text: str, ask: AlgorithmContext, windows: Windows
+    ) -> WindowScores:
+        """Return the scores of a text that each classifier reads in one window.
+
+        Raises:
+            ItemRefused: the text has several windows; their mean would hide what one of them has.
+        """
+        found = await all_of(one.window_scores(text, ask, windows) for one in self._classifiers)
+        for one in found:
+            if one.failure or len(one.scores) > 1:
+                detail = "an ensemble cannot read a text of several windows; send it in parts"
+                raise one.failure or ItemRefused("input_too_long", detail)
+        # This does not run the models again, because the rows are in the row cache by now.
+        return await super().window_scores(text, ask, windows)
 
     async def _count(
         self, text: Text, ask: AlgorithmContext, function: Function | None

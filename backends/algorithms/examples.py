@@ -12,6 +12,7 @@ from sluicegate.backends.types import FloatArray
 Examples = tuple[str, tuple[str, ...]]
 # Room for 80 sets of 256 examples with 384 dimensions.
 _MOST_BYTES = 32 * 1024 * 1024
+_MOST_REFUSED = 16
 # Bytes of a Python object per example, without its text.
 _EXAMPLE_BYTES = 100
 
@@ -24,6 +25,8 @@ class ExampleVectors:
 
     def __init__(self) -> None:
         self._cache = VectorCache[Examples](max_bytes=_MOST_BYTES, key_bytes=_key_bytes)
+        # The code and the detail of each refusal, the oldest first.
+        self._refused: dict[Examples, tuple[str, str]] = {}
         self._computing = asyncio.Lock()
 
     async def find(self, examples: Examples, ask: AlgorithmContext) -> FloatArray:
@@ -32,20 +35,35 @@ class ExampleVectors:
         Raises:
             BackendError: an example is refused, or is too long for the model, or a row failed.
         """
-        found = self._cache.get(examples)
+        found = self._known(examples)
         if found is not None:
             return found
         # After a start, many items need the same examples.
         async with self._computing:
-            found = self._cache.get(examples)
+            found = self._known(examples)
             if found is None:
-                model, texts = examples
-                background = ask.in_background()
-                found = normalize(await background(model, texts))
-                if background.is_truncated:
-                    raise ItemRefused("input_too_long", "it has too many tokens")
+                try:
+                    found = await _compute(examples, ask.in_background())
+                except ItemRefused as error:
+                    if len(self._refused) >= _MOST_REFUSED:
+                        del self._refused[next(iter(self._refused))]
+                    self._refused[examples] = error.code, str(error)
+                    raise
                 self._cache.put(examples, found)
         return found
+
+    def _known(self, examples: Examples) -> FloatArray | None:
+        if refused := self._refused.get(examples):
+            raise ItemRefused(*refused)
+        return self._cache.get(examples)
+
+
+async def _compute(examples: Examples, ask: AlgorithmContext) -> FloatArray:
+    model, texts = examples
+    found = normalize(await ask(model, texts))
+    if ask.is_truncated:
+        raise ItemRefused("input_too_long", "it has too many tokens")
+    return found
 
 
 def _key_bytes(examples: Examples) -> int:

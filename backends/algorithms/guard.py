@@ -75,8 +75,9 @@ class Guard(Algorithm):
         read = await run_token_work(len(item), readings, item)
         seen = await run_token_work(len(item), model_readings, read)
         found: list[_Finding] = []
+        failures: list[BaseException] = []
         by_model = [
-            self._find(one, reading, parameters, ask)
+            self._find(one, reading, parameters, ask, failures)
             for one in parameters.detectors
             if isinstance(one, ModelDetector)
             for reading in seen
@@ -86,7 +87,7 @@ class Guard(Algorithm):
         # Every detector ends, because what it finds counts even if another one fails.
         ends = await asyncio.gather(in_text, *by_model, return_exceptions=True)
         found += itertools.chain(*(end for end in ends if isinstance(end, list)))
-        failures = [end for end in ends if isinstance(end, BaseException)]
+        failures += [end for end in ends if isinstance(end, BaseException)]
         failures += _incomplete(found, ask)
         if failures:
             found = [one for one in found if one.detector.action == "block"][:MAX_ENTITIES]
@@ -131,7 +132,9 @@ class Guard(Algorithm):
         text: ReadableText,
         parameters: GuardParameters,
         ask: AlgorithmContext,
+        failures: list[BaseException],
     ) -> list[_Finding]:
+        """Return what a detector finds; append why it could not read some windows."""
         served = self._below.get(detector.model)
         if served is None:
             known = ", ".join(f"`{name}`" for name in self._below)
@@ -143,7 +146,7 @@ class Guard(Algorithm):
             return await _find_similar(
                 detector, served, text, Windows(overlap=overlap), self._examples, ask
             )
-        return await _find_labels(detector, served, text, parameters, ask)
+        return await _find_labels(detector, served, text, parameters, ask, failures)
 
 
 def _find_in_text(
@@ -193,6 +196,7 @@ async def _find_labels(
     text: ReadableText,
     parameters: GuardParameters,
     ask: AlgorithmContext,
+    failures: list[BaseException],
 ) -> list[_Finding]:
     algorithm = served.algorithms.get(Task.CLASSIFY)
     if not isinstance(algorithm, Labeller):
@@ -201,14 +205,16 @@ async def _find_labels(
     _check_labels(detector, algorithm.labels)
     windows = Windows(overlap=parameters.window_overlap(served.info.max_tokens))
     # The score of a whole long text would hide what one window has.
-    scores, find_places = await algorithm.window_scores(text.text, ask, windows)
+    read = await algorithm.window_scores(text.text, ask, windows)
+    if read.failure:
+        failures.append(read.failure)
+    scores = read.scores
     places = [algorithm.labels.index(label) for label in thresholds]
     reached = scores[:, places] >= np.array(list(thresholds.values()), dtype=np.float32)
     hits = list(_expected(scores, reached) if detector.expected else _labelled(reached, places))
     if not hits:
         return []
-    whole = [(0, len(text.text))]
-    where = await find_places() if len(scores) > 1 else whole
+    where = await read.places(text.text)
     return [
         _Finding(
             detector,

@@ -2,13 +2,13 @@
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from typing_extensions import override
 
 from sluicegate.backends.algorithms.base import Algorithm, ModelAlgorithms
-from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.errors import BackendError, ItemRefused
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.scores import best_first, written
 from sluicegate.backends.pipelines.windows import Span, Windows
@@ -17,6 +17,23 @@ from sluicegate.wire.protocol import ClassifyParameters, Function
 
 FindPlaces = Callable[[], Awaitable[list[Span]]]
 """Returns the first character of each window, and the character after its last."""
+
+
+class WindowScores(NamedTuple):
+    """Holds the scores of a text's windows, an array of shape (windows, labels).
+
+    With a `failure`, the windows without a score are left out.
+    """
+
+    scores: FloatArray
+    find_places: FindPlaces
+    failure: BackendError | None = None
+
+    async def places(self, text: str) -> list[Span]:
+        """Return the place of each window. A single window is the whole text."""
+        if len(self.scores) == 1 and self.failure is None:
+            return [(0, len(text))]
+        return await self.find_places()
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,16 +76,13 @@ class Labeller(Algorithm):
 
     async def window_scores(
         self, text: str, ask: AlgorithmContext, windows: Windows
-    ) -> tuple[FloatArray, FindPlaces]:
-        """Return an array of shape (windows, labels), and a function that finds the windows.
-
-        By default, the whole text is one window.
-        """
+    ) -> WindowScores:
+        """Return the scores of each window. By default, the whole text is one window."""
 
         async def places() -> list[Span]:
             return [(0, len(text))]
 
-        return (await self.scores(text, ask))[None], places
+        return WindowScores((await self.scores(text, ask))[None], places)
 
     def confidence(self, scores: FloatArray) -> float:
         """Return how certain the model is of its result, from 0 to 1: by default, its best score.

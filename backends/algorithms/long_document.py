@@ -15,7 +15,7 @@ from sluicegate.backends.algorithms.base import (
 )
 from sluicegate.backends.algorithms.classify import Classify
 from sluicegate.backends.algorithms.embedding import Embed, dense_input, shorten
-from sluicegate.backends.algorithms.labels import FindPlaces, Label, Labeller, rank
+from sluicegate.backends.algorithms.labels import Label, Labeller, WindowScores, rank
 from sluicegate.backends.algorithms.questions import ZeroShotTask, chosen
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.ask import AlgorithmContext
@@ -62,7 +62,7 @@ class LongClassify(Labeller):
     @override
     async def window_scores(
         self, text: str, ask: AlgorithmContext, windows: Windows
-    ) -> tuple[FloatArray, FindPlaces]:
+    ) -> WindowScores:
         return await self.below.window_scores(text, ask, windows)
 
     @override

@@ -33,17 +33,44 @@ _STYLED: Final = re.compile(
 _OVERLAY: Final = 1  # the combining class of marks over the whole letter
 _BLANK: Final = 0x2800  # Braille without a dot
 # WordPiece reads a word with a character that it does not know, or of more than 100 characters, as
-# one unknown token. Emoji, signs and other scripts beside a Latin letter must not hide its word.
+# one unknown token. Emoji, signs and other scripts beside Latin letters must not hide their word.
 # Each pair is the first code of a range of such characters, and the code after its last one.
+# Letters that are Latin ones with accents are not in these ranges.
 _STRANGE: Final = np.array(
     [
         *(0xA2, 0xAA, 0xAC, 0xAD, 0xAE, 0xB2, 0xB4, 0xB5, 0xB8, 0xB9, 0xD7, 0xD8, 0xF7, 0xF8),
-        *(0x250, 0x300, 0x370, 0x1AB0, 0x1B00, 0x1DC0, 0x2070, 0x20D0, 0x2100, 0x3000),
-        *(0x3040, 0xFE20, 0xFE30, 0x110000),
+        *(0x138, 0x139, 0x166, 0x168, 0x180, 0x1A0, 0x1A2, 0x1AF, 0x1B1, 0x1CD, 0x1DD, 0x1DE),
+        *(
+            0x1E4,
+            0x1E6,
+            0x1EE,
+            0x1F0,
+            0x1F6,
+            0x1F8,
+            0x21C,
+            0x21E,
+            0x220,
+            0x226,
+            0x234,
+            0x300,
+            0x370,
+            0x1AB0,
+        ),
+        *(0x1ABF, 0x1DC0, 0x1DF6, 0x1DFC, 0x1E9C, 0x1EA0, 0x1EFA, 0x2000),
+        *(0x2044, 0x2045, 0x2052, 0x2053, 0x2070, 0x20D0, 0x20F1, 0x3000, 0x3004, 0x3008),
+        *(0x3012, 0x3014, 0x3020, 0x302A, 0x302E, 0x3030, 0x3031, 0x303D, 0x303E, 0xFE20),
+        *(0xFE30, 0x110000),
     ]
 )
-_LONG_WORD: Final = re.compile(r"[^\s!-/:-@\[-`{-~\u2000-\u206f\u3000-\u303f]{101,}")
-_WORD_PART: Final = 50
+_LATIN: Final = np.array([0x30, 0x3A, 0x41, 0x5B, 0x61, 0x7B, 0xC0, 0x250, 0x1E00, 0x1F00])
+# The marks of letters, in ranges as above: they belong to the character before them.
+_MARKS: Final = np.array(
+    [0x300, 0x370, 0x1AB0, 0x1ABF, 0x1DC0, 0x1DF6, 0x1DFC, 0x1E00, 0x20D0, 0x20F1, 0xFE20, 0xFE30]
+)
+# WordPiece counts characters in their canonical decomposition (NFD), which makes up to 4 of one.
+_LONG_WORD: Final = re.compile(r"[^\s!-/:-@\[-`{-~\u2000-\u206f\u3000-\u303f]{26,}")
+_MOST_WORD: Final = 100
+_WORD_PART: Final = 25
 _TAGS = range(0xE0020, 0xE007F)
 _TAG_BASE = 0xE0000
 _HIDDEN_RANGES = ((0x180B, 0x1810), (0xFE00, 0xFE10), (0xFFF0, 0xFFF9), (0xE0000, 0xE1000))
@@ -124,6 +151,7 @@ def _spaced(read: ReadableText) -> ReadableText:
     cuts = [
         place
         for word in _LONG_WORD.finditer(text)
+        if len(unicodedata.normalize("NFD", word[0])) > _MOST_WORD
         for place in range(word.start() + _WORD_PART, word.end(), _WORD_PART)
     ]
     if text.isascii() and not cuts:
@@ -138,12 +166,18 @@ def _spaced(read: ReadableText) -> ReadableText:
 
 
 def _edges(codes: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Return the places between a Latin letter without accents and a strange character."""
-    small = codes | (ord("a") - ord("A"))
-    is_letter = (small >= ord("a")) & (small <= ord("z"))
-    is_strange = np.searchsorted(_STRANGE, codes, side="right") % 2 == 1
-    is_edge = (is_letter[:-1] & is_strange[1:]) | (is_strange[:-1] & is_letter[1:])
-    return np.flatnonzero(is_edge) + 1
+    """Return the places between strange characters and Latin letters or digits."""
+    is_strange, is_latin = _is_within(_STRANGE, codes), _is_within(_LATIN, codes)
+    # A mark belongs to the character before it.
+    numbers = np.where(_is_within(_MARKS, codes), 0, np.arange(len(codes)))
+    base = np.maximum.accumulate(numbers)
+    kind = np.where(is_strange, 2, is_latin)[base]
+    return np.flatnonzero((kind[:-1] | kind[1:]) == 3) + 1  # noqa: PLR2004 - one of each kind
+
+
+def _is_within(ranges: NDArray[np.int64], codes: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    within: NDArray[np.bool_] = np.searchsorted(ranges, codes, side="right") % 2 == 1
+    return within
 
 
 def folded(text: str) -> ReadableText:

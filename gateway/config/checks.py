@@ -48,6 +48,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252})")
 _ORIGIN = re.compile(
     r"https?://[a-z0-9]([a-z0-9.-]{0,252})(:[0-9]{1,5})?|[a-z-]+extension://[a-z0-9-]+"
 )
+_TARGET = re.compile(r"[!-~]([ -~]*[!-~])?")
 _RULE_NAME = re.compile(r"[A-Za-z0-9_]{1,32}")
 _CURRENCY = re.compile(r"[A-Z]{3}")
 _LAST_PORT = 65_535
@@ -230,13 +231,14 @@ def _rules(router: RouterConfig, path: Path) -> Iterator[ConfigFinding]:
     """Yield each problem of a router's rules and targets."""
     if not 0 < len(router.rules) <= MAX_RULES:
         yield ConfigFinding((*path, "rules"), f"must have 1 to {MAX_RULES} rules")
-    if not router.default:
-        yield ConfigFinding((*path, "default"), "needs a target")
+    yield from _target(router.default, (*path, "default"))
+    for field in ("on_error", "shadow"):
+        if target := getattr(router, field):
+            yield from _target(target, (*path, field))
     detectors = {one.name: one for one in router.detectors}
     for index, rule in enumerate(router.rules):
         here = (*path, "rules", index)
-        if not rule.target:
-            yield ConfigFinding((*here, "target"), "needs a target")
+        yield from _target(rule.target, (*here, "target"))
         if rule.detector not in detectors:
             yield ConfigFinding(
                 (*here, "detector"),
@@ -249,6 +251,14 @@ def _rules(router: RouterConfig, path: Path) -> Iterator[ConfigFinding]:
                 (*here, "label"),
                 f"the detector does not look for this label: {_unknown(rule.label, labels)}",
             )
+
+
+def _target(target: str, path: Path) -> Iterator[ConfigFinding]:
+    if not target:
+        yield ConfigFinding(path, "needs a target")
+    elif not _TARGET.fullmatch(target):
+        # Targets become values of headers.
+        yield ConfigFinding(path, "must be visible ASCII characters, with spaces only between them")
 
 
 def _unknown(name: str, known: Collection[str]) -> str:

@@ -15,7 +15,7 @@ from sluicegate.backends.algorithms.labels import Label
 from sluicegate.backends.algorithms.long_document import LongClassify, LongEmbed
 from sluicegate.backends.algorithms.zero_shot import ZeroShot
 from sluicegate.backends.batching.coalescing import RowCaller
-from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.errors import ItemRefused, ModelFailed
 from sluicegate.backends.pipelines.windows import Combination as WindowCombination, Windows
 from sluicegate.backends.types import FloatArray, Prompt
 from sluicegate.wire.protocol import ClassifyParameters, EmbedParameters, Function
@@ -96,11 +96,44 @@ async def test_a_cascade_asks_the_large_model_for_unsure_windows_alone() -> None
     cascade = Cascade(small=classify("s"), large=classify("l"), threshold=0.7)
     ask = asking(s=small, l=large)
 
-    scores, places = await cascade.window_scores("sure|unsure|sure", ask, Windows(overlap=0))
+    read = await cascade.window_scores("sure|unsure|sure", ask, Windows(overlap=0))
 
-    assert scores.tolist() == pytest.approx(np.array([[0.1, 0.9], [0.2, 0.8], [0.1, 0.9]]))
-    assert await places() == [(0, 4), (5, 11), (12, 16)]
+    assert read.scores.tolist() == pytest.approx(np.array([[0.1, 0.9], [0.2, 0.8], [0.1, 0.9]]))
+    assert await read.find_places() == [(0, 4), (5, 11), (12, 16)]
     assert large.questions == [["unsure"]]
+
+
+async def test_a_failure_of_an_unsure_window_leaves_the_sure_ones() -> None:
+    def broken(_: object) -> list[float]:
+        raise ModelFailed("broken")
+
+    small = told(sure=[0.1, 0.9], unsure=[0.6, 0.4])
+    cascade = Cascade(small=classify("s"), large=classify("l"), threshold=0.7)
+    ask = asking(s=small, l=FakeModel(broken))
+
+    read = await cascade.window_scores("unsure|sure", ask, Windows(overlap=0))
+
+    assert read.scores.tolist() == pytest.approx(np.array([[0.1, 0.9]]))
+    assert await read.places("unsure|sure") == [(7, 11)]
+    assert isinstance(read.failure, ModelFailed)
+
+
+async def test_an_ensemble_refuses_to_read_several_windows() -> None:
+    ensemble = Ensemble(
+        classifiers=[
+            LongClassify(below=classify(name), windows=Windows(overlap=0)) for name in "ab"
+        ],
+        combine="mean",
+        weights=(1.0, 1.0),
+    )
+    model = told(good=[1.0, 0.0], bad=[0.0, 1.0])
+    ask = asking(a=model, b=model)
+
+    read = await ensemble.window_scores("bad", ask, Windows(overlap=0))
+    with pytest.raises(ItemRefused, match="several windows"):
+        await ensemble.window_scores("good|good|bad", ask, Windows(overlap=0))
+
+    assert read.scores.tolist() == [[0.0, 1.0]]
 
 
 class WholeTexts(FakeModel):
@@ -117,12 +150,10 @@ async def test_a_large_model_may_read_a_small_model_s_window_in_several() -> Non
     small, large = WholeTexts(lambda _: [0.5, 0.5]), told(first=[0.2, 0.8], last=[0.7, 0.3])
     cascade = Cascade(small=classify("s"), large=classify("l"), threshold=0.7)
 
-    scores, places = await cascade.window_scores(
-        "first|last", asking(s=small, l=large), Windows(overlap=0)
-    )
+    read = await cascade.window_scores("first|last", asking(s=small, l=large), Windows(overlap=0))
 
-    assert scores.tolist() == pytest.approx(np.array([[0.2, 0.8], [0.7, 0.3]]))
-    assert await places() == [(0, 5), (6, 10)]
+    assert read.scores.tolist() == pytest.approx(np.array([[0.2, 0.8], [0.7, 0.3]]))
+    assert await read.find_places() == [(0, 5), (6, 10)]
 
 
 async def test_a_cascade_s_labels_are_in_one_order_whoever_answers() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tokenizers import BertWordPieceTokenizer
 
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.guards.formats import find_format
@@ -134,8 +135,10 @@ def test_every_blank_ends_a_word(space: str) -> None:
     [
         ("bad☃ worse😀", "bad ☃ worse 😀"),
         ("이것bad\u02de", "이것 bad \u02de"),
-        ("café, don\u2019t 5°", "café, don\u2019t 5°"),
-        ("x" * 120, f"{'x' * 50} {'x' * 50} {'x' * 20}"),
+        ("bad1☃ badé☃ e\u0301☃", "bad1 ☃ badé ☃ e\u0301 ☃"),
+        ("café, don\u2019t ва\u0306ш", "café, don\u2019t ва\u0306ш"),
+        ("x" * 110, " ".join(["x" * 25] * 4 + ["x" * 10])),
+        ("각" * 40, f"{'각' * 25} {'각' * 15}"),
     ],
 )
 def test_no_word_hides_from_models_behind_a_sign_or_its_length(text: str, seen: str) -> None:
@@ -144,6 +147,24 @@ def test_no_word_hides_from_models_behind_a_sign_or_its_length(text: str, seen: 
     assert reading.text == seen
     assert reading.original((len(seen) - 1, len(seen))) == (len(text) - 1, len(text))
     assert reading.original((0, len(seen))) == (0, len(text))
+
+
+def test_no_character_hides_the_words_beside_it_from_wordpiece() -> None:
+    letters = [*map(chr, range(33, 127)), *"æðøþßđħıłŋœ"]
+    pieces = ["[UNK]", "[CLS]", "[SEP]", "bad", *letters, *(f"##{each}" for each in letters)]
+    tokenizer = BertWordPieceTokenizer({piece: number for number, piece in enumerate(pieces)})
+    # All later characters are strange, or become one of these.
+    codes = [*range(0x3100), *range(0xFE00, 0x10000)]
+    read = [
+        reading.text
+        for code in codes
+        for reading in model_readings(readings(f"badé{chr(code)}bad"))
+    ]
+
+    encoded = tokenizer.encode_batch(read, add_special_tokens=False)
+
+    hidden = [text for text, one in zip(read, encoded, strict=True) if one.tokens[0] == "[UNK]"]
+    assert hidden == []
 
 
 def test_models_read_a_text_with_its_tags_and_without_them() -> None:
