@@ -6,6 +6,7 @@ the guard is therefore never found in the cache.
 """
 
 import re
+from collections.abc import Collection
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -132,6 +133,17 @@ AnyDetector = (
     | WordDetector
     | LengthDetector
 )
+
+
+def labels_of(detector: AnyDetector) -> Collection[str]:
+    """Return the labels of a detector's findings; none if only its model knows them."""
+    if isinstance(detector, ExampleDetector):
+        return detector.examples
+    if isinstance(detector, ClassifierDetector | EntityDetector):
+        return detector.labels
+    if isinstance(detector, FormatDetector):
+        return [name.upper() for name in detector.formats]
+    return ["LENGTH"] if isinstance(detector, LengthDetector) else [detector.label]
 
 
 class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

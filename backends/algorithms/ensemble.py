@@ -71,8 +71,8 @@ class Ensemble(Labeller):
             if one.failure or len(one.scores) > 1:
                 detail = "an ensemble cannot read a text of several windows; send it in parts"
                 raise one.failure or ItemRefused("input_too_long", detail)
-        # This does not run the models again, because the rows are in the row cache by now.
-        return await super().window_scores(text, ask, windows)
+        _, scores = self._combined([one.scores[0] for one in found])
+        return WindowScores(scores[None], found[0].find_places)
 
     async def _count(
         self, text: Text, ask: AlgorithmContext, function: Function | None
@@ -84,6 +84,10 @@ class Ensemble(Labeller):
         found = await all_of(
             classifier.scores(text, ask, function) for classifier in self._classifiers
         )
+        return self._combined(found)
+
+    def _combined(self, found: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
+        """Return what `_count` returns, from the scores of each classifier."""
         lines = np.stack(
             [
                 reorder(scores, classifier.labels, self.labels)

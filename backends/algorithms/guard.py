@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from sluicegate.backends.algorithms.base import (
 from sluicegate.backends.algorithms.embedding import Embed
 from sluicegate.backends.algorithms.examples import ExampleVectors
 from sluicegate.backends.algorithms.labelled_spans import LabelledSpans
-from sluicegate.backends.algorithms.labels import Labeller
+from sluicegate.backends.algorithms.labels import Labeller, WindowScores
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.guards.readable import (
     ReadableText,
@@ -261,14 +262,14 @@ async def _find_similar(
     hits = np.flatnonzero(scores >= np.float32(detector.threshold)).tolist()
     if not hits:
         return []
-    is_long = len(scores) > 1
-    where = await ask.window_places(algorithm.model, text.text, windows) if is_long else []
+    places = partial(ask.window_places, algorithm.model, text.text, windows)
+    where = await WindowScores(cosines, places).places(text.text)
     return [
         _Finding(
             detector,
             labels[nearest[window]],
             float(scores[window]),
-            text.original(where[window] if is_long else (0, len(text.text))),
+            text.original(where[window]),
         )
         for window in hits
     ]

@@ -40,6 +40,7 @@ from sluicegate.wire.guards import (
     PatternDetector,
     RouterConfig,
     WordDetector,
+    labels_of,
 )
 from sluicegate.wire.patterns import compile_pattern
 
@@ -245,7 +246,7 @@ def _rules(router: RouterConfig, path: Path) -> Iterator[ConfigFinding]:
                 f"names no detector of the router: {_unknown(rule.detector, detectors)}",
             )
             continue
-        labels = _labels(detectors[rule.detector])
+        labels = labels_of(detectors[rule.detector])
         if rule.label and labels and rule.label not in labels:
             yield ConfigFinding(
                 (*here, "label"),
@@ -265,15 +266,6 @@ def _unknown(name: str, known: Collection[str]) -> str:
     """Return what to tell of a name that is not in `known`."""
     meant = closest(name, known)
     return f"`{name[:80]}`" + (f"; did you mean `{meant}`?" if meant else "")
-
-
-def _labels(detector: AnyDetector) -> Collection[str]:
-    """Return the labels of a detector's findings; none if the document does not state them."""
-    if isinstance(detector, ExampleDetector):
-        return detector.examples
-    if isinstance(detector, ClassifierDetector | EntityDetector):
-        return detector.labels
-    return (detector.label,) if isinstance(detector, PatternDetector | WordDetector) else ()
 
 
 def _detector(detector: AnyDetector, path: Path) -> Iterator[ConfigFinding]:

@@ -15,7 +15,6 @@ from sluicegate.gateway.api.json_bounds import check_json_size
 from sluicegate.gateway.dialects.guards.hooks import HookBody, HookRoute, HookTexts, HookVerdict
 from sluicegate.gateway.dialects.guards.model_bodies import ModelBody
 from sluicegate.gateway.dialects.oip.errors import OIP_ERRORS
-from sluicegate.gateway.errors import InvalidRequest
 
 PLACEHOLDERS: Final = b"sluicegate-placeholders"
 """The header with the placeholders to restore in an answer, as a JSON object."""
@@ -107,7 +106,7 @@ class EnvoyRoute(HookRoute):
                 check_json_size(line, max_values=source.document.request.max_values)
         return EnvoyBody(
             raw=source.raw,
-            originals=_originals(source.fields[0] or b"{}"),
+            originals=msgspec.json.decode(source.fields[0] or b"{}", type=dict[str, str]),
             most_restored=source.document.request.max_body_bytes,
         )
 
@@ -115,14 +114,6 @@ class EnvoyRoute(HookRoute):
 def _is_streamed_answer(raw: bytes, fields: tuple[bytes, ...]) -> bool:
     """Return whether a body is an answer of server-sent events. Only answers have the header."""
     return bool(fields[0]) and raw.lstrip()[:1] not in (b"{", b"[")
-
-
-def _originals(header: str | bytes) -> dict[str, str]:
-    try:
-        return msgspec.json.decode(header, type=dict[str, str])
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        name = PLACEHOLDERS.decode()
-        raise InvalidRequest(f"Leave out the metadata `{name}`; the gateway sets it.") from None
 
 
 def _with_originals(text: str, originals: Mapping[str, str]) -> str:

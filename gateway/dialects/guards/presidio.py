@@ -4,7 +4,7 @@ The contract is that of presidio-analyzer and presidio-anonymizer 2.2.366 (`docs
 repository). Presidio has no verdicts: its clients decide what to do about the entities found.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -45,16 +45,7 @@ from sluicegate.gateway.errors import (
 from sluicegate.gateway.http.body_decoding import BodyDecoder
 from sluicegate.gateway.inference.visibility import model_not_found, visible_models
 from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, Usage
-from sluicegate.wire.guards import (
-    AnyDetector,
-    ClassifierDetector,
-    EntityDetector,
-    ExampleDetector,
-    FormatDetector,
-    GuardConfig,
-    PatternDetector,
-    WordDetector,
-)
+from sluicegate.wire.guards import GuardConfig, labels_of
 from sluicegate.wire.protocol import Task
 from sluicegate.wire.settings import unit
 
@@ -209,19 +200,7 @@ def supported_entities(guard: GuardConfig) -> list[str]:
 
     Labels that a classifier does not expect are not among them.
     """
-    return sorted({_entity_type(label) for one in guard.detectors for label in _labels(one)})
-
-
-def _labels(detector: AnyDetector) -> Iterable[str]:
-    if isinstance(detector, FormatDetector):
-        return map(str.upper, detector.formats)
-    if isinstance(detector, ClassifierDetector | EntityDetector):
-        return detector.labels
-    if isinstance(detector, ExampleDetector):
-        return detector.examples
-    if isinstance(detector, PatternDetector | WordDetector):
-        return [detector.label]
-    return ["LENGTH"]
+    return sorted({_entity_type(label) for one in guard.detectors for label in labels_of(one)})
 
 
 def _entity_type(label: str) -> str:
