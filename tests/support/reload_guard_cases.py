@@ -148,7 +148,11 @@ async def _target_changes(scene: ReloadScene, changes: Section, *, fails: bool =
 _LATER = _RULE | {"detector": "later"}
 _ROUTER_CHANGES: dict[str, Section] = {
     "rules[].target": {"rules": [_RULE | {"target": "new"}]},
-    "rules[].label": {"rules": [_RULE | {"label": "PHONE"}], "default": "new"},
+    "rules[].label": {
+        "detectors": [_FORMATS | {"formats": ["email", "phone"]}],
+        "rules": [_RULE | {"label": "PHONE"}],
+        "default": "new",
+    },
     "rules[].detector": {
         "detectors": [_FORMATS, _FORMATS | {"name": "later"}],
         "rules": [_LATER],
@@ -184,6 +188,7 @@ async def _(scene: ReloadScene) -> None:
         await _route(scene)
         return msgspec.msgpack.decode(scene.eu.calls[-1].parameters)["detectors"][0]["formats"]
 
-    changed = _router(scene, detectors=[_FORMATS | {"formats": ["iban"]}])
+    any_label = [{"detector": "contacts", "target": "old"}]
+    changed = _router(scene, detectors=[_FORMATS | {"formats": ["iban"]}], rules=any_label)
 
     assert await scene.both(_router(scene), changed, sent) == (["email"], ["iban"])

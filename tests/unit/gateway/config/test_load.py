@@ -135,6 +135,13 @@ _EXAMPLES = "{kind: examples, name: d, model: n, examples: {code: [x]}, threshol
         ("rules: [{detector: e, target: t}]", "rules[0].detector: names no detector"),
         ("rules: [{detector: d, target: ''}]", "rules[0].target: needs a target"),
         ("rules: [{detector: d, label: cod, target: t}]", "`cod`; did you mean `code`?"),
+        (
+            (
+                "detectors: [{kind: formats, name: d, formats: [email]}],"
+                " rules: [{detector: d, label: MAIL, target: t}]"
+            ),
+            "`MAIL`; did you mean `EMAIL`?",
+        ),
         ("rules: [{detector: d, target: t}], default: ''", "r.default: needs a target"),
         ('rules: [{detector: d, target: "a\\nb"}]', "rules[0].target: must be visible ASCII"),
         ("rules: [{detector: d, target: t}], default: größer", "r.default: must be visible"),
