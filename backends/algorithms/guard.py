@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from sluicegate.backends.algorithms.embedding import Embed
 from sluicegate.backends.algorithms.examples import ExampleVectors
 from sluicegate.backends.algorithms.labelled_spans import LabelledSpans
 from sluicegate.backends.algorithms.labels import Labeller, WindowScores
-from sluicegate.backends.errors import ItemRefused
+from sluicegate.backends.errors import BackendError, ItemRefused
 from sluicegate.backends.guards.readable import (
     ReadableText,
     all_folded,
@@ -46,6 +47,7 @@ from sluicegate.wire.guards import (
 )
 from sluicegate.wire.protocol import MAX_ENTITIES, EntitiesParameters, GuardParameters, Task
 
+_log = logging.getLogger(__name__)
 BoolArray = NDArray[np.bool_]
 _TEXT_SECONDS: Final = 1.0
 
@@ -67,7 +69,7 @@ class Guard(Algorithm):
     def __init__(self, below: Sequence[ModelAlgorithms]) -> None:
         self._below = {served.info.name: served for served in below}
         self._examples = ExampleVectors()
-        self.version = 2 + sum(
+        self.version = 3 + sum(
             algorithm.version for served in below for algorithm in served.algorithms.values()
         )
 
@@ -96,6 +98,8 @@ class Guard(Algorithm):
         answer = await run_token_work(work, self._answer, item, found, parameters)
         if failures and answer["verdict"] != "block":
             raise failures[0]
+        if failures:
+            answer["error"] = _written_error(failures[0])
         return answer
 
     def _answer(
@@ -148,6 +152,13 @@ class Guard(Algorithm):
                 detector, served, text, Windows(overlap=overlap), self._examples, ask
             )
         return await _find_labels(detector, served, text, parameters, ask, failures)
+
+
+def _written_error(failure: BaseException) -> dict[str, str]:
+    if not isinstance(failure, BackendError):
+        _log.error("a detector failed unexpectedly", exc_info=failure)
+        failure = BackendError("the backend failed on this item")
+    return {"code": failure.code, "detail": str(failure)}
 
 
 def _find_in_text(

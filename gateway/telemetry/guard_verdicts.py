@@ -22,7 +22,8 @@ FINDINGS: Final = counter(
 )
 FAILED_TEXTS: Final = counter(
     "sluicegate_guard_failed_texts_total",
-    "Texts that a guard could not look at completely. Its `on_error` was their verdict.",
+    "Texts that a guard could not look at completely. Its `on_error` was their verdict, unless a "
+    "detector blocked them.",
     "guard",
 )
 ROUTED_TEXTS: Final = counter(

@@ -209,7 +209,8 @@ class GuardResult(msgspec.Struct, frozen=True, kw_only=True):
     """With `pieces`, how many code points at the end of `text`, or of the pieces if nothing is
     redacted, must wait for the next piece. If there is none, all may be sent."""
     error: ItemError | None = None
-    """Why the guard could not look at all of the text. `on_error` of the guard is the verdict."""
+    """Why the guard could not look at all of the text. `on_error` of the guard is the verdict,
+    unless a finding blocks the text."""
 
 
 class GuardAnswer(Answer[GuardResult], frozen=True, kw_only=True):

@@ -225,6 +225,7 @@ async def test_a_found_block_is_the_verdict_even_if_another_detector_fails(
     refused = await refusal(backend, f"{more}a film", other, blocked, allow=("Film",))
 
     assert (answer["verdict"], len(answer["findings"])) == ("block", 1)
+    assert answer["error"] == {"code": refused.code, "detail": refused.detail}
     assert refused.code in ("input_too_long", "too_many_findings", "guard_invalid")
 
 

@@ -100,7 +100,7 @@ class _Asked(GuardedTexts, frozen=True, kw_only=True):
         blocking = [one for one in results if one.verdict == "block"]
         blocking += [one for one in calls if one.verdict == "redact"]
         if blocking:
-            was_read = any(one.error is None for one in blocking)
+            was_read = any(one.findings for one in blocking)
             reason = (self.guard.message or NOT_ALLOWED) if was_read else _NOT_READ
             return HookVerdict("block", redacted, reason, results, originals)
         strongest = max(map(VERDICTS.index, [one.verdict for one in texts]), default=0)

@@ -107,7 +107,7 @@ class GuardResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     no further piece, all may be sent."""
     error: GuardFailure | None = None
     """If the text could not be looked at completely, why. The guard's `on_error` is then the
-    verdict."""
+    verdict, unless a finding blocks the text."""
 
 
 class GuardAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -182,8 +182,7 @@ class GuardedTexts(msgspec.Struct, frozen=True):
         else:
             result = _read(outcome.result)
         if result.verdict == "block":
-            message = "" if result.error else self.guard.message
-            return replace(result, message=message)
+            return replace(result, message=self.guard.message if result.findings else "")
         spans = [
             MarkedSpan(one.start, one.end, one.label)
             for one in result.findings

@@ -271,6 +271,28 @@ async def test_texts_that_were_not_looked_at_are_counted_with_their_verdict(
     assert counted(api, "texts", guard="chat", verdict="allow") == 2
 
 
+async def test_what_a_block_hides_from_the_verdict_is_told_and_counted(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    api.configure(guards={"chat": guard(message="Not here.")})
+    failed = b'"error":{"code":"model_failed","detail":"broken"}}'
+    api.scene.runner.result = partial(
+        _constant, (_FOUND % (b"block", b"block")).removesuffix(b"}") + b"," + failed
+    )
+
+    answer = (await client.post("/v1/guard/chat", json={"input": "to Ada."})).json()
+    hook = "/guard/chat/beta/litellm_basic_guardrail_api"
+    told = (await client.post(hook, json={"texts": ["to Ada!"]})).json()
+
+    (result,) = answer["results"]
+    assert (result["verdict"], result["message"]) == ("block", "Not here.")
+    assert result["error"] == {"code": "model_failed", "detail": "broken"}
+    assert told["blocked_reason"] == "Not here."
+    assert counted(api, "failed_texts", guard="chat") == 2
+    assert counted(api, "findings", guard="chat", detector="names", action="block") == 2
+    assert api.metrics.decisions.statistics()[-1].error == "model_failed"
+
+
 async def test_decisions_are_kept_without_texts_and_within_bounds(
     api: Api, client: httpx.AsyncClient
 ) -> None:
