@@ -31,6 +31,7 @@ from sluicegate.gateway.dialects.guards.route import (
     Finding,
     GuardedTexts,
     GuardResult,
+    flagging,
     guard_of,
 )
 from sluicegate.gateway.dialects.hugging_face_errors import HUGGING_FACE_ERRORS
@@ -183,7 +184,8 @@ class PresidioAnalyzeRoute(InferenceRoute):
                     f" {', '.join(known)}."
                 )
         texts = body.text if isinstance(body.text, list) else [body.text]
-        return _Analyzed(name, guard, texts, body=body)
+        only_finding = replace(guard, detectors=flagging(guard.detectors))
+        return _Analyzed(name, only_finding, texts, body=body)
 
     @override
     def encode(

@@ -31,7 +31,7 @@ from sluicegate.gateway.types import (
     RequestId,
     Usage,
 )
-from sluicegate.wire.guards import Action, GuardConfig, Verdict
+from sluicegate.wire.guards import Action, AnyDetector, GuardConfig, Verdict
 from sluicegate.wire.protocol import GuardParameters, Task
 
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
@@ -196,6 +196,11 @@ class GuardedTexts(msgspec.Struct, frozen=True):
             sent = names.redact(text[:end], [one for one in spans if one.end <= end])
             result = replace(result, holdback=len(result.text or text) - len(sent))
         return result
+
+
+def flagging(detectors: Sequence[AnyDetector]) -> tuple[AnyDetector, ...]:
+    """Return detectors that only flag: one that blocks would hide that another one failed."""
+    return tuple([replace(one, action="flag") for one in detectors])
 
 
 def _verdicts(guard: str, results: Sequence[GuardResult]) -> GuardVerdicts:

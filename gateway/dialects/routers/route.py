@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 from typing_extensions import override
 
 from sluicegate.gateway.api.inference_route import JSON, BodySource, InferenceRoute, Rendered
@@ -15,6 +14,7 @@ from sluicegate.gateway.dialects.guards.route import (
     GuardedTexts,
     GuardFailure,
     GuardResult,
+    flagging,
 )
 from sluicegate.gateway.errors import NotFound
 from sluicegate.gateway.http.body_decoding import BodyDecoder
@@ -91,12 +91,9 @@ class RoutedTexts(msgspec.Struct, frozen=True):
 
 
 def guarded(name: str, router: RouterConfig, texts: list[str]) -> GuardedTexts:
-    """Return texts with the guard that finds what the router's rules ask for.
-
-    All detectors only flag. A detector that blocks would hide that another one failed.
-    """
-    detectors = tuple([replace(one, action="flag") for one in router.detectors])
-    return GuardedTexts(name, GuardConfig(model=router.model, detectors=detectors), texts)
+    """Return texts with the guard that finds what the router's rules ask for."""
+    guard = GuardConfig(model=router.model, detectors=flagging(router.detectors))
+    return GuardedTexts(name, guard, texts)
 
 
 def _result(router: RouterConfig, found: GuardResult) -> RouteResult:

@@ -10,7 +10,7 @@ import pytest
 
 from sluicegate.gateway.types import ItemFailure
 from sluicegate.wire.guards import GuardConfig
-from sluicegate.wire.protocol import Task
+from sluicegate.wire.protocol import GuardParameters, Task
 from tests.support.api import KEY, Api
 from tests.support.inference_scene import INFO
 
@@ -86,6 +86,16 @@ async def test_a_list_of_texts_is_answered_by_a_list_of_lists(client: httpx.Asyn
     assert (explanation["recognizer"], explanation["textual_explanation"]) == ("names", "ner")
     assert first == [_PERSON]
     assert second[0]["start"] == 4
+
+
+async def test_no_detector_blocks_and_so_hides_that_another_one_fails(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    await client.post("/guard/chat/presidio/analyze", json={"text": "a"})
+
+    asked = api.scene.runner.works[-1].parameters
+    detectors = msgspec.msgpack.decode(asked, type=GuardParameters).detectors
+    assert [one.action for one in detectors] == ["flag"] * len(_DETECTORS)
 
 
 async def test_a_text_that_was_not_looked_at_is_an_error(
