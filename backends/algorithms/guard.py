@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +22,7 @@ from sluicegate.backends.algorithms.embedding import Embed
 from sluicegate.backends.algorithms.examples import ExampleVectors
 from sluicegate.backends.algorithms.labelled_spans import LabelledSpans
 from sluicegate.backends.algorithms.labels import Labeller, WindowScores
-from sluicegate.backends.errors import BackendError, ItemRefused
+from sluicegate.backends.errors import BackendError, DeadlineExceeded, ItemRefused
 from sluicegate.backends.guards.readable import (
     ReadableText,
     all_folded,
@@ -50,6 +50,8 @@ from sluicegate.wire.protocol import MAX_ENTITIES, EntitiesParameters, GuardPara
 _log = logging.getLogger(__name__)
 BoolArray = NDArray[np.bool_]
 _TEXT_SECONDS: Final = 1.0
+# The share of the time until an item's deadline that detectors with a model have.
+_DETECTORS_SHARE: Final = 0.95
 
 
 class _Finding(NamedTuple):
@@ -80,7 +82,7 @@ class Guard(Algorithm):
         found: list[_Finding] = []
         failures: list[BaseException] = []
         by_model = [
-            self._find(one, reading, parameters, ask, failures)
+            _in_time(self._find(one, reading, parameters, ask, failures), ask)
             for one in parameters.detectors
             if isinstance(one, ModelDetector)
             for reading in seen
@@ -152,6 +154,21 @@ class Guard(Algorithm):
                 detector, served, text, Windows(overlap=overlap), self._examples, ask
             )
         return await _find_labels(detector, served, text, parameters, ask, failures)
+
+
+async def _in_time(
+    finding: Coroutine[Any, Any, list[_Finding]], ask: AlgorithmContext
+) -> list[_Finding]:
+    """Return what a detector finds, before the item's deadline: what others found must count.
+
+    Raises:
+        BackendError: the detector failed, or is late.
+    """
+    try:
+        async with asyncio.timeout(_DETECTORS_SHARE * ask.time_left):
+            return await finding
+    except TimeoutError:
+        raise DeadlineExceeded("a detector of the guard did not end in time") from None
 
 
 def _written_error(failure: BaseException) -> dict[str, str]:

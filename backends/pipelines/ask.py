@@ -1,8 +1,9 @@
 """Runs models on behalf of an item's algorithm."""
 
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 import orjson
@@ -23,6 +24,9 @@ from sluicegate.backends.types import (
     TokenOffsets,
 )
 from sluicegate.wire.protocol import AnswerParameters
+
+# No item takes so many seconds, but a timer needs a finite time.
+LONGEST: Final = 3600.0
 
 
 class Pipeline(Protocol):
@@ -100,6 +104,11 @@ class AlgorithmContext:
     @rows_left.setter
     def rows_left(self, rows: float) -> None:
         self._caller.rows_left = rows
+
+    @property
+    def time_left(self) -> float:
+        """The seconds until the item's deadline, at most an hour."""
+        return min(self._caller.deadline - time.monotonic(), LONGEST)
 
     @contextmanager
     def hosted(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused
-from sluicegate.backends.pipelines.ask import AlgorithmContext, encode_result
+from sluicegate.backends.pipelines.ask import LONGEST, AlgorithmContext, encode_result
 from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.serving.call_work import CallWork
 from sluicegate.backends.serving.core import ModelSetEntry, ServingCore
@@ -31,8 +31,6 @@ from sluicegate.wire.protocol import (
 )
 
 _log = logging.getLogger(__name__)
-# No item takes this long, but a timer needs a finite time.
-_LONGEST = 3600.0
 # A caller that disconnects at most this many seconds before its deadline counts as late.
 _LATE_CANCELLATION = 0.05
 # Encoding so many numbers as JSON takes as long as processing one token.
@@ -165,7 +163,7 @@ class ItemAnswerer:
         if not remaining > 0:
             raise self.too_late("the item's deadline passed before it began")
         try:
-            return self._decoder.decode(item.body), min(remaining, _LONGEST)
+            return self._decoder.decode(item.body), min(remaining, LONGEST)
         except UNREADABLE as error:
             raise ItemRefused("bad_item", f"the item is not valid for its task: {error}") from None
 

@@ -1,14 +1,24 @@
-"""A guard keeps what its detectors find when a model fails."""
+"""A guard keeps what its detectors find when a model fails or is late."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from sluicegate.backends.algorithms.base import ModelAlgorithms
 from sluicegate.backends.algorithms.cascade import Cascade
 from sluicegate.backends.algorithms.classify import Classify
+from sluicegate.backends.algorithms.embedding import Embed
 from sluicegate.backends.algorithms.guard import Guard
-from sluicegate.backends.errors import ModelFailed
-from sluicegate.wire.guards import Action, ClassifierDetector
+from sluicegate.backends.batching.coalescing import RowCaller
+from sluicegate.backends.errors import DeadlineExceeded, ModelFailed
+from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.types import FloatArray, Prompt
+from sluicegate.wire.guards import Action, ClassifierDetector, ExampleDetector, WordDetector
 from sluicegate.wire.protocol import GuardParameters, Task
 from tests.support.fake_models import FakeModel, asking
 from tests.support.inference_scene import INFO
@@ -55,3 +65,41 @@ async def test_a_failed_window_is_an_error_where_nothing_blocks(text: str) -> No
 
     with pytest.raises(ModelFailed):
         await _guard().run(text, _declared("flag"), asking(s=small, l=_BrokenModel()))
+
+
+class _SilentModel(FakeModel):
+    """Never answers."""
+
+    @override
+    async def vectors(
+        self, texts: Sequence[Any], caller: RowCaller, prompts: Sequence[Prompt] | None = None
+    ) -> FloatArray:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("text", ["a film", "a book"])
+async def test_a_late_detector_fails_and_hides_no_block(text: str) -> None:
+    """The second item waits for the examples that the first one computes."""
+    embed = Embed(model="m", dimensions=2)
+    info = msgspec.structs.replace(INFO, name="m")
+    guard = Guard(
+        [ModelAlgorithms(info=info, encoder="m", algorithms={Task.EMBED: embed}, tokens={})]
+    )
+    words = WordDetector(name="w", words=("film",))
+    similar = ExampleDetector(name="e", model="m", examples={"a": ("b",)}, threshold=0.5)
+    parameters = GuardParameters(detectors=(similar, words))
+    caller = RowCaller(scope="tenant", deadline=time.monotonic())
+    models = {"m": _SilentModel(lambda _: [])}
+
+    found = await asyncio.gather(
+        *[guard.run(text, parameters, AlgorithmContext(models, caller)) for _ in range(2)],
+        return_exceptions=True,
+    )
+
+    for one in found:
+        if text == "a film":
+            assert isinstance(one, dict)
+            assert (one["verdict"], one["error"]["code"]) == ("block", "deadline_exceeded")
+        else:
+            assert isinstance(one, DeadlineExceeded)
