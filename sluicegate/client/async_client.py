@@ -133,6 +133,7 @@ class AsyncSluicegate(BaseClient):
     tokenize = _method(routes.tokenize)
     detokenize = _method(routes.detokenize)
     guard = _method(routes.guard)
+    route = _method(routes.route)
     list_models = _method(routes.list_models)
     get_model = _method(routes.get_model)
     get_usage = _method(routes.get_usage)

@@ -178,7 +178,7 @@ class Answer(msgspec.Struct, Generic[R], frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds a finding of a guard's detector; `start` and `end` count characters of the text."""
+    """Holds a finding of a detector; `start` and `end` count characters of the text."""
 
     detector: str
     action: str
@@ -219,6 +219,27 @@ class GuardAnswer(Answer[GuardResult], frozen=True, kw_only=True):
     guard: str
     placeholders: dict[str, str] = {}
     """With `restore`, the original text of each placeholder."""
+
+
+class RouteResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds the target that a router chose for a text."""
+
+    target: str
+    chosen: str = ""
+    """If the router is in shadow mode, the target that its rules chose."""
+    decided_by: Finding | None = None
+    """The finding that decided; `None` if no rule decided."""
+    findings: list[Finding] = []
+    """The findings in the order of the text."""
+    error: ItemError | None = None
+    """Why the router could not look at all of the text. `on_error` or `default` of the router is
+    the target."""
+
+
+class RouteAnswer(Answer[RouteResult], frozen=True, kw_only=True):
+    """Holds a router's target for each text, in order."""
+
+    router: str
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):

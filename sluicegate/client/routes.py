@@ -27,6 +27,7 @@ from sluicegate.client.results import (
     RankedDocument,
     Readiness,
     RotatedKey,
+    RouteAnswer,
     Spans,
     Tokens,
     UsageReport,
@@ -262,6 +263,14 @@ def guard(
     """
     fields = {"input": texts, "pieces": pieces or None, "restore": restore or None}
     return _infer(f"/v1/guard/{_segment('name', name)}", GuardAnswer, fields)
+
+
+def route(name: str, texts: str | Sequence[str]) -> Call[RouteAnswer]:
+    """Choose a target for texts with a router of the gateway's configuration. `name` is the router.
+
+    A target is a name, such as that of a language model.
+    """
+    return _infer(f"/v1/route/{_segment('name', name)}", RouteAnswer, {"input": texts})
 
 
 def list_models() -> Call[ModelList]:

@@ -7,10 +7,11 @@ import httpx
 import msgspec
 import pytest
 
+from sluicegate import AsyncSluicegate
 from sluicegate.gateway.types import ItemFailure
 from sluicegate.wire.guards import RouterConfig
 from sluicegate.wire.protocol import GuardParameters, Task
-from tests.support.api import Api
+from tests.support.api import KEY, Api
 from tests.support.inference_scene import INFO
 
 pytestmark = pytest.mark.anyio
@@ -99,6 +100,17 @@ async def test_the_first_rule_with_a_finding_decides(
 
     assert result.pop("decided_by", None) == (None if decisive is None else findings[decisive])
     assert result == {"target": target, "findings": list(findings)}
+
+
+async def test_the_python_client_reads_targets(api: Api, client: httpx.AsyncClient) -> None:
+    find(api, found("asks", "code", 0.8))
+
+    answer = await AsyncSluicegate("http://api", key=KEY, http=client).route("chat", ["a"])
+
+    (result,) = answer.results
+    assert (answer.router, result.target, len(result.findings)) == ("chat", "COMPLEX", 1)
+    assert result.decided_by == result.findings[0]
+    assert result.decided_by.label == "code"
 
 
 async def test_a_router_asks_its_model_for_findings_only(
