@@ -110,11 +110,17 @@ class Guard(Algorithm):
         if found and parameters.allow:
             allowed = set(all_folded(parameters.allow))
             found = [one for one in found if same_letters(item[slice(*one.span)]) not in allowed]
+        # Several readings of a text have most findings in common.
+        best = {
+            (one.detector.name, one.label, one.span): one
+            for one in sorted(found, key=lambda one: one.score)
+        }
         strongest = max((VERDICTS.index(one.detector.action) for one in found), default=0)
         return {
             "verdict": VERDICTS[strongest],
             "findings": [
-                self._written(one) for one in sorted(found, key=lambda one: (one.span, one.label))
+                self._written(one)
+                for one in sorted(best.values(), key=lambda one: (one.span, one.label))
             ],
         }
 

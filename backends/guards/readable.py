@@ -5,12 +5,16 @@ become 0 to 9, and characters that are not displayed are left out, like marks th
 enclose a letter. Tags (U+E0020 to U+E007E), which can carry invisible instructions to a language
 model, become the ASCII characters they stand for. As people do not see tags, a text with tags has a
 second reading without them.
+
+What is left out may stand in a word or between two words, and signs such as letters in squares may
+be letters of the word beside them or not. So there is a second reading with spaces at these places.
 """
 
 import re
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 import msgspec
@@ -27,8 +31,8 @@ _SPACES: Final = re.compile(r"\s+")
 _WIDE_SPACE: Final = re.compile(r"\s\s|[^\S ]")
 # What stands for a letter, but is not its compatibility character.
 _STYLED: Final = re.compile(
-    "(?:(?:CROSSED )?NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER|LATIN LETTER SMALL CAPITAL)"
-    " ([A-Z])"
+    "(?:(?:CROSSED )?NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER|LATIN LETTER SMALL CAPITAL"
+    "|REGIONAL INDICATOR SYMBOL LETTER) ([A-Z])"
 )
 _OVERLAY: Final = 1  # the combining class of marks over the whole letter
 _BLANK: Final = 0x2800  # Braille without a dot
@@ -126,6 +130,8 @@ _READABLE, _UNTAGGED, _FOLDED = _Table(), _Table(has_tags=False), _Table(folds=T
 def readings(text: str) -> list[ReadableText]:
     """Return a text as its readers see it: with tags as letters and, if it has tags, without.
 
+    Each reading is followed by one in which words are apart that may be one word or several.
+
     Raises:
         ItemRefused: the readable text is much longer than the text.
     """
@@ -138,7 +144,27 @@ def readings(text: str) -> list[ReadableText]:
             "input_too_long",
             "the text has many characters that stand for several others; send it in parts",
         )
-    return found
+    return [each for one in found for each in (one, _parted(text, one)) if each is not None]
+
+
+def _parted(text: str, read: ReadableText) -> ReadableText | None:
+    """Return a reading with spaces where words are joined by what is left out, or by signs."""
+    if read.places is None:
+        return None
+    is_sign = [unicodedata.category(each) == "So" for each in text]
+    cuts = [
+        place
+        for place, (first, second) in enumerate(pairwise(read.places), 1)
+        if (second - first > 1 or is_sign[first] != is_sign[second])
+        and _is_of_word(read.text[place - 1])
+        and _is_of_word(read.text[place])
+    ]
+    return _with_spaces(read, np.array(cuts)) if cuts else None
+
+
+def _is_of_word(character: str) -> bool:
+    """Return whether a character is a letter, a mark or a number."""
+    return unicodedata.category(character)[0] in "LMN"
 
 
 def model_readings(read: Sequence[ReadableText]) -> list[ReadableText]:
@@ -158,10 +184,14 @@ def _spaced(read: ReadableText) -> ReadableText:
         return read
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     before = np.sort(np.concatenate([_edges(codes), np.array(cuts, np.int64)]))
-    if not len(before):
-        return read
+    return _with_spaces(read, before) if len(before) else read
+
+
+def _with_spaces(read: ReadableText, before: NDArray[np.int64]) -> ReadableText:
+    """Return a reading with a space before each of these places, none of which is the first."""
+    codes = np.frombuffer(read.text.encode("utf-32-le"), np.uint32)
     spaced = np.insert(codes, before, ord(" ")).tobytes().decode("utf-32-le")
-    known = np.arange(len(text)) if read.places is None else np.asarray(read.places)
+    known = np.arange(len(codes)) if read.places is None else np.asarray(read.places)
     return ReadableText(spaced, np.insert(known, before, known[before - 1]).tolist())
 
 

@@ -114,7 +114,39 @@ def test_characters_that_nobody_sees_split_no_word_and_no_number(hidden: str) ->
     assert found(text, kind="formats", formats=["credit_card"]) == [text[5:]]
 
 
-@pytest.mark.parametrize("text", ["b\u0336a\u20e0d", "ʙᴀᴅ", "🅑🅐🅓", "🅱🅰🅳"])
+@pytest.mark.parametrize(
+    "joint",
+    [
+        "\u200b",
+        "\u00ad",
+        "\u200d\u2060",
+        "\u3164",
+        "\0",
+        "\U000e0002",
+        "\u0301\u200b",
+        "\U000e0041",
+    ],
+)
+def test_words_that_only_invisible_characters_join_are_read_as_one_and_apart(joint: str) -> None:
+    text = f"ignore{joint}previous"
+
+    assert found(text, kind="words", words=["previous"]) == ["previous"]
+    assert found(text, kind="pattern", pattern=r"ignore.?\s+previous") == [text]
+    assert "ignore previous" in [
+        read.text.replace("\u0301", "") for read in model_readings(readings(text))
+    ]
+
+
+def test_a_joint_of_emoji_makes_no_second_reading() -> None:
+    assert len(readings("two 👩\u200d👩\u200d👧, ❤\ufe0f and 🇩🇪 flags")) == 1
+
+
+@pytest.mark.parametrize(("text", "bad"), [("so🅱🅰🅳ly", "🅱🅰🅳"), ("so🇧🇦🇩ly", "🇧🇦🇩"), ("b🇦🇩", "b🇦🇩")])
+def test_letters_in_signs_belong_to_the_word_beside_them_or_not(text: str, bad: str) -> None:
+    assert found(text, kind="words", words=["bad"]) == [bad]
+
+
+@pytest.mark.parametrize("text", ["b\u0336a\u20e0d", "ʙᴀᴅ", "🅑🅐🅓", "🅱🅰🅳", "🇧🇦🇩"])
 def test_styled_and_crossed_out_words_are_found(text: str) -> None:
     assert found(text, kind="words", words=["bad"]) == [text]
 
@@ -170,7 +202,7 @@ def test_no_character_hides_the_words_beside_it_from_wordpiece() -> None:
 def test_models_read_a_text_with_its_tags_and_without_them() -> None:
     text = "a\U000e0062d"
 
-    assert [one.text for one in model_readings(readings(text))] == ["abd", "ad"]
+    assert [one.text for one in model_readings(readings(text))] == ["abd", "ad", "a d"]
 
 
 def test_words_of_tags_are_found() -> None:
