@@ -76,7 +76,9 @@ class QueryAlgorithm(Algorithm):
 
 
 class WindowedAlgorithm(Algorithm):
-    """Scores an item whose text can also be read in windows."""
+    """Scores an item whose text `model` can also read in windows."""
+
+    model: str
 
     @abstractmethod
     async def window_scores(

@@ -1,6 +1,6 @@
 """Classifies into many labels by walking down a tree of labels."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -11,15 +11,21 @@ from sluicegate.backends.algorithms.base import (
     Algorithms,
     ModelAlgorithms,
     Recipe,
+    WindowedAlgorithm,
     all_of,
     only_algorithm,
 )
-from sluicegate.backends.algorithms.labels import Label, Labeller
+from sluicegate.backends.algorithms.labels import Label, Labeller, WindowScores
+from sluicegate.backends.algorithms.long_document import LongZeroShot
 from sluicegate.backends.algorithms.questions import ZeroShotTask
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.pipelines.windows import Span, Windows
 from sluicegate.backends.types import FloatArray, Text
 from sluicegate.wire.protocol import Function, Task, ZeroShotParameters
+
+_Score = Callable[[ZeroShotParameters], Awaitable[dict[str, float]]]
+"""Returns the score of each label that the parameters have."""
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,33 +79,62 @@ class LabelTree(Labeller):
             raise ItemRefused("bad_function", detail)
         if not isinstance(text, str):
             raise ItemRefused("bad_item", "a label tree reads one text, not a pair")
-        reached = await self._walk(text, ask)
-        return np.array([reached.get(label, 0.0) for label in self.labels], dtype=np.float32)
+        judge = self._judge
 
-    async def _walk(self, text: str, ask: AlgorithmContext) -> dict[str, float]:
+        async def score(asked: ZeroShotParameters) -> dict[str, float]:
+            return {one.label: one.score for one in await judge.rank(text, asked, ask)}
+
+        return await self._walk(score)
+
+    @override
+    async def window_scores(
+        self, text: str, ask: AlgorithmContext, windows: Windows
+    ) -> WindowScores:
+        """Return the scores of a walk for each window of the model below."""
+        judge = self._judge.below if isinstance(self._judge, LongZeroShot) else self._judge
+        if not isinstance(judge, WindowedAlgorithm):
+            return await super().window_scores(text, ask, windows)
+        spans = await ask.window_places(judge.model, text, windows)
+
+        async def walk(span: Span) -> FloatArray:
+            part = text[slice(*span)]
+
+            async def score(asked: ZeroShotParameters) -> dict[str, float]:
+                # With its label, the part may take several windows.
+                lines = await judge.window_scores(part, asked, ask, windows)
+                return dict(zip(asked.labels, lines.max(axis=0).tolist(), strict=True))
+
+            return await self._walk(score)
+
+        async def places() -> list[Span]:
+            return spans
+
+        return WindowScores(np.stack(await all_of(map(walk, spans))), places)
+
+    async def _walk(self, score: _Score) -> FloatArray:
         reached: dict[str, float] = {}
         beam: list[tuple[float, Sequence[Node]]] = [(1.0, self._tree)]
         while beam:
-            scored = await all_of(self._score_children(text, nodes, ask) for _, nodes in beam)
+            scored = await all_of(self._score_children(nodes, score) for _, nodes in beam)
             found = [
                 (above * probability, node)
                 for (above, _), children in zip(beam, scored, strict=True)
                 for probability, node in children
             ]
             best = sorted(found, key=lambda entry: -entry[0])[: self._beam]
-            reached |= {node.name: score for score, node in best if not node.children}
-            beam = [(score, node.children) for score, node in best if node.children]
-        return reached
+            reached |= {node.name: product for product, node in best if not node.children}
+            beam = [(product, node.children) for product, node in best if node.children]
+        return np.array([reached.get(label, 0.0) for label in self.labels], dtype=np.float32)
 
     async def _score_children(
-        self, text: str, nodes: Sequence[Node], ask: AlgorithmContext
+        self, nodes: Sequence[Node], score: _Score
     ) -> list[tuple[float, Node]]:
         if len(nodes) == 1:
             return [(1.0, nodes[0])]
-        by_name = {node.name: node for node in nodes}
-        parameters = ZeroShotParameters(labels=list(by_name), hypothesis_template=self._template)
-        ranked = await self._judge.rank(text, parameters, ask)
-        return [(label.score, by_name[label.label]) for label in ranked]
+        names = [node.name for node in nodes]
+        asked = ZeroShotParameters(labels=names, hypothesis_template=self._template)
+        scores = await score(asked)
+        return [(scores[node.name], node) for node in nodes]
 
 
 def read_tree(written: Any) -> list[Node]:

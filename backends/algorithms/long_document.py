@@ -101,13 +101,13 @@ class _LongItem(Algorithm):
     """Combines the scores that the algorithm `below` gives to the windows of an item."""
 
     def __init__(self, *, below: WindowedAlgorithm, windows: Windows) -> None:
-        self._below = below
+        self.below = below
         self._windows = windows
         self.version = 1 + below.version
 
     async def combined(self, item: Any, parameters: Any, ask: AlgorithmContext) -> FloatArray:
         """Return the combined scores of an item."""
-        lines = await self._below.window_scores(item, parameters, ask, self._windows)
+        lines = await self.below.window_scores(item, parameters, ask, self._windows)
         return self._windows.combined(lines)
 
 

@@ -64,7 +64,7 @@ class EntailmentZeroShot(ZeroShotTask, WindowedAlgorithm):
         Raises:
             ValueError: no label begins with `entail`.
         """
-        self._model = model
+        self.model = model
         found = [i for i, label in enumerate(labels) if label.lower().startswith(_ENTAILMENT)]
         if not found:
             raise ValueError(f"none of the labels {', '.join(labels)} begins with `entail`")
@@ -78,7 +78,7 @@ class EntailmentZeroShot(ZeroShotTask, WindowedAlgorithm):
         self, text: str, parameters: ZeroShotParameters, ask: AlgorithmContext
     ) -> list[Label]:
         filled = self._read(text, parameters)
-        logits = await ask.pairs(self._model, text, filled, cut_first_only=True)
+        logits = await ask.pairs(self.model, text, filled, cut_first_only=True)
         return rank(parameters.labels, self._scores(logits, parameters))
 
     @override
@@ -86,7 +86,7 @@ class EntailmentZeroShot(ZeroShotTask, WindowedAlgorithm):
         self, item: str, parameters: ZeroShotParameters, ask: AlgorithmContext, windows: Windows
     ) -> FloatArray:
         filled = self._read(item, parameters)
-        logits = await ask.pair_windows(self._model, item, filled, windows, text_first=True)
+        logits = await ask.pair_windows(self.model, item, filled, windows, text_first=True)
         return self._scores(logits, parameters)
 
     def _read(self, text: str, parameters: ZeroShotParameters) -> list[str]:
@@ -109,14 +109,14 @@ class MultipleChoice(WindowedAlgorithm):
     """Picks the choice whose pair with the prompt has the highest logit (Devlin et al. 2019)."""
 
     def __init__(self, *, model: str) -> None:
-        self._model = model
+        self.model = model
 
     @override
     async def run(
         self, item: ChooseItem, parameters: ChooseParameters, ask: AlgorithmContext
     ) -> Any:
         check_choices(item.choices)
-        logits = await ask.pairs(self._model, item.prompt, item.choices)
+        logits = await ask.pairs(self.model, item.prompt, item.choices)
         return chosen(softmax(logits[:, 0]))
 
     @override
@@ -129,7 +129,7 @@ class MultipleChoice(WindowedAlgorithm):
     ) -> FloatArray:
         check_choices(item.choices)
         prompt, choices = item.prompt, item.choices
-        logits = await ask.pair_windows(self._model, prompt, choices, windows, text_first=True)
+        logits = await ask.pair_windows(self.model, prompt, choices, windows, text_first=True)
         return softmax(logits[..., 0])
 
 

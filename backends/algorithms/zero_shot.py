@@ -44,7 +44,7 @@ class ZeroShot(ZeroShotTask, WindowedAlgorithm):
     """
 
     def __init__(self, *, model: str) -> None:
-        self._model = model
+        self.model = model
         self._label_cache = LabelVectorCache(max_bytes=_MOST_LABEL_BYTES)
 
     @override
@@ -59,7 +59,7 @@ class ZeroShot(ZeroShotTask, WindowedAlgorithm):
         self, item: str, parameters: ZeroShotParameters, ask: AlgorithmContext, windows: Windows
     ) -> FloatArray:
         directions, _ = await self._ask([], parameters, ask)
-        rows = await ask.windows(self._model, item, windows)
+        rows = await ask.windows(self.model, item, windows)
         return _scores(rows, directions, parameters)
 
     async def _ask(
@@ -72,7 +72,7 @@ class ZeroShot(ZeroShotTask, WindowedAlgorithm):
         label_set = (ask.scope, template, tuple(labels))
         directions = self._label_cache.get(label_set)
         if directions is None:
-            rows = await ask(self._model, [*texts, *filled, *null])
+            rows = await ask(self.model, [*texts, *filled, *null])
             vectors = normalize(rows[len(texts) :])
             directions = vectors[: len(labels)]
             if null:
@@ -83,7 +83,7 @@ class ZeroShot(ZeroShotTask, WindowedAlgorithm):
                 self._label_cache.put(label_set, directions)
         else:
             ask.count_cached(len(filled) + len(null))
-            rows = await ask(self._model, texts) if texts else directions
+            rows = await ask(self.model, texts) if texts else directions
         return directions, rows[: len(texts)]
 
 
@@ -91,14 +91,14 @@ class Choose(WindowedAlgorithm):
     """Picks the choice whose embedding is nearest to the embedding of the prompt."""
 
     def __init__(self, *, model: str) -> None:
-        self._model = model
+        self.model = model
 
     @override
     async def run(
         self, item: ChooseItem, parameters: ChooseParameters, ask: AlgorithmContext
     ) -> Any:
         check_choices(item.choices)
-        vectors = normalize(await ask(self._model, [item.prompt, *item.choices]))
+        vectors = normalize(await ask(self.model, [item.prompt, *item.choices]))
         return chosen(softmax((vectors[1:] @ vectors[0]) / TEMPERATURE))
 
     @override
@@ -110,8 +110,8 @@ class Choose(WindowedAlgorithm):
         windows: Windows,
     ) -> FloatArray:
         check_choices(item.choices)
-        choices = normalize(await ask(self._model, item.choices))
-        prompts = normalize(await ask.windows(self._model, item.prompt, windows))
+        choices = normalize(await ask(self.model, item.choices))
+        prompts = normalize(await ask.windows(self.model, item.prompt, windows))
         return softmax((prompts @ choices.T) / TEMPERATURE)
 
 

@@ -334,9 +334,15 @@ class Encoder:
         return await self._pooled(encodings, caller)
 
     async def window_places(self, text: str, windows: Windows) -> list[Span]:
-        """Return the characters of each window that `windows` makes with the model's own prompt."""
+        """Return the characters of each window that `windows` makes with the model's own prompt.
+
+        Raises:
+            ItemRefused: the text is empty, or has too many windows.
+        """
         parts = [self._prompt, text] if self._prompt else [text]
         *before, tokens = await self.tokenizer.placed(parts)
+        if not len(tokens.ids):
+            raise ItemRefused("empty_input", _EMPTY)
         taken = sum(len(each.ids) for each in before)
         size = self._max_tokens - self.tokenizer.layout.added - taken
         spans = self._spans(len(tokens.ids), size, windows)

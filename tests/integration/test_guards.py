@@ -25,7 +25,8 @@ from tests.parity.library_served import import_folder
 from tests.support.backend_calls import Backend, running_backend
 
 pytestmark = pytest.mark.anyio
-_MODELS = ["mood", "intents", "names", "long-mood", "quick-mood", "tiny"]
+_MODELS = ["mood", "intents", "names", "long-mood", "quick-mood", "tiny", "tree"]
+_TREE = {"mood": ["good", "bad"], "money": ["card", "loan"]}
 _NEVER = {"negative": 1.0}
 
 
@@ -39,6 +40,13 @@ async def backend(tmp_path: Path) -> AsyncIterator[Backend]:
     write_head(models, "mood-2", ["positive", "negative"])
     quick = {"algorithm": "cascade", "uses": ["mood-2", "mood"], "options": {"threshold": 1}}
     write_model(models, "quick-mood", {"kind": "algorithm", "tasks": ["classify"]} | quick)
+    write_model(
+        models,
+        "long-topics",
+        {"kind": "algorithm", "tasks": ["zero-shot"]} | long | {"uses": ["topics"]},
+    )
+    tree = {"algorithm": "label-tree", "uses": ["long-topics"], "options": {"tree": _TREE}}
+    write_model(models, "tree", {"kind": "algorithm", "tasks": ["classify"]} | tree)
     async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS)) as running:
         yield running
 
@@ -198,6 +206,20 @@ async def test_windows_of_a_long_text_are_looked_at_one_by_one(
     assert [[one[name] for name in kept] for one in long["findings"]] == [
         [one[name] for name in kept] for one in plain["findings"]
     ]
+
+
+async def test_a_tree_of_labels_is_walked_in_each_window(backend: Backend) -> None:
+    words = ["good"] * 90 + ["bad"] * 10
+    labels = dict.fromkeys(["good", "bad", "card", "loan"], 0.001)
+    detector = mood(model="tree", labels=labels)
+
+    found = await judge(backend, " ".join(words), detector, overlap=4)
+    last = await judge(backend, " ".join(words[78:]), detector, overlap=4)
+
+    starts = [one["start"] for one in found["findings"]]
+    assert starts == [len(" ".join(words[:start])) + (start > 0) for start in (0, 26, 52, 78)]
+    assert found["findings"][-1]["label"] == last["findings"][0]["label"]
+    assert found["findings"][-1]["score"] == last["findings"][0]["score"]
 
 
 async def test_a_text_that_is_too_long_to_look_at_is_refused(backend: Backend) -> None:

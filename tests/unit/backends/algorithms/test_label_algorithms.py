@@ -12,7 +12,8 @@ from sluicegate.backends.algorithms.embedding import Embed
 from sluicegate.backends.algorithms.ensemble import Combination, Ensemble
 from sluicegate.backends.algorithms.label_tree import LabelTree, read_tree
 from sluicegate.backends.algorithms.labels import Label
-from sluicegate.backends.algorithms.long_document import LongClassify, LongEmbed
+from sluicegate.backends.algorithms.long_document import LongClassify, LongEmbed, LongZeroShot
+from sluicegate.backends.algorithms.questions import ZeroShotTask
 from sluicegate.backends.algorithms.zero_shot import ZeroShot
 from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.errors import ItemRefused, ModelFailed
@@ -202,10 +203,10 @@ VECTORS["kitten"] = [0.5, 0.3, 0.8, 0.2, 0.0, 0.0]
 VECTORS["hot dog"] = [0.42, 0.4, 0.0, 0.2, 0.1, 0.6]
 
 
-def tree(beam: int) -> tuple[LabelTree, FakeModel]:
+def tree(beam: int, judge: ZeroShotTask | None = None) -> tuple[LabelTree, FakeModel]:
     model = FakeModel(lambda text: VECTORS[str(text)])
     nodes = read_tree({"animal": ["cat", "dog"], "food": ["pear", "bread"]})
-    judge = ZeroShot(model="m")
+    judge = judge or ZeroShot(model="m")
     return LabelTree(judge=judge, tree=nodes, template="{}", beam=beam), model
 
 
@@ -229,6 +230,19 @@ async def test_a_beam_finds_what_lies_below_the_second_best_branch() -> None:
     assert first.label == "dog"
     assert {best.label, second.label} == {"dog", "bread"}
     assert second.score < best.score <= 1.0
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+async def test_a_tree_is_walked_for_each_window(*, is_long: bool) -> None:
+    short, mean = ZeroShot(model="m"), Windows(combine="mean", overlap=0)
+    walk, model = tree(1, LongZeroShot(below=short, windows=mean) if is_long else short)
+    alone = await walk.scores("hot dog", asking(m=model))
+
+    read = await walk.window_scores("kitten|hot dog|kitten", asking(m=model), Windows(overlap=0))
+
+    assert [walk.labels[best] for best in read.scores.argmax(axis=1)] == ["cat", "dog", "cat"]
+    assert read.scores[1] == pytest.approx(alone, abs=1e-5)
+    assert await read.places("kitten|hot dog|kitten") == [(0, 6), (7, 14), (15, 21)]
 
 
 @pytest.mark.parametrize(
