@@ -3,8 +3,8 @@
 Only the gRPC listener calls this route: bodies in, verdicts out.
 """
 
-import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -12,13 +12,19 @@ from typing_extensions import override
 
 from sluicegate.gateway.api.inference_route import BodySource
 from sluicegate.gateway.api.json_bounds import check_json_size
-from sluicegate.gateway.dialects.guards.hooks import HookBody, HookRoute, HookTexts, HookVerdict
+from sluicegate.gateway.dialects.guards.hooks import (
+    CALL_NOT_REDACTED,
+    HookBody,
+    HookRoute,
+    HookTexts,
+    HookVerdict,
+)
 from sluicegate.gateway.dialects.guards.model_bodies import ModelBody
+from sluicegate.gateway.dialects.guards.redaction import PLACEHOLDER
 from sluicegate.gateway.dialects.oip.errors import OIP_ERRORS
 
 PLACEHOLDERS: Final = b"sluicegate-placeholders"
 """The header with the placeholders to restore in an answer, as a JSON object."""
-_PLACEHOLDER: Final = re.compile("<[A-Z0-9_]+>")
 _TOO_LARGE: Final = "The answer repeats too much of what was redacted."
 
 
@@ -38,47 +44,45 @@ class BodyVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class EnvoyBody(HookBody, frozen=True, kw_only=True):
     """Holds the body of a request to a language model, or of its answer."""
 
-    raw: bytes
-    originals: Mapping[str, str]
-    """The original text of each placeholder of the request."""
+    body: ModelBody | None
+    """`None` if it cannot be read."""
+    originals: Mapping[str, str] | None
+    """If it is an answer, the original text of each placeholder of the request."""
     most_restored: int
     """The most characters that restoring may add, because an answer can repeat a placeholder."""
 
     @override
     def asked(self) -> HookTexts:
-        body = self._parsed()
-        return HookTexts(is_whole=False) if body is None else body.asked()
+        if self.body is None:
+            return HookTexts(is_whole=False)
+        return self.body.asked(is_request=self.originals is None)
 
     @override
     def answer(self, found: HookVerdict) -> BodyVerdict:
         if found.verdict == "block":
             return BodyVerdict(reason=found.reason)
         is_redacted = found.verdict == "redact"
-        body = self._parsed() if is_redacted or self.originals else None
-        if body is None:
+        if self.body is None or not (is_redacted or self.originals):
             return BodyVerdict()
-        # New placeholders of this answer never collide with the request's: they occur in none of
-        # its texts.
-        given = [*body.texts(), *body.calls()]
-        named = [name for text in given for name in _PLACEHOLDER.findall(text)]
-        restored = {name: self.originals[name] for name in self.originals.keys() & named}
-        if sum(len(restored.get(name, "")) for name in named) > self.most_restored:
-            return BodyVerdict(reason=_TOO_LARGE)
-        if not (is_redacted or restored):
-            return BodyVerdict()
-        written = body.written(
-            [_with_originals(text, restored) for text in found.texts],
-            lambda text: _with_originals(text, restored),
-        )
+        if self.originals is None:
+            written = self.body.redacted(found.texts, found.originals)
+            if written is None:
+                return BodyVerdict(reason=CALL_NOT_REDACTED)
+        else:
+            # New placeholders of this answer never collide with the request's: they occur in none
+            # of its texts.
+            given = [*self.body.texts(), *self.body.calls()]
+            named = [name for text in given for name in PLACEHOLDER.findall(text)]
+            restored = {name: self.originals[name] for name in self.originals.keys() & named}
+            if sum(len(restored.get(name, "")) for name in named) > self.most_restored:
+                return BodyVerdict(reason=_TOO_LARGE)
+            if not (is_redacted or restored):
+                return BodyVerdict()
+            restore = partial(_with_originals, originals=restored)
+            written = self.body.written([*map(restore, found.texts)], restore)
         return BodyVerdict(
             is_redacted=is_redacted, body=written.decode(), placeholders=found.originals
         )
-
-    def _parsed(self) -> ModelBody | None:
-        try:
-            return ModelBody(self.raw)
-        except (ValueError, RecursionError):
-            return None
 
 
 class EnvoyRoute(HookRoute):
@@ -86,7 +90,7 @@ class EnvoyRoute(HookRoute):
 
     headers = (PLACEHOLDERS,)
     errors = OIP_ERRORS
-    # Not for models: this keeps parsed bodies, which hold originals, out of the cache.
+    # Not for models: this keeps parsed bodies, which hold originals and change, out of the cache.
     reads_models = True
     takes_json = False
 
@@ -104,9 +108,14 @@ class EnvoyRoute(HookRoute):
         if _is_streamed_answer(source.raw, source.fields):
             for line in source.raw.splitlines():
                 check_json_size(line, max_values=source.document.request.max_values)
+        try:
+            body = ModelBody(source.raw)
+        except (ValueError, RecursionError):
+            body = None
+        originals = source.fields[0]
         return EnvoyBody(
-            raw=source.raw,
-            originals=msgspec.json.decode(source.fields[0] or b"{}", type=dict[str, str]),
+            body=body,
+            originals=msgspec.json.decode(originals, type=dict[str, str]) if originals else None,
             most_restored=source.document.request.max_body_bytes,
         )
 
@@ -120,4 +129,4 @@ def _with_originals(text: str, originals: Mapping[str, str]) -> str:
     """Return a text with the original texts of placeholders."""
     if not originals:
         return text
-    return _PLACEHOLDER.sub(lambda name: originals.get(name[0], name[0]), text)
+    return PLACEHOLDER.sub(lambda name: originals.get(name[0], name[0]), text)

@@ -25,6 +25,7 @@ from sluicegate.wire.guards import VERDICTS, Verdict
 from sluicegate.wire.protocol import Task
 
 NOT_ALLOWED = "The text is not allowed."
+CALL_NOT_REDACTED = "A call of a tool has what cannot be redacted."
 _NOT_READ = "The text could not be looked at completely."
 _STAND_IN = ""
 
@@ -100,7 +101,7 @@ class _Asked(GuardedTexts, frozen=True, kw_only=True):
         blocking = [one for one in results if one.verdict == "block"]
         blocking += [one for one in calls if one.verdict == "redact"]
         if blocking:
-            was_read = any(one.findings for one in blocking)
+            was_read = any(one.findings or not one.error for one in blocking)
             reason = (self.guard.message or NOT_ALLOWED) if was_read else _NOT_READ
             return HookVerdict("block", redacted, reason, results, originals)
         strongest = max(map(VERDICTS.index, [one.verdict for one in texts]), default=0)

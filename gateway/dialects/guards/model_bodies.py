@@ -8,10 +8,11 @@ text, a call or a name is a text that cannot be replaced.
 import json
 import math
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final
 
 from sluicegate.gateway.dialects.guards.hooks import HookTexts
+from sluicegate.gateway.dialects.guards.redaction import PLACEHOLDER
 from sluicegate.gateway.dialects.guards.tool_calls import call_text, strings, with_strings
 
 _TEXTS: Final = frozenset(
@@ -118,15 +119,41 @@ class ModelBody:
             *[call_text(use.get("name"), use.get("input")) for use in self._uses],
         ]
 
-    def asked(self) -> HookTexts:
-        """Return what a guard looks at."""
+    def asked(self, *, is_request: bool) -> HookTexts:
+        """Return what a guard looks at.
+
+        The calls in a request are redacted like its texts: they are those of an earlier answer. In
+        an answer, the tool needs them as they are.
+        """
         others = "\n".join(self.others)
+        texts, calls = self.texts(), self.calls()
+        if is_request:
+            texts, calls = [*texts, *calls], []
         return HookTexts(
-            texts=self.texts(),
-            calls=[*self.calls(), *([others] if others else ())],
+            texts=texts,
+            calls=[*calls, *([others] if others else ())],
             definitions=self.definitions,
             is_whole=self.is_whole,
         )
+
+    def redacted(self, texts: list[str], originals: Mapping[str, str]) -> bytes | None:
+        """Return the body with `texts` in the order of `asked`, redacted with some placeholders.
+
+        Return `None` if a call has what cannot be replaced, such as a name of a tool or a number.
+        """
+        calls = texts[len(self._texts) :]
+        names = {name for call in calls for name in PLACEHOLDER.findall(call)} & originals.keys()
+        hidden = {originals[name]: name for name in names}
+        longest_first = sorted(hidden, key=len, reverse=True)
+
+        def change(text: str) -> str:
+            for original in longest_first:
+                text = text.replace(original, hidden[original])
+            return text
+
+        written = self.written(texts[: len(self._texts)], change)
+        kept = any(original in call for call in self.calls() for original in hidden)
+        return None if kept else written
 
     def written(self, texts: list[str], change: Callable[[str], str]) -> bytes:
         """Return the body with other `texts`; `change` maps each string of a call's arguments.

@@ -8,7 +8,13 @@ from typing import Any, Literal
 import msgspec
 from typing_extensions import override
 
-from sluicegate.gateway.dialects.guards.hooks import HookBody, HookTexts, HookVerdict, hook_route
+from sluicegate.gateway.dialects.guards.hooks import (
+    CALL_NOT_REDACTED,
+    HookBody,
+    HookTexts,
+    HookVerdict,
+    hook_route,
+)
 from sluicegate.gateway.dialects.guards.model_bodies import ModelBody
 from sluicegate.wire.guards import Verdict
 
@@ -56,7 +62,11 @@ class PortkeyGuardBody(HookBody, frozen=True, kw_only=True, rename="camel"):
     @override
     def asked(self) -> HookTexts:
         body = self._body()
-        found = HookTexts(is_whole=False) if body is None else body.asked()
+        found = (
+            HookTexts(is_whole=False)
+            if body is None
+            else body.asked(is_request=self._part == "request")
+        )
         if self._part == "response" and self.request.is_streaming_request:
             # The caller already has the answer, so its texts cannot be replaced any more.
             calls = [*found.texts, *found.calls]
@@ -67,8 +77,11 @@ class PortkeyGuardBody(HookBody, frozen=True, kw_only=True, rename="camel"):
     def answer(self, found: HookVerdict) -> "PortkeyGuardAnswer":
         transformed: dict[str, dict[str, Any]] = {}
         if found.verdict == "redact" and (body := self._body()) is not None:
-            redacted = msgspec.Raw(body.written(found.texts, str))
-            transformed = {self._part: {"json": redacted}}
+            redacted = body.redacted(found.texts, found.originals)
+            if redacted is None:
+                found = found._replace(verdict="block", reason=CALL_NOT_REDACTED)
+            else:
+                transformed = {self._part: {"json": msgspec.Raw(redacted)}}
         return PortkeyGuardAnswer(
             verdict=found.verdict != "block",
             data=PortkeyData(

@@ -7,7 +7,7 @@ from itertools import count
 from typing import NamedTuple
 
 _NOT_IN_NAMES = re.compile("[^A-Z0-9]+")
-_PLACEHOLDER = re.compile("<[A-Z0-9_]+>")
+PLACEHOLDER = re.compile("<[A-Z0-9_]+>")
 
 
 class MarkedSpan(NamedTuple):
@@ -41,7 +41,7 @@ class Placeholders:
     @cached_property
     def _taken(self) -> dict[str, int]:
         """What looks like a placeholder in the texts, and the place from which it is taken."""
-        found = [match for text in self._texts for match in _PLACEHOLDER.finditer(text)]
+        found = [match for text in self._texts for match in PLACEHOLDER.finditer(text)]
         return {one[0]: one.start() if self._growing else -1 for one in reversed(found)}
 
     def redact(self, text: str, spans: Iterable[MarkedSpan]) -> str:

@@ -159,14 +159,30 @@ async def test_all_texts_of_a_request_are_looked_at(
 
 
 @pytest.mark.parametrize(("action", "passes"), [("flag", True), ("redact", False)])
-async def test_a_tool_call_is_blocked_where_a_text_would_be_redacted(
+async def test_a_tool_call_of_an_answer_is_blocked_where_a_text_would_be_redacted(
     api: Api, client: httpx.AsyncClient, action: Action, *, passes: bool
 ) -> None:
     api.scene.runner.result = finder("Ada", action)
+    message = {"role": "assistant", "tool_calls": [_CALL]}
 
-    answer = await ask(client, "portkey", before(messages=[{"tool_calls": [_CALL]}]))
+    answer = await ask(client, "portkey", after({"choices": [{"message": message}]}))
 
     assert answer["verdict"] is passes
+
+
+@pytest.mark.parametrize(("name", "passes"), [("mail", True), ("mail_Ada", False)])
+async def test_portkey_is_told_to_redact_the_calls_of_earlier_answers(
+    api: Api, client: httpx.AsyncClient, name: str, *, passes: bool
+) -> None:
+    api.scene.runner.result = finder("Ada", "redact")
+    call = {"function": _CALL["function"] | {"name": name}}  # type: ignore[operator]
+
+    answer = await ask(client, "portkey", before(messages=[{"tool_calls": [call]}]))
+
+    assert answer["verdict"] is passes
+    if passes:
+        (message,) = answer["transformedData"]["request"]["json"]["messages"]
+        assert message["tool_calls"][0]["function"]["arguments"] == '{"to":"<PER_1>"}'
 
 
 @pytest.mark.parametrize(("on_error", "passes"), [("block", False), ("allow", True)])

@@ -190,6 +190,104 @@ async def test_a_redacted_text_is_restored_in_the_answer(rpc: RunningRpc) -> Non
     assert end[0] is StatusCode.OK
 
 
+_USER = {"role": "user", "content": "Mail Ada"}
+_CALL = {"name": "mail", "arguments": '{"to": "<PER_1>", "count": 1.50}'}
+
+
+@pytest.mark.parametrize(
+    ("field", "answer", "result"),
+    [
+        (
+            "messages",
+            {
+                "id": "msg_01",
+                "type": "message",
+                "role": "assistant",
+                "model": "claude-sonnet-4-5",
+                "content": [
+                    {"type": "text", "text": "To <PER_1>"},
+                    {
+                        "type": "tool_use",
+                        "id": "toolu_01",
+                        "name": "mail",
+                        "input": {"to": ["<PER_1>"], "count": 1.5},
+                    },
+                ],
+                "stop_reason": "tool_use",
+                "stop_sequence": None,
+                "usage": {"input_tokens": 9, "output_tokens": 9},
+            },
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "toolu_01", "content": "Ada"}],
+            },
+        ),
+        (
+            "messages",
+            {
+                "object": "chat.completion",
+                "choices": [
+                    {
+                        "index": 0,
+                        "finish_reason": "tool_calls",
+                        "message": {
+                            "role": "assistant",
+                            "content": None,
+                            "tool_calls": [{"id": "1", "type": "function", "function": _CALL}],
+                        },
+                    }
+                ],
+            },
+            {"role": "tool", "tool_call_id": "1", "content": "Ada"},
+        ),
+        (
+            "input",
+            {"object": "response", "output": [{"type": "function_call", "call_id": "1"} | _CALL]},
+            {"type": "function_call_output", "call_id": "1", "output": "Ada"},
+        ),
+    ],
+)
+async def test_a_history_with_restored_calls_is_redacted_again(
+    rpc: RunningRpc, field: str, answer: Any, result: Any
+) -> None:
+    async with Envoy(rpc) as envoy:
+        await envoy.head()
+        await envoy.body("request_body", json.dumps({field: [_USER]}).encode())
+        restored = await envoy.body("response_body", json.dumps(answer).encode())
+    said = _said(json.loads(restored.response_body.response.body_mutation.body))
+    async with Envoy(rpc) as envoy:
+        await envoy.head()
+        history = {"max_tokens": 9, field: [_USER, said, result]}
+        request = await envoy.body("request_body", json.dumps(history).encode())
+        again = await envoy.body("response_body", answered("<PER_1>"))
+
+    assert "PER" not in json.dumps(said)
+    sent = request.request_body.response.body_mutation.body
+    assert b"Ada" not in sent
+    assert json.loads(sent)[field][1] == _said(answer)
+    assert content(again) == "Ada"
+
+
+def _said(answer: Any) -> Any:
+    """Return the part of an answer that clients send again."""
+    if "choices" in answer:
+        return answer["choices"][0]["message"]
+    return (
+        answer["output"][0] if "output" in answer else {k: answer[k] for k in ("role", "content")}
+    )
+
+
+async def test_a_call_that_cannot_be_redacted_is_blocked(rpc: RunningRpc) -> None:
+    call = {"function": {"name": "mail_Ada", "arguments": "{}"}}
+    async with Envoy(rpc) as envoy:
+        await envoy.head()
+        history = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+        answer = await envoy.body("request_body", json.dumps(history).encode())
+
+    assert answer.immediate_response.status.code == 403
+    assert "cannot be redacted" in json.loads(answer.immediate_response.body)["error"]["message"]
+
+
 async def test_a_new_placeholder_of_the_answer_is_not_restored(rpc: RunningRpc) -> None:
     async with Envoy(rpc) as envoy:
         await envoy.head()
