@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 from typing_extensions import override
@@ -19,7 +18,7 @@ from sluicegate.gateway.dialects.guards.route import (
 from sluicegate.gateway.errors import NotFound
 from sluicegate.gateway.http.body_decoding import BodyDecoder
 from sluicegate.gateway.telemetry.guard_verdicts import ROUTED_TEXTS, UNREAD_TEXTS, GuardVerdicts
-from sluicegate.gateway.types import Answer, InferenceRequest, RequestId, Usage
+from sluicegate.gateway.types import Answer, RequestId, Usage
 from sluicegate.wire.guards import GuardConfig, RouterConfig
 from sluicegate.wire.protocol import Task
 
@@ -62,38 +61,22 @@ class RouteAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What the request used."""
 
 
-class RoutedTexts(msgspec.Struct, frozen=True):
-    """Holds a router, and the texts with a guard that only flags: its findings decide."""
+class RoutedTexts(GuardedTexts, frozen=True, kw_only=True):
+    """Holds texts, a router, and the guard that finds what the router's rules ask for."""
 
-    name: str
     router: RouterConfig
-    guarded: GuardedTexts
-
-    def items(self) -> list[Any]:
-        """Return the texts."""
-        return self.guarded.items()
-
-    def request(self, model: str = "") -> InferenceRequest:
-        """Return the request."""
-        return self.guarded.request()
 
     def results(self, answer: Answer) -> list[RouteResult]:
         """Return the target for each text."""
-        results, _ = self.guarded.judge(answer)
+        results, _ = self.judge(answer)
         return [_result(self.router, one) for one in results]
 
-    def rendered(self, found: msgspec.Struct, results: Sequence[RouteResult]) -> Rendered:
+    def routed(self, found: msgspec.Struct, results: Sequence[RouteResult]) -> Rendered:
         """Return `found` as the answer, with the targets that metrics count."""
         counted = Counter([ROUTED_TEXTS(self.name, one.chosen or one.target) for one in results])
         if failed := sum(one.error is not None for one in results):
             counted[UNREAD_TEXTS(self.name)] = failed
         return Rendered(JSON, msgspec.json.encode(found), GuardVerdicts(tuple(counted.items())))
-
-
-def guarded(name: str, router: RouterConfig, texts: list[str]) -> GuardedTexts:
-    """Return texts with the guard that finds what the router's rules ask for."""
-    guard = GuardConfig(model=router.model, detectors=flagging(router.detectors))
-    return GuardedTexts(name, guard, texts)
 
 
 def _result(router: RouterConfig, found: GuardResult) -> RouteResult:
@@ -123,8 +106,8 @@ def _decide(router: RouterConfig, findings: list[Finding]) -> tuple[str, Finding
     return router.default, None
 
 
-def router_of(source: BodySource) -> tuple[str, RouterConfig]:
-    """Return the name in the path, and the router of the configuration document.
+def router_of(source: BodySource) -> tuple[str, GuardConfig, RouterConfig]:
+    """Return the name in the path, and the router of this name with its guard, which only flags.
 
     Raises:
         NotFound: the document has no such router.
@@ -135,7 +118,8 @@ def router_of(source: BodySource) -> tuple[str, RouterConfig]:
         raise NotFound(
             f"There is no router `{name[:80]}`; the operator's configuration names them."
         )
-    return name, found
+    guard = GuardConfig(model=found.model, detectors=flagging(found.detectors))
+    return name, guard, found
 
 
 class RouteRoute(InferenceRoute):
@@ -149,10 +133,10 @@ class RouteRoute(InferenceRoute):
 
     @override
     def decode(self, source: BodySource) -> RoutedTexts:
-        name, router = router_of(source)
+        name, guard, router = router_of(source)
         given = self._decode(source.raw).input
         texts = given if isinstance(given, list) else [given]
-        return RoutedTexts(name, router, guarded(name, router, texts))
+        return RoutedTexts(name, guard, texts, router=router)
 
     @override
     def encode(
@@ -166,4 +150,4 @@ class RouteRoute(InferenceRoute):
             results=results,
             usage=usage,
         )
-        return body.rendered(found, results)
+        return body.routed(found, results)

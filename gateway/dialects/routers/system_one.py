@@ -12,7 +12,7 @@ from typing_extensions import override
 from sluicegate.gateway.api.inference_route import BodySource, InferenceRoute, Rendered
 from sluicegate.gateway.dialects.base import input_tokens
 from sluicegate.gateway.dialects.guards.route import GROWTH
-from sluicegate.gateway.dialects.routers.route import RoutedTexts, guarded, router_of
+from sluicegate.gateway.dialects.routers.route import RoutedTexts, router_of
 from sluicegate.gateway.errors import InvalidRequest
 from sluicegate.gateway.http.body_decoding import BodyDecoder
 from sluicegate.gateway.types import Answer, RequestId, Usage
@@ -84,7 +84,7 @@ class SystemOneAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens that the models read."""
 
 
-class _Asked(RoutedTexts, frozen=True):
+class _Asked(RoutedTexts, frozen=True, kw_only=True):
     question: str
     options: list[str]
 
@@ -100,7 +100,7 @@ class SystemOneRoute(InferenceRoute):
 
     @override
     def decode(self, source: BodySource) -> _Asked:
-        name, router = router_of(source)
+        name, guard, router = router_of(source)
         body = self._decode(source.raw)
         if len(body.questions) != 1:
             raise InvalidRequest(
@@ -108,8 +108,8 @@ class SystemOneRoute(InferenceRoute):
             )
         ((question, asked),) = body.questions.items()
         _check_options(name, router, asked)
-        text = guarded(name, router, [_text(body.state)])
-        return _Asked(name, router, text, question, list(asked.criteria))
+        text, options = _text(body.state), list(asked.criteria)
+        return _Asked(name, guard, [text], router=router, question=question, options=options)
 
     @override
     def encode(self, body: _Asked, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
@@ -125,7 +125,7 @@ class SystemOneRoute(InferenceRoute):
             answers={body.question: chosen},
             usage=SystemOneUsage(input_tokens=input_tokens(answer)),
         )
-        return body.rendered(found, results)
+        return body.routed(found, results)
 
 
 def _check_options(name: str, router: RouterConfig, asked: ChoiceQuestion) -> None:
