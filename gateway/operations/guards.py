@@ -48,7 +48,7 @@ class GuardOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """The number of texts with findings, by detector."""
     errors: list[str] = []
     """Why texts could not be looked at: at most three different reasons. Their verdict is
-    `on_error`."""
+    `on_error`, unless a finding blocks them."""
 
 
 class GuardComparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,9 +64,14 @@ class _Found(msgspec.Struct, frozen=True):
     detector: str
 
 
+class _Error(msgspec.Struct, frozen=True):
+    detail: str
+
+
 class _Judged(msgspec.Struct, frozen=True):
     verdict: Verdict
     findings: list[_Found]
+    error: _Error | None = None
 
 
 _read = msgspec.json.Decoder(_Judged).decode
@@ -139,6 +144,8 @@ async def _outcome(
             judged = _read(each.result)
             verdicts[judged.verdict] += 1
             detectors.update({one.detector for one in judged.findings})
+            if judged.error is not None:
+                errors[judged.error.detail] = None
     return GuardOutcome(
         verdicts=dict(verdicts), detectors=dict(detectors), errors=[*errors][:_MOST_ERRORS]
     )

@@ -34,7 +34,10 @@ guards:
 
 
 async def judge(endpoint: Endpoint, call: Call) -> AsyncIterator[Step]:
-    """Block texts whose number is at least the threshold; refuse the text `long`."""
+    """Block texts whose number is at least the threshold; refuse the text `long`.
+
+    A second detector fails on 0.95.
+    """
     (detector,) = msgspec.msgpack.decode(call.parameters, type=GuardParameters).detectors
     assert isinstance(detector, ClassifierDetector)
     for index, item in reversed([*enumerate(call.items)]):
@@ -43,7 +46,9 @@ async def judge(endpoint: Endpoint, call: Call) -> AsyncIterator[Step]:
             yield Failed(index=index, status=422, code="x", detail="too long", retryable=False)
             continue
         found = [{"detector": detector.name}] * 2 if float(text) >= detector.labels["angry"] else []
-        result = {"verdict": "block" if found else "allow", "findings": found}
+        result: dict[str, Any] = {"verdict": "block" if found else "allow", "findings": found}
+        if text == "0.95":
+            result["error"] = {"code": "y", "detail": "broken"}
         yield Done(index=index, result=msgspec.json.encode(result), rows=1, tokens=1)
     yield Report()
 
@@ -94,12 +99,12 @@ async def test_verdicts_of_present_and_proposed_guards_are_compared(
         "present": {
             "verdicts": {"allow": 3, "block": 1},
             "detectors": {"anger": 1},
-            "errors": ["too long"],
+            "errors": ["too long", "broken"],
         },
         "proposed": {
             "verdicts": {"allow": 1, "block": 3},
             "detectors": {"anger": 2},
-            "errors": ["too long"],
+            "errors": ["too long", "broken"],
         },
     }
     assert ledger.audit.entries() == []
