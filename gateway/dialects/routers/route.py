@@ -87,7 +87,9 @@ class RoutedTexts(msgspec.Struct, frozen=True):
         counted = Counter([ROUTED_TEXTS(self.name, one.chosen or one.target) for one in results])
         if failed := sum(one.error is not None for one in results):
             counted[UNREAD_TEXTS(self.name)] = failed
-        return Rendered(JSON, msgspec.json.encode(found), GuardVerdicts(tuple(counted.items())))
+        return Rendered(
+            JSON, msgspec.json.encode(found), GuardVerdicts(counts=tuple(counted.items()))
+        )
 
 
 def guarded(name: str, router: RouterConfig, texts: list[str]) -> GuardedTexts:

@@ -14,7 +14,8 @@ from sluicegate.gateway.dialects.guards.redaction import MarkedSpan, Placeholder
 from sluicegate.gateway.types import ItemFailure
 from sluicegate.wire.protocol import GuardParameters, Task
 from tests.support.api import KEY, Api
-from tests.support.guards import NO_BACKEND, guard, guarded_api
+from tests.support.guards import NO_BACKEND, finder, guard, guarded_api
+from tests.support.inference_scene import INFO
 
 pytestmark = pytest.mark.anyio
 _FOUND = (
@@ -271,28 +272,47 @@ async def test_texts_that_were_not_looked_at_are_counted_with_their_verdict(
     assert counted(api, "texts", guard="chat", verdict="allow") == 2
 
 
-async def test_decisions_are_kept_without_texts_and_within_bounds(
-    api: Api, client: httpx.AsyncClient
+def _constant(result: bytes, _: bytes) -> bytes:
+    return result
+
+
+_SCORES = b',"scores":{"names":{"best":{"PER":0.9}}}}'
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("/v1/guard/chat", "input"), ("/guard/chat/beta/litellm_basic_guardrail_api", "texts")],
+)
+@pytest.mark.parametrize(("agreed", "text"), [((), {}), (("acme",), {"text": "to Ada."})])
+async def test_a_decision_is_kept_with_its_text_only_if_the_tenant_agreed(
+    api: Api, client: httpx.AsyncClient, path: str, field: str, *, agreed: Any, text: Any
 ) -> None:
-    for number in range(30):
-        api.scene.runner.result = partial(_constant, _FOUND % (b"flag", b"flag"))
-        await client.post("/v1/guard/chat", json={"input": f"{number:02} Ada."})
+    api.metrics.decisions.follow(["chat"], agreed)
+    api.scene.runner.result = lambda _: (_FOUND % (b"flag", b"flag"))[:-1] + _SCORES
 
-    kept = api.metrics.decisions.statistics()
+    await client.post(path, json={field: ["to Ada."]})
 
-    assert len(kept) == 20
-    seen = {"detector": "names", "label": "PER", "score": 0.9, "length": 3}
-    assert msgspec.to_builtins(kept[-1]) == {
-        "guard": "chat",
+    (decision,) = api.metrics.decisions.statistics()["chat"].decisions
+    assert msgspec.to_builtins(decision) == text | {
         "verdict": "flag",
-        "findings": [seen],
+        "findings": [{"detector": "names", "label": "PER", "score": 0.9, "length": 3}],
+        "scores": {"names": {"best": {"PER": 0.9}}},
         "tenant": "acme",
-        "time": kept[-1].time,
+        "time": decision.time,
+        "revision": INFO.revision,
+        "length": 7,
     }
 
 
-def _constant(result: bytes, _: bytes) -> bytes:
-    return result
+async def test_of_a_long_request_the_strongest_verdicts_are_kept(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    api.scene.runner.result = finder("film", "flag")
+
+    await client.post("/v1/guard/chat", json={"input": ["a", "b", "c", "d", "a film", "e"]})
+
+    kept = api.metrics.decisions.statistics()["chat"].decisions
+    assert sorted(one.verdict for one in kept) == ["allow", "allow", "flag"]
 
 
 async def test_an_unknown_guard_is_not_found(client: httpx.AsyncClient) -> None:
