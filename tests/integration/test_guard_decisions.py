@@ -221,7 +221,7 @@ async def test_a_dry_run_counts_what_other_thresholds_would_decide(system: Syste
     assert (await system.document())["guards"] != document["guards"]
 
 
-async def test_a_worker_that_stops_leaves_no_decisions(tmp_path: Path) -> None:
+async def test_decisions_expire_and_a_worker_that_stops_removes_them(tmp_path: Path) -> None:
     stub = StubBackend(models=[stub_model(name) for name in ("stub", "mood")])
     stub.behaviour = _judge
     with Valkey() as valkey:
@@ -238,6 +238,8 @@ async def test_a_worker_that_stops_leaves_no_decisions(tmp_path: Path) -> None:
             await connection.send(post("/v1/guard/chat", b'{"input":"%b"}' % _SHOWN.encode()))
             await connection.response()
             await eventually(is_stored)
+            (key,) = await redis.keys(key_of("*"))
+            assert 0 < await redis.ttl(key) <= 20
 
         assert not await is_stored()
         await redis.aclose()
