@@ -146,6 +146,22 @@ def labels_of(detector: AnyDetector) -> Collection[str]:
     return ["LENGTH"] if isinstance(detector, LengthDetector) else [detector.label]
 
 
+def thresholds_of(detector: AnyDetector) -> dict[str, float]:
+    """Return the lowest score of each label at which a detector finds it; none without scores."""
+    if isinstance(detector, ExampleDetector):
+        return dict.fromkeys(detector.examples, detector.threshold)
+    return detector.labels if isinstance(detector, ClassifierDetector | EntityDetector) else {}
+
+
+class DetectorScores(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The best scores that labels of a detector have in a text, found or not."""
+
+    best: dict[str, float] = {}
+    """The best score of each label: at most 16 labels."""
+    least: float = 0.0
+    """No label without a score reaches this threshold."""
+
+
 class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A guard: `POST /v1/guard/{name}` looks at texts with its detectors."""
 

@@ -52,6 +52,7 @@ BoolArray = NDArray[np.bool_]
 _TEXT_SECONDS: Final = 1.0
 # The share of the time until an item's deadline that detectors with a model have.
 _DETECTORS_SHARE: Final = 0.95
+_MOST_SCORES: Final = 16
 
 
 class _Finding(NamedTuple):
@@ -59,6 +60,8 @@ class _Finding(NamedTuple):
     label: str
     score: float
     span: Span
+    is_found: bool = True
+    """If not, the score does not reach the threshold, but counts among the scores."""
 
 
 class Guard(Algorithm):
@@ -93,15 +96,18 @@ class Guard(Algorithm):
         ends = await asyncio.gather(in_text, *by_model, return_exceptions=True)
         found += itertools.chain(*(end for end in ends if isinstance(end, list)))
         failures += [end for end in ends if isinstance(end, BaseException)]
-        failures += _incomplete(found, ask)
+        failures += _incomplete([one for one in found if one.is_found], ask)
         if failures:
-            found = [one for one in found if one.detector.action == "block"][:MAX_ENTITIES]
+            blocking = [one for one in found if one.is_found and one.detector.action == "block"]
+            found = blocking[:MAX_ENTITIES]
         work = len(found) + len(parameters.allow)
         answer = await run_token_work(work, self._answer, item, found, parameters)
-        if failures and answer["verdict"] != "block":
+        if not failures:
+            return answer
+        if answer["verdict"] != "block":
             raise failures[0]
-        if failures:
-            answer["error"] = _written_error(failures[0])
+        answer["error"] = _written_error(failures[0])
+        del answer["scores"]
         return answer
 
     def _answer(
@@ -110,6 +116,8 @@ class Guard(Algorithm):
         if found and parameters.allow:
             allowed = set(all_folded(parameters.allow))
             found = [one for one in found if same_letters(item[slice(*one.span)]) not in allowed]
+        scores = self._scores(parameters.detectors, found)
+        found = [one for one in found if one.is_found]
         # Several readings of a text have most findings in common.
         best = {
             (one.detector.name, one.label, one.span): one
@@ -122,7 +130,30 @@ class Guard(Algorithm):
                 self._written(one)
                 for one in sorted(best.values(), key=lambda one: (one.span, one.label))
             ],
+            "scores": scores,
         }
+
+    def _scores(
+        self, detectors: Sequence[AnyDetector], found: Sequence[_Finding]
+    ) -> dict[str, dict[str, Any]]:
+        """Return the best scores of each detector, which say what other thresholds would find."""
+        by_detector: dict[str, dict[str, float]] = {}
+        for one in found:
+            best = by_detector.setdefault(one.detector.name, {})
+            best[one.label] = max(written(one.score), best.get(one.label, -1.0))
+        return {
+            one.name: _summed_up(by_detector.get(one.name, {}), self._least(one))
+            for one in detectors
+            if one.name in by_detector or self._least(one)
+        }
+
+    def _least(self, detector: AnyDetector) -> float:
+        """Return the score from which a detector learns of labels."""
+        if not isinstance(detector, EntityDetector):
+            return 0.0
+        served = self._below.get(detector.model)
+        algorithm = served and served.algorithms.get(Task.ENTITIES)
+        return min(detector.labels.values()) if isinstance(algorithm, LabelledSpans) else 0.0
 
     def _written(self, found: _Finding) -> dict[str, Any]:
         detector, (start, end) = found.detector, found.span
@@ -182,6 +213,14 @@ def _written_error(failure: BaseException) -> dict[str, str]:
         _log.error("a detector failed unexpectedly", exc_info=failure)
         failure = BackendError("the backend failed on this item")
     return {"code": failure.code, "detail": str(failure)}
+
+
+def _summed_up(best: dict[str, float], least: float) -> dict[str, Any]:
+    """Return `DetectorScores` as JSON."""
+    if len(best) > _MOST_SCORES:
+        most = sorted(best.items(), key=lambda one: -one[1])[:_MOST_SCORES]
+        best, least = dict(most), max(least, most[-1][1])
+    return {"best": best, "least": least} if least else {"best": best}
 
 
 def _find_in_text(
@@ -247,10 +286,15 @@ async def _find_labels(
     places = [algorithm.labels.index(label) for label in thresholds]
     reached = scores[:, places] >= np.array(list(thresholds.values()), dtype=np.float32)
     hits = list(_expected(scores, reached) if detector.expected else _labelled(reached, places))
+    missed = [
+        _missed(detector, algorithm.labels[place], float(scores[:, place].max()), text)
+        for column, place in enumerate(places)
+        if detector.labels and len(scores) and not reached[:, column].any()
+    ]
     if not hits:
-        return []
+        return missed
     where = await read.places(text.text)
-    return [
+    return missed + [
         _Finding(
             detector,
             algorithm.labels[place],
@@ -259,6 +303,12 @@ async def _find_labels(
         )
         for window, place in hits
     ]
+
+
+def _missed(detector: AnyDetector, label: str, score: float, text: ReadableText) -> _Finding:
+    """Return a label that no window reaches, and its best score."""
+    span = text.original((0, len(text.text)))
+    return _Finding(detector, label, score, span, is_found=False)
 
 
 def _labelled(reached: BoolArray, places: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -295,7 +345,10 @@ async def _find_similar(
     scores = np.minimum(cosines.max(axis=1), 1)  # rounding may exceed 1
     hits = np.flatnonzero(scores >= np.float32(detector.threshold)).tolist()
     if not hits:
-        return []
+        if not len(scores):
+            return []
+        best = int(scores.argmax())
+        return [_missed(detector, labels[nearest[best]], float(scores[best]), text)]
     places = partial(ask.window_places, algorithm.model, text.text, windows)
     where = await WindowScores(cosines, places).places(text.text)
     return [
@@ -332,9 +385,10 @@ async def _find_entities(
             found["label"],
             found["score"],
             text.original((found["start"], found["end"])),
+            found["score"] >= detector.labels[found["label"]],
         )
         for found in result["entities"]
-        if found["score"] >= detector.labels.get(found["label"], math.inf)
+        if found["label"] in detector.labels
     ]
 
 

@@ -31,7 +31,7 @@ from sluicegate.wire.protocol import Task
 _MOST = 4096
 """The callers and models whose runs, or common parts of answers, are kept."""
 MEASURED_ONE_OF = 64
-"""One of this many repeated hits has its phases measured."""
+"""One of this many repeated hits has its phases measured, and its verdict sampled."""
 _OK = 200
 _RESULT = b"\0"
 """Stands for a result, because JSON does not contain this byte."""
@@ -133,6 +133,8 @@ class MemoryHits:
             return None  # the request is answered in another way, which samples it again
         if is_measured:
             self._measure(times, MEASURED_ONE_OF)
+            if replay.verdicts is not None:
+                self.events.sampled_verdicts(replay.run, replay.verdicts)
         if is_recorded:
             self._record(replay, answer, times, "")
         return answer
@@ -179,6 +181,7 @@ class MemoryHits:
             tail=b"%bcontent-length: %d\r\n\r\n%b" % (state.content, len(body), body),
             run=run,
             charge=self._limiter.repeated_charge(parsed.charges),
+            verdicts=state.verdicts,
         )
 
     def _charged(self, replay: HitReplay, times: list[int] | None) -> tuple[float, bytes] | None:
@@ -207,10 +210,11 @@ class MemoryHits:
     def _run(self, state: RequestState) -> HitRun | None:
         """Return the run of all memory hits like this one."""
         principal, _ = state.caller_and_body()
+        counts = () if state.verdicts is None else state.verdicts.counts
         # The hits of a run are billed and counted alike, so all their numbers must be equal.
         name = (
             *(principal, state.route, state.task, state.model),
-            *(state.revision, state.usage, state.arms, state.counts),
+            *(state.revision, state.usage, state.arms, counts),
         )
         if state.runtime is not self._runtime:
             self._runtime = state.runtime
@@ -220,7 +224,7 @@ class MemoryHits:
             event = self.events.event_of(state)
             if event is None:
                 return None
-            run = HitRun(event, route=state.route.metric_name, counts=state.counts)
+            run = HitRun(event, route=state.route.metric_name, counts=counts)
             self._runs.put(name, run)
         return run
 

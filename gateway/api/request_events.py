@@ -19,6 +19,7 @@ from sluicegate.gateway.errors import EventLogUnavailable
 from sluicegate.gateway.events.base import EventPublisher
 from sluicegate.gateway.events.hit_run import HitRun
 from sluicegate.gateway.tasks import PeriodicTask
+from sluicegate.gateway.telemetry.guard_verdicts import GuardVerdicts
 from sluicegate.gateway.telemetry.metrics import GatewayMetrics
 from sluicegate.gateway.types import (
     ID_DIGITS,
@@ -225,6 +226,10 @@ class RequestEvents:
     def sampled_hit(self, run: HitRun, duration: float, traceparent: str) -> None:
         """Keep a replayed hit that is recorded under `traceparent`."""
         self._metrics.exemplar(run.route, run.model, duration, traceparent)
+
+    def sampled_verdicts(self, run: HitRun, verdicts: GuardVerdicts) -> None:
+        """Keep the decision of a guard that a replayed hit repeats."""
+        self._metrics.sample(verdicts, run.pattern.tenant)
 
     def _keep(self, run: HitRun) -> None:
         count = run.count

@@ -368,7 +368,7 @@ class RequestProcessor:
         # Last: what fails before has an event of its own.
         self._events.publish(state)
         if rendered.verdicts is not None:
-            state.counts = rendered.verdicts.counts
+            state.verdicts = rendered.verdicts
             self._metrics.verdicts(rendered.verdicts, state.caller_and_body()[0].tenant)
         state.lines, state.content = lines, rendered.lines
         return self._reply(state, body)

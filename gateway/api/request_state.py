@@ -35,7 +35,7 @@ from sluicegate.gateway.inference.outcomes import PASSING_REFUSALS, describe_loo
 from sluicegate.gateway.inference.prepared_request import PreparedRequest, RequestPlan
 from sluicegate.gateway.rate_limit.base import Charge, RepeatedCharge
 from sluicegate.gateway.runtime.runtime import Runtime
-from sluicegate.gateway.telemetry.guard_verdicts import Counts
+from sluicegate.gateway.telemetry.guard_verdicts import GuardVerdicts
 from sluicegate.gateway.telemetry.spans import NO_SPAN
 from sluicegate.gateway.telemetry.tracing import Tracer
 from sluicegate.gateway.types import (
@@ -80,6 +80,7 @@ class HitReplay(msgspec.Struct, frozen=True, kw_only=True):
     """The constant end of the answer, from the header lines that say what the body is."""
     run: HitRun
     charge: RepeatedCharge
+    verdicts: GuardVerdicts | None
 
 
 class StoredAnswers(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,8 +211,8 @@ class RequestState:
     arms: tuple[RevisionUsage, ...] = ()
     hit_sources: tuple[tuple[str, int], ...] = ()
     """Counts of hits by their source in metrics."""
-    counts: Counts = ()
-    """What the verdicts of a guard add to metrics."""
+    verdicts: GuardVerdicts | None = None
+    """What a guard said about the texts."""
     lines = b""
     answer_length = 0
     """The bytes of the answer's body."""

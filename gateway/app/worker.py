@@ -14,6 +14,7 @@ from sluicegate.gateway.api.request_events import RequestLines
 from sluicegate.gateway.api.request_state import RequestIds
 from sluicegate.gateway.app.backends import BackendAccess
 from sluicegate.gateway.app.clock_watch import ClockWatch
+from sluicegate.gateway.app.decision_publisher import DecisionPublisher
 from sluicegate.gateway.app.endpoint_metrics import EndpointMetrics
 from sluicegate.gateway.app.entry_points import (
     EntryPointDependencies,
@@ -144,6 +145,7 @@ class Worker:
         self.runtimes = stores.runtimes
         self._metrics = metrics
         metrics.exemplars.folder = settings.metrics_dir
+        self.decisions = metrics.decisions
         self._clock = asyncio.get_running_loop().time
         self.unsent = UnsentAnswers(unsent_limit(settings.memory_limit_bytes), clock=self._clock)
         self._tracer = tracer_from(
@@ -238,6 +240,12 @@ class Worker:
         """
         cache_watch = self._cache_watch = self._watch_of_cache()
         reporter = self._stats_reporter(cache_watch)
+        decisions = DecisionPublisher(
+            client=cache_watch.client,
+            worker=identity(self._settings),
+            decisions=self.decisions,
+            runtimes=self.runtimes,
+        )
         models = ModelsFollower(
             control=Control(self._stores.state),
             worker=identity(self._settings),
@@ -261,6 +269,7 @@ class Worker:
             self._clock_watch,
             self.path.tasks,
             cache_watch,
+            decisions,
         )
         for context in contexts:
             await stack.enter_async_context(context)
@@ -361,7 +370,6 @@ class Worker:
             details={
                 "fleet": self.backends.fleet.statistics,
                 "refused_tenants": self._metrics.refused_tenants.statistics,
-                "decisions": self._metrics.decisions.statistics,
             },
             labelled={"endpoints": self.backends.dispatcher.endpoint_statistics},
             publish=(endpoints.publish, self._metrics.exemplars.publish),

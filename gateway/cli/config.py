@@ -13,7 +13,7 @@ from sluicegate.gateway.cli.admin_client import (
     print_change,
     print_json,
 )
-from sluicegate.gateway.cli.differences import print_difference
+from sluicegate.gateway.cli.differences import print_difference, print_recounts
 from sluicegate.gateway.cli.failures import Failure
 from sluicegate.gateway.config.load import check_memory, explain, parse_sources
 from sluicegate.gateway.config.sources import read_folder
@@ -56,7 +56,8 @@ def check(folder: Path, *, as_json: bool) -> None:
 def diff(*, folder: Path, client: AdminClient, as_json: bool) -> None:
     """Show what publishing a folder of *.yaml files would change, without publishing it.
 
-    The gateway checks the folder as it does before a publication.
+    The gateway checks the folder as it does before a publication. It also counts what changed
+    guards would have decided about sampled texts.
     """
     try:
         values = parse_sources(read_folder(folder)).tree.values
@@ -67,6 +68,7 @@ def diff(*, folder: Path, client: AdminClient, as_json: bool) -> None:
         print_json(answer)
     else:
         print_difference(answer["difference"])
+        print_recounts(answer.get("guards", {}))  # a listener of an earlier version sends none
 
 
 @click.command()

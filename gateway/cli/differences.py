@@ -1,6 +1,7 @@
 """Prints the changes that the publication of a configuration document would make."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -30,6 +31,28 @@ def print_difference(difference: Mapping[str, Any]) -> None:
     _print_tenants(
         "tenants with usage this month whose prices change", difference["tenants_by_prices"]
     )
+
+
+def print_recounts(guards: Mapping[str, Any] | None) -> None:
+    """Print what changed guards would have decided about sampled texts."""
+    if guards is None:
+        click.echo("sampled decisions of guards: unknown, because the cache Redis is unreachable")
+    for name, counted in (guards or {}).items():
+        since = ""
+        if counted["since"] is not None:
+            since = f" since {datetime.fromtimestamp(counted['since'], UTC):%Y-%m-%d %H:%M} UTC"
+        click.echo(
+            f"guard {name}: {counted['changed']} of {counted['decisions']} sampled verdicts"
+            f"{since} would change"
+        )
+        for verdict, before in counted["before"].items():
+            click.echo(f"  {verdict}: {before} -> {counted['after'][verdict]}")
+        for detector, found in counted["detectors"].items():
+            click.echo(f"  found by {detector}: {found['before']} -> {found['after']}")
+        if counted["unknown"]:
+            click.echo(f"  {counted['unknown']} more have scores that do not tell the verdict")
+        if counted["uncounted"]:
+            click.echo(f"  not counted: {', '.join(counted['uncounted'])}")
 
 
 def print_field_change(change: Mapping[str, Any]) -> None:

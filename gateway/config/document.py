@@ -210,6 +210,18 @@ class IdempotencyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     room for a response, a retry computes it again."""
 
 
+class DecisionsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The sampled decisions of guards, which operators see without texts."""
+
+    texts: Annotated[
+        tuple[str, ...], takes_effect("immediately. Kept texts of removed tenants are deleted")
+    ] = ()
+    """Tenants that agreed to show their texts: operators with the role `operator` see the first 500
+    characters of sampled texts, also of blocked and redacted ones, with all that is secret or
+    personal in them. The texts are in the memory of workers and in the cache Redis, until newer
+    ones replace them or the worker stops. They are never in logs, events or metrics."""
+
+
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Default limits of tenants and API keys."""
 
@@ -315,6 +327,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     models: dict[str, ModelConfig] = {}
     guards: dict[str, GuardConfig] = {}
     routers: dict[str, RouterConfig] = {}
+    decisions: DecisionsConfig = DecisionsConfig()
     deadline: DeadlineConfig = DeadlineConfig()
     cache: CacheConfig = CacheConfig()
     request: RequestConfig = RequestConfig()

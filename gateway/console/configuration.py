@@ -75,7 +75,7 @@ class ConfigurationController(Controller):
         texts = [_sources_of(history, number) for number in (before, after)]
         fields, found = await asyncio.to_thread(_compare, *texts)
         title = f"Generation {before} to {after}"
-        context = {"fields": fields, "found": found, "title": title}
+        context = {"fields": fields, "found": found, "title": title, "guards": {}}
         return frame.render(request, "configuration/_difference.html", context)
 
     @post("/dry-run", status_code=200, opt={"role": replace_config.role})
@@ -101,6 +101,7 @@ class ConfigurationController(Controller):
         _, found = await asyncio.to_thread(_compare, former, wanted)
         title = "The document is valid. It would change"
         shown = {"fields": described(checked.difference), "found": found, "title": title}
+        shown["guards"] = checked.guards
         return frame.render(request, "configuration/_difference.html", shown)
 
     @post("/publish", status_code=200, opt={"role": replace_config.role})

@@ -19,10 +19,13 @@ from sluicegate.gateway.console.guard_history import GuardActivity
 from sluicegate.gateway.console.history import History
 from sluicegate.gateway.errors import InvalidRequest
 from sluicegate.gateway.operations.active_document import ActiveDocumentReader
-from sluicegate.gateway.operations.fleet_view import reported
-from sluicegate.gateway.operations.guards import MOST_TEXTS, GuardTrial, try_guard
-from sluicegate.gateway.runtime.control import Control
-from sluicegate.gateway.telemetry.guard_verdicts import GuardDecision
+from sluicegate.gateway.operations.guards import (
+    MOST_TEXTS,
+    GuardTrial,
+    sampled_decisions,
+    try_guard,
+)
+from sluicegate.gateway.telemetry.guard_decisions import GuardDecision
 from sluicegate.wire.guards import (
     AnyDetector,
     ClassifierDetector,
@@ -33,9 +36,10 @@ from sluicegate.wire.guards import (
     LengthDetector,
     PatternDetector,
     WordDetector,
+    thresholds_of,
 )
 
-_MOST_DECISIONS: Final = 20
+_MOST_DECISIONS: Final = 12
 
 
 class DetectorRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +61,8 @@ class GuardView(msgspec.Struct, frozen=True, kw_only=True):
     config: GuardConfig
     detectors: list[DetectorRow]
     activity: GuardActivity
+    decisions: list[GuardDecision] | None
+    """The newest decisions. `None` if the cache Redis cannot be reached."""
 
 
 class GuardsController(Controller):
@@ -71,19 +77,23 @@ class GuardsController(Controller):
         request: AnyRequest,
         frame: NamedDependency[Frame],
         history: NamedDependency[History],
-        control: NamedDependency[Control],
+        context: Context,
         active: NamedDependency[ActiveDocumentReader],
     ) -> Response[str]:
         """Return the page, or only its changing part if htmx sent the request."""
         document = await active.document()
         is_fragment = request.headers.get("hx-request") == "true"
-        context = {
-            "guards": [_view(name, guard, history) for name, guard in document.guards.items()],
-            "decisions": await _decisions(control),
+        sampled = await sampled_decisions(context) if document.guards else {}
+        shown = {
+            "guards": [
+                _view(name, guard, history, None if sampled is None else sampled.get(name, []))
+                for name, guard in document.guards.items()
+            ],
+            "most": _MOST_DECISIONS,
         }
         if is_fragment:
-            return frame.render(request, "guards/_guards.html", context)
-        return frame.render(request, "guards.html", context | {"text": _text(document.guards)})
+            return frame.render(request, "guards/_guards.html", shown)
+        return frame.render(request, "guards.html", shown | {"text": _text(document.guards)})
 
     @post("/try", status_code=200, opt={"role": try_guard.role})
     async def attempt(
@@ -110,20 +120,16 @@ def _text(guards: Mapping[str, GuardConfig]) -> str:
     return msgspec.yaml.encode({"guards": without_defaults(guards)}).decode() if guards else ""
 
 
-async def _decisions(control: Control) -> list[GuardDecision]:
-    """Return the newest decisions that workers report, newest first."""
-    reports = (await reported(control, "decisions")).values()
-    found = [one for each in reports for one in msgspec.convert(each or [], list[GuardDecision])]
-    return sorted(found, key=lambda one: one.time, reverse=True)[:_MOST_DECISIONS]
-
-
-def _view(name: str, guard: GuardConfig, history: History) -> GuardView:
+def _view(
+    name: str, guard: GuardConfig, history: History, decisions: list[GuardDecision] | None
+) -> GuardView:
     activity = history.guards.of(name)
     return GuardView(
         name=name,
         config=guard,
         detectors=[_row(each, activity.found) for each in guard.detectors],
         activity=activity,
+        decisions=decisions and decisions[:_MOST_DECISIONS],
     )
 
 
@@ -143,7 +149,7 @@ def _wanted(detector: AnyDetector) -> str:
         case ClassifierDetector(expected=expected) if expected:
             return f"none of {_scores(expected)}"
         case ClassifierDetector() | EntityDetector() | ExampleDetector():
-            return _scores(_thresholds(detector))
+            return _scores(thresholds_of(detector))
         case FormatDetector():
             return ", ".join(detector.formats)
         case WordDetector():
@@ -152,14 +158,6 @@ def _wanted(detector: AnyDetector) -> str:
             return f"more than {detector.max_characters} characters"
         case PatternDetector():
             return detector.label
-
-
-def _thresholds(
-    detector: ClassifierDetector | EntityDetector | ExampleDetector,
-) -> dict[str, float]:
-    if isinstance(detector, ExampleDetector):
-        return dict.fromkeys(detector.examples, detector.threshold)
-    return detector.labels
 
 
 def _scores(labels: dict[str, float]) -> str:

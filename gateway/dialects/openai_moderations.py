@@ -125,7 +125,7 @@ class ModerationsRoute(InferenceRoute):
             judged, _ = body.judge(answer)
             guarded = [_guarded(one, body.guard) for one in judged]
             return body.rendered(
-                OpenAIModerations(id=answer_id, model=body.name, results=guarded), judged
+                OpenAIModerations(id=answer_id, model=body.name, results=guarded), judged, answer
             )
         results = [_result(outcome.result, body.entry) for outcome in answer.outcomes]
         found = OpenAIModerations(id=answer_id, model=answer.model.info.name, results=results)

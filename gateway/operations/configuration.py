@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -21,6 +22,7 @@ from sluicegate.gateway.errors import (
 from sluicegate.gateway.operations.context import OperationContext
 from sluicegate.gateway.operations.declaration import Answer, Family, Place, Sent
 from sluicegate.gateway.operations.generations import etag
+from sluicegate.gateway.operations.guard_recounts import recount_guards
 from sluicegate.gateway.operations.operators import Role
 from sluicegate.gateway.operations.publishing import CheckedDocument, PublishedChange
 from sluicegate.gateway.runtime.control_values import Published, Topic
@@ -45,7 +47,8 @@ FAMILY = Family(
     about={
         "if-match": {"description": "The `ETag` of the document to replace.", "example": "*"},
         "dry_run": {
-            "description": "Check the document and list its changes, but do not publish it."
+            "description": "Check the document, list its changes, and count what changed guards"
+            " would have decided about sampled texts, but do not publish it."
         },
     },
 )
@@ -141,7 +144,12 @@ async def replace_config(
     text, may_price = _text(document), context.operator.may(Role.BILLING)
     publisher = context.publisher
     if dry_run:
-        checked = await publisher.check(text, if_match=if_match, may_price=may_price)
+        checked = await publisher.check(
+            text,
+            if_match=if_match,
+            may_price=may_price,
+            recount=partial(recount_guards, context.control, context.cache_redis),
+        )
         return Answer(result=checked)
     return _answer(
         await publisher.put(

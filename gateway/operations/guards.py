@@ -1,4 +1,4 @@
-"""Tries a guard on texts, before or after it is published."""
+"""Shows sampled decisions of guards, and tries a guard on texts before it is published."""
 
 import asyncio
 from collections import Counter
@@ -11,6 +11,7 @@ from sluicegate.gateway.api.openapi_parts import Content
 from sluicegate.gateway.config.checks import findings
 from sluicegate.gateway.errors import (
     ConfigurationError,
+    DependencyUnavailable,
     InvalidRequest,
     NotFound,
     UpstreamUnavailable,
@@ -18,7 +19,9 @@ from sluicegate.gateway.errors import (
 from sluicegate.gateway.operations.backend_calls import BackendStates
 from sluicegate.gateway.operations.context import OperationContext
 from sluicegate.gateway.operations.declaration import Family
+from sluicegate.gateway.operations.guard_recounts import kept_decisions
 from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.telemetry.guard_decisions import GuardDecision, newest
 from sluicegate.wire.guards import GuardConfig, Verdict
 from sluicegate.wire.protocol import Failed, GuardParameters, Task
 
@@ -58,6 +61,50 @@ class GuardComparison(msgspec.Struct, frozen=True, kw_only=True):
     """`null` if the document has no such guard."""
     proposed: GuardOutcome | None
     """`null` if no guard was proposed."""
+
+
+@FAMILY.operation(
+    "GET /admin/guards/{guard}/decisions",
+    "Sampled decisions of a guard",
+    role=Role.VIEWER,
+    errors=(DependencyUnavailable, NotFound),
+    answers={200: (Content(type=list[GuardDecision]),)},
+)
+async def list_decisions(context: OperationContext, guard: str) -> list[GuardDecision]:
+    """Return sampled decisions of a guard, the newest first.
+
+    Each worker keeps the last 30 decisions of each verdict. `decisions` of the configuration
+    document names the tenants whose texts are shown, and only to operators with the role
+    `operator`.
+    """
+    document = await context.active.document()
+    if guard not in document.guards:
+        raise NotFound(f"The document has no guard `{guard[:80]}`.")
+    found = await sampled_decisions(context)
+    if found is None:
+        raise DependencyUnavailable(
+            "the cache Redis, which has sampled decisions, cannot be reached; try again in a moment"
+        )
+    return found.get(guard, [])
+
+
+async def sampled_decisions(context: OperationContext) -> dict[str, list[GuardDecision]] | None:
+    """Return the decisions of each guard, the newest first, with texts that the operator may see.
+
+    Return `None` if the cache Redis cannot be reached.
+    """
+    kept = await kept_decisions(context.control, context.cache_redis)
+    if kept is None:
+        return None
+    document = await context.active.document()
+    shown = document.decisions.texts if context.operator.may(Role.OPERATOR) else ()
+    return {
+        guard: [
+            one if one.tenant in shown else msgspec.structs.replace(one, text="")
+            for one in newest(each)
+        ]
+        for guard, each in kept.items()
+    }
 
 
 class _Found(msgspec.Struct, frozen=True):

@@ -37,11 +37,13 @@ from sluicegate.gateway.operations.document_difference import (
 )
 from sluicegate.gateway.operations.fleet_view import reported_backends
 from sluicegate.gateway.operations.generations import check_match, rollback_target
+from sluicegate.gateway.operations.guard_recounts import Recounts
 from sluicegate.gateway.operations.model_names import explain_unknown_model, valid_model_names
 from sluicegate.gateway.operations.price_publishing import PricePublisher
 from sluicegate.gateway.runtime.control_values import Published, Topic
 from sluicegate.gateway.runtime.recovery import NOTHING_RECORDED, Recovery
 from sluicegate.gateway.settings import Settings
+from sluicegate.wire.guards import GuardConfig
 
 if TYPE_CHECKING:  # see `gateway.operations.context`
     from sluicegate.gateway.ledger.ledger import Ledger
@@ -56,6 +58,9 @@ _TRIES = 3
 _LATER = 0.002
 
 
+Recounter = Callable[
+    [Mapping[str, GuardConfig], Mapping[str, GuardConfig]], Awaitable[Recounts | None]
+]
 LabelReader = Callable[[Iterable[str]], Awaitable[Mapping[str, Collection[str]]]]
 
 
@@ -86,6 +91,9 @@ class CheckedDocument(msgspec.Struct, frozen=True, kw_only=True):
     valid: bool = True
     digest: str
     difference: DocumentDifference
+    guards: Recounts | None
+    """What each guard that changes would have decided about sampled past texts, or `null` if the
+    cache Redis cannot be reached."""
 
 
 class Publisher:
@@ -173,16 +181,21 @@ class Publisher:
         await self._check_author(wanted, active, may_price=may_price)
         return await self._publish(active, wanted, author=author, reason="put")
 
-    async def check(self, text: str, *, if_match: str, may_price: bool = True) -> CheckedDocument:
-        """Validate a document as `put` does, without publishing it."""
+    async def check(
+        self, text: str, *, if_match: str, recount: Recounter, may_price: bool = True
+    ) -> CheckedDocument:
+        """Validate a document as `put` does, without publishing it.
+
+        `recount` counts what changed guards would have decided.
+        """
         active, wanted = await self._validate_posted(text, if_match, self._control.active)
         await self._check_author(wanted, active, may_price=may_price)
+        former = await _document_of(active) or Document()
         difference = await describe_difference(
-            self._placed(await _document_of(active) or Document()),
-            self._placed(wanted.document),
-            self._ledger.affected_tenants,
+            self._placed(former), self._placed(wanted.document), self._ledger.affected_tenants
         )
-        return CheckedDocument(digest=wanted.digest, difference=difference)
+        guards = await recount(former.guards, wanted.document.guards)
+        return CheckedDocument(digest=wanted.digest, difference=difference, guards=guards)
 
     async def rollback(
         self, generation: int | None, *, author: str, may_price: bool = True

@@ -1,12 +1,12 @@
-"""Declares the metrics of guards, and keeps a worker's recent decisions without their texts."""
+"""Declares the metrics of guards, and what an answer adds to them."""
 
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
+from sluicegate.gateway.telemetry.guard_decisions import GuardDecision
+from sluicegate.wire.guards import GuardConfig, Verdict
 from sluicegate.wire.metric_declaration import Series, counter
 
 TEXTS: Final = counter(
@@ -34,54 +34,16 @@ UNREAD_TEXTS: Final = counter(
     "Texts that a router could not look at completely. `on_error` or `default` was their target.",
     "router",
 )
-_MOST_DECISIONS: Final = 20
 Counts = tuple[tuple[Series, int], ...]
 """Series, and the amount that one answer adds to each."""
 
 
-class SeenFinding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A finding without its text."""
-
-    detector: str
-    label: str = ""
-    score: float = 0.0
-    length: int = 0
-    """Code points of the span."""
-
-
-class GuardDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a guard decided about a text, without the text."""
-
-    guard: str
-    verdict: str
-    findings: Sequence[SeenFinding] = ()
-    error: str = ""
-    """The code of the error, if the text could not be looked at completely."""
-    tenant: str = ""
-    time: float = 0.0
-    """A Unix time, in seconds."""
-
-
-class GuardVerdicts(msgspec.Struct, frozen=True):
+class GuardVerdicts(msgspec.Struct, frozen=True, kw_only=True):
     """Holds what an answer adds to metrics, and up to three of its decisions."""
 
     counts: Counts
-    decisions: Sequence[GuardDecision] = ()
-
-
-class RecentDecisions:
-    """Keeps the last 20 decisions. `clock` returns the Unix time in seconds."""
-
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:  # noqa: TID251 - shown
-        self._clock = clock
-        self._newest: deque[GuardDecision] = deque(maxlen=_MOST_DECISIONS)
-
-    def add(self, decisions: Sequence[GuardDecision], tenant: str) -> None:
-        """Keep decisions about texts of `tenant`."""
-        now = self._clock()
-        for each in decisions:
-            self._newest.append(msgspec.structs.replace(each, tenant=tenant, time=now))
-
-    def statistics(self) -> list[GuardDecision]:
-        """Return the decisions, oldest first."""
-        return list(self._newest)
+    name: str = ""
+    """The name of the guard."""
+    guard: GuardConfig | None = None
+    decisions: Sequence[tuple[Verdict, Callable[[], GuardDecision]]] = ()
+    """Verdicts about texts, and functions that describe the decisions."""

@@ -21,7 +21,8 @@ from sluicegate.gateway.errors import (
     RequestTimeout,
 )
 from sluicegate.gateway.telemetry.exemplars import ExemplarFile
-from sluicegate.gateway.telemetry.guard_verdicts import Counts, GuardVerdicts, RecentDecisions
+from sluicegate.gateway.telemetry.guard_decisions import RecentDecisions
+from sluicegate.gateway.telemetry.guard_verdicts import Counts, GuardVerdicts
 from sluicegate.gateway.telemetry.instruments import Instruments
 from sluicegate.gateway.telemetry.phases import DURATIONS, PhaseDurations
 from sluicegate.gateway.telemetry.refused_tenants import RefusedTenants
@@ -180,7 +181,12 @@ class GatewayMetrics:
     def verdicts(self, verdicts: GuardVerdicts, tenant: str) -> None:
         """Count the verdicts about a request of `tenant`, and keep some of them."""
         self.count(verdicts.counts)
-        self.decisions.add(verdicts.decisions, tenant)
+        self.sample(verdicts, tenant)
+
+    def sample(self, verdicts: GuardVerdicts, tenant: str) -> None:
+        """Keep some of the verdicts about a request of `tenant`."""
+        if verdicts.guard is not None:
+            self.decisions.add(verdicts.name, verdicts.guard, verdicts.decisions, tenant)
 
     def count(self, counts: Counts, answers: int = 1) -> None:
         """Add `counts` to their counters for each of so many equal answers."""

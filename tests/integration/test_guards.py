@@ -88,7 +88,9 @@ async def test_a_classifier_finds_its_labels_above_their_thresholds(backend: Bac
     assert finding["score"] == pytest.approx(score, abs=1e-6)
     assert (finding["start"], finding["end"]) == (0, len("the bad film"))
     assert (finding["model"], len(finding["revision"])) == ("mood", 12)
-    assert none == {"verdict": "allow", "findings": []}
+    assert (none["verdict"], none["findings"]) == ("allow", [])
+    for one in (found, none):
+        assert one["scores"] == {"d0": {"best": {"negative": finding["score"]}}}
 
 
 async def test_a_text_without_an_expected_label_is_found(backend: Backend) -> None:
@@ -337,6 +339,31 @@ def gliner(tmp_path: Path) -> Path:
     return models
 
 
+async def test_scores_say_what_other_thresholds_would_find(backend: Backend) -> None:
+    entities = {"kind": "entities", "model": "names", "labels": {"PER": 1.0}}
+    words = {"kind": "words", "words": ["paris"]}
+
+    answer = await judge(backend, "paris is the film", entities, similar(threshold=1.0), words)
+    allowed = await judge(backend, "paris is the film", mood(), allow=("Paris is the film",))
+
+    found = await backend.answer("names", Task.ENTITIES, "paris is the film")
+    best = max(one["score"] for one in found["entities"] if one["label"] == "PER")
+    assert answer["scores"]["d0"] == {"best": {"PER": best}}
+    assert 0 < max(answer["scores"]["d1"]["best"].values()) < 1
+    assert answer["scores"]["d2"] == {"best": {"WORD": 1.0}}
+    assert [one["detector"] for one in answer["findings"]] == ["d2"]
+    assert (allowed["verdict"], allowed["scores"]) == ("allow", {})
+
+
+async def test_a_model_of_any_type_says_from_which_score_it_knows(gliner: Path) -> None:
+    detector = {"kind": "entities", "model": "gliner-00", "labels": {"city": 1.0, "person": 0.9}}
+
+    async with running_backend(gliner, threads=1) as backend:
+        answer = await judge(backend, "fish", detector)
+
+    assert answer["scores"]["d0"]["least"] == 0.9
+
+
 async def test_a_label_with_a_high_threshold_hides_no_other_label(gliner: Path) -> None:
     text = "paris cafe x-y_z fish " * 10
     everything = EntitiesParameters(
@@ -364,7 +391,9 @@ async def test_a_label_with_a_high_threshold_hides_no_other_label(gliner: Path) 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
 async def test_a_text_without_words_has_nothing_to_find(backend: Backend, text: str) -> None:
-    assert await judge(backend, text, mood()) == {"verdict": "allow", "findings": []}
+    answer = await judge(backend, text, mood())
+
+    assert answer == {"verdict": "allow", "findings": [], "scores": {}}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import msgspec
 from sluicegate.gateway.config.document import PriceConfig
 from sluicegate.gateway.errors import ConfigurationError
 from sluicegate.gateway.operations.active_document import ActiveDocumentReader
+from sluicegate.gateway.operations.guard_recounts import Recounts
 from sluicegate.gateway.runtime.control import Control
 from sluicegate.wire.protocol import Call, Done
 from testing.raw_http import KEY, post
@@ -208,6 +209,10 @@ async def _(scene: ReloadScene) -> None:
     assert found == (404, 200)
 
 
+async def _no_recounts(*_: object) -> Recounts:
+    return {}
+
+
 @case_of(CASES, "models.*.planned")
 async def _(scene: ReloadScene) -> None:
     """A document may name a model that nobody serves, once it is planned."""
@@ -219,7 +224,8 @@ async def _(scene: ReloadScene) -> None:
 
     async def is_refused() -> bool:
         try:
-            await scene.publisher.check(scene.text(models=models(planned=False)), if_match="")
+            text = scene.text(models=models(planned=False))
+            await scene.publisher.check(text, if_match="", recount=_no_recounts)
         except ConfigurationError as error:
             return later in error.detail
         return False

@@ -108,6 +108,21 @@ async def _(scene: ReloadScene) -> None:
     assert await scene.both(_guard(scene), _guard(scene, holdback=1), held_back) == (2, 1)
 
 
+@case_of(CASES, "decisions.texts[]")
+async def _(scene: ReloadScene) -> None:
+    """Only texts of tenants that agreed are kept, and no longer than they agree."""
+    scene.eu.behaviour = scene.us.behaviour = _block
+
+    async def texts() -> list[str]:
+        await _answer(scene)
+        kept = scene.worker.parts.decisions.statistics()["own"].decisions
+        return [one.text for one in kept]
+
+    agreed = _guard(scene) | {"decisions": {"texts": ["acme"]}}
+
+    assert await scene.both(agreed, _guard(scene), texts) == (["a"], ["", ""])
+
+
 _FORMATS = {"name": "contacts", "kind": "formats", "formats": ["email"]}
 _RULE = {"detector": "contacts", "label": "EMAIL", "target": "old"}
 

@@ -147,7 +147,7 @@ class HookRoute(InferenceRoute):
     @override
     def encode(self, body: _Asked, answer: Answer, usage: Usage, request_id: RequestId) -> Rendered:
         found = body.verdict(answer)
-        return body.rendered(body.body.answer(found), found.results)
+        return body.rendered(body.body.answer(found), found.results, answer)
 
 
 def hook_route(

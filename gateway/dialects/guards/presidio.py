@@ -194,7 +194,9 @@ class PresidioAnalyzeRoute(InferenceRoute):
         results, _ = body.judge(answer)
         pairs = zip(body.texts, results, strict=True)
         found: Any = [body.entities(text, result) for text, result in pairs]
-        return body.rendered(found if isinstance(body.body.text, list) else found[0], results)
+        return body.rendered(
+            found if isinstance(body.body.text, list) else found[0], results, answer
+        )
 
 
 def supported_entities(guard: GuardConfig) -> list[str]:

@@ -3,7 +3,8 @@
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate, islice
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -15,13 +16,16 @@ from sluicegate.gateway.dialects.guards.redaction import MarkedSpan, Placeholder
 from sluicegate.gateway.errors import InvalidRequest, NotFound
 from sluicegate.gateway.http.body_decoding import BodyDecoder
 from sluicegate.gateway.runtime.runtime import Runtime
+from sluicegate.gateway.telemetry.guard_decisions import (
+    MOST_CHARACTERS,
+    GuardDecision,
+    SeenFinding,
+)
 from sluicegate.gateway.telemetry.guard_verdicts import (
     FAILED_TEXTS,
     FINDINGS,
     TEXTS,
-    GuardDecision,
     GuardVerdicts,
-    SeenFinding,
 )
 from sluicegate.gateway.types import (
     Answer,
@@ -31,7 +35,7 @@ from sluicegate.gateway.types import (
     RequestId,
     Usage,
 )
-from sluicegate.wire.guards import Action, AnyDetector, GuardConfig, Verdict
+from sluicegate.wire.guards import Action, AnyDetector, DetectorScores, GuardConfig, Verdict
 from sluicegate.wire.protocol import GuardParameters, Task
 
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
@@ -171,9 +175,38 @@ class GuardedTexts(msgspec.Struct, frozen=True):
         ]
         return results, placeholders.originals
 
-    def rendered(self, found: Any, results: Sequence[GuardResult]) -> Rendered:
-        """Return `found` as the answer of a hook, with the verdicts that metrics count."""
-        return Rendered(JSON, msgspec.json.encode(found), _verdicts(self.name, results))
+    def rendered(self, found: Any, results: Sequence[GuardResult], answer: Answer) -> Rendered:
+        """Return `found` as the answer of a hook, with the verdicts that metrics count.
+
+        `results` are the verdicts about all texts in `answer`, and about what is no text.
+        """
+        return Rendered(JSON, msgspec.json.encode(found), self._verdicts(results, answer))
+
+    def _verdicts(self, results: Sequence[GuardResult], answer: Answer) -> GuardVerdicts:
+        name, revision = self.name, answer.model.info.revision
+        found = Counter([one.verdict for one in results])
+        findings = Counter(
+            [(each.detector, each.action) for one in results for each in one.findings]
+        )
+        counts = [(TEXTS(name, verdict), count) for verdict, count in found.items()]
+        counts += [(FINDINGS(name, *labels), count) for labels, count in findings.items()]
+        if failed := sum(one.error is not None for one in results):
+            counts.append((FAILED_TEXTS(name), failed))
+        # What is no text, such as an image, has a verdict without an outcome.
+        outcomes = [*[one.result for one in answer.outcomes], b""]
+        shown = sorted(
+            zip(results, [*self.texts, ""], outcomes, strict=False),
+            key=lambda one: one[0].verdict == "allow",
+        )
+        return GuardVerdicts(
+            counts=tuple(counts),
+            name=name,
+            guard=self.guard,
+            decisions=[
+                (one[0].verdict, partial(_decision, *one, revision=revision))
+                for one in shown[:_MOST_SHOWN]
+            ],
+        )
 
     def _result(self, text: str, outcome: ItemOutcome, placeholders: Placeholders) -> GuardResult:
         if outcome.failure is not None:
@@ -203,20 +236,15 @@ def flagging(detectors: Sequence[AnyDetector]) -> tuple[AnyDetector, ...]:
     return tuple([replace(one, action="flag") for one in detectors])
 
 
-def _verdicts(guard: str, results: Sequence[GuardResult]) -> GuardVerdicts:
-    found = Counter([one.verdict for one in results])
-    findings = Counter([(each.detector, each.action) for one in results for each in one.findings])
-    counts = [(TEXTS(guard, verdict), count) for verdict, count in found.items()]
-    counts += [(FINDINGS(guard, *labels), count) for labels, count in findings.items()]
-    if failed := sum(one.error is not None for one in results):
-        counts.append((FAILED_TEXTS(guard), failed))
-    shown = islice((one for one in results if one.findings or one.error), _MOST_SHOWN)
-    return GuardVerdicts(tuple(counts), [_decision(guard, one) for one in shown])
+class _Scored(msgspec.Struct, frozen=True):
+    scores: dict[str, DetectorScores] | None = None
 
 
-def _decision(guard: str, result: GuardResult) -> GuardDecision:
+_read_scores = msgspec.json.Decoder(_Scored).decode
+
+
+def _decision(result: GuardResult, text: str, outcome: bytes, *, revision: str) -> GuardDecision:
     return GuardDecision(
-        guard=guard,
         verdict=result.verdict,
         findings=[
             SeenFinding(
@@ -227,7 +255,11 @@ def _decision(guard: str, result: GuardResult) -> GuardDecision:
             )
             for one in result.findings[:_MOST_SHOWN]
         ],
+        scores=_read_scores(outcome).scores if result.error is None else None,
         error="" if result.error is None else result.error.code,
+        revision=revision,
+        length=len(text),
+        text=text[:MOST_CHARACTERS],
     )
 
 
@@ -282,7 +314,7 @@ class GuardRoute(InferenceRoute):
             placeholders=originals if body.restore else {},
             usage=usage,
         )
-        return body.rendered(found, results)
+        return body.rendered(found, results, answer)
 
 
 def _blocked_from(pieces: Sequence[str], findings: Sequence[Finding]) -> int:

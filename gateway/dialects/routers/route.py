@@ -76,7 +76,9 @@ class RoutedTexts(GuardedTexts, frozen=True, kw_only=True):
         counted = Counter([ROUTED_TEXTS(self.name, one.chosen or one.target) for one in results])
         if failed := sum(one.error is not None for one in results):
             counted[UNREAD_TEXTS(self.name)] = failed
-        return Rendered(JSON, msgspec.json.encode(found), GuardVerdicts(tuple(counted.items())))
+        return Rendered(
+            JSON, msgspec.json.encode(found), GuardVerdicts(counts=tuple(counted.items()))
+        )
 
 
 def _result(router: RouterConfig, found: GuardResult) -> RouteResult:

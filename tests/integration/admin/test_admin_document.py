@@ -22,10 +22,10 @@ _FIRST = (
     "set_budget",
 )
 _LAST = ("roll_back_config", "revoke_key", "rotate_operator", "revoke_operator")
-# The worker here has no backends.
+# The worker here has no backends and no guards.
 _ELSEWHERE = {
     *("reload_models", "get_model_arms", "split_model", "reset_model"),
-    *("shadow_model", "end_shadow", "roll_back_model", "try_guard"),
+    *("shadow_model", "end_shadow", "roll_back_model", "try_guard", "list_decisions"),
 }
 _OF_EVERY_SERVER = {"content-length", "content-type"}
 

@@ -188,3 +188,22 @@ async def test_the_other_call_of_a_trial_ends_if_one_fails(
     refused(answer, 503, "upstream_unavailable")
     async with asyncio.timeout(10.0):
         await ended.wait()
+
+
+async def test_without_the_cache_redis_nothing_is_sampled_or_counted(
+    settings: Settings, redis: Redis, ledger: Ledger, backend: ScriptedClient
+) -> None:
+    (settings.config / "g.yaml").write_text(_DOCUMENT)
+    lonely = msgspec.structs.replace(settings, cache_url="redis://127.0.0.1:1/0")
+    async with client_of(lonely, redis, ledger, backend) as admin:
+        assert (await admin.post("/admin/config/reload")).status_code == 200
+        document = (await admin.get("/admin/config")).json()["document"]
+        document["guards"]["chat"]["detectors"][0]["labels"]["angry"] = 0.5
+
+        listed = await admin.get("/admin/guards/chat/decisions")
+        unknown = await admin.get("/admin/guards/other/decisions")
+        counted = await admin.put("/admin/config?dry_run=true", json=document)
+
+    assert "cache Redis" in refused(listed, 503, "dependency_unavailable")["detail"]
+    assert "no guard `other`" in refused(unknown, 404, "not_found")["detail"]
+    assert (counted.status_code, counted.json()["guards"]) == (200, None)

@@ -11,11 +11,18 @@ from redis.asyncio import Redis
 from sluicegate.gateway.console.history import History
 from sluicegate.gateway.console.traffic import Reading
 from sluicegate.gateway.ledger.ledger import Ledger
-from sluicegate.gateway.runtime.follower import RuntimeFollower, first_runtime
+from sluicegate.gateway.runtime.follower import RuntimeFollower, first_runtime, identity
 from sluicegate.gateway.runtime.store import RuntimeStore
 from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.telemetry.guard_decisions import (
+    GuardDecision,
+    KeptDecisions,
+    SeenFinding,
+    key_of,
+)
 from sluicegate.gateway.telemetry.metric_reading import Series
 from sluicegate.gateway.types import Endpoint
+from sluicegate.wire.guards import DetectorScores
 from sluicegate.wire.plans import Serving
 from sluicegate.wire.protocol import Call, Done, GpuState, Report, Task
 from tests.support.admin import AUTHORIZATION, KEY
@@ -65,10 +72,13 @@ async def worker(settings: Settings, redis: Redis) -> AsyncIterator[None]:
         {"backend": "eu-0", "health": "ready", "models": models, "gpu": _GPU},
         {"backend": "eu-1", "health": "not_ready", "missing": ["<b>no model</b>"]},
     ]
-    finding = {"detector": "anger", "label": "<i>angry", "score": 0.987, "length": 12}
-    decision = {"guard": "chat", "verdict": "block", "findings": [finding], "tenant": "acme"}
-    failed = {"guard": "chat", "verdict": "block", "error": "overloaded", "time": 60.0}
-    report = msgspec.json.encode({"fleet": fleet, "decisions": [decision, failed]})
+    finding = SeenFinding(detector="anger", label="<i>angry", score=0.987, length=12)
+    scores = {"anger": DetectorScores({"<i>angry": 0.987})}
+    decision = GuardDecision(verdict="block", findings=[finding], scores=scores, tenant="acme")
+    failed = GuardDecision(verdict="block", error="overloaded", time=60.0)
+    kept = {"chat": KeptDecisions({}, [decision, failed])}
+    await redis.set(key_of(identity(settings)), msgspec.msgpack.encode(kept))
+    report = msgspec.json.encode({"fleet": fleet})
     async with RuntimeFollower(
         store=RuntimeStore(await first_runtime(redis, settings)),
         redis=redis,
@@ -154,7 +164,8 @@ async def test_guards_are_shown_with_detectors_verdicts_and_decisions(
     assert "No text yet on this machine." in empty.text
     for shown in (page.text, part.text):
         assert "&lt;b&gt;angry from 0.9" in shown
-        assert "anger, &lt;i&gt;angry, 0.99, 12" in shown
+        assert "anger, &lt;i&gt;angry, 0.99, 12</td>" in shown
+        assert "anger, &lt;i&gt;angry, 0.99</td>" in shown
         assert '<td class="num">41</td>' in shown
         assert "1 of 40 texts</span> on this machine since 1970-01-01 00:00 UTC." in shown
         assert shown.index("overloaded") < shown.index("&lt;i&gt;angry")  # newest first

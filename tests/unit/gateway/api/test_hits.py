@@ -5,6 +5,7 @@ from functools import partial
 import msgspec
 import pytest
 
+from sluicegate.gateway.api.hits import MEASURED_ONE_OF
 from sluicegate.gateway.auth.keys import hash_key
 from sluicegate.gateway.config.document import LimitsConfig, ModelConfig
 from sluicegate.gateway.types import KeyId, Principal, Rule, TenantId, Usage
@@ -76,6 +77,24 @@ async def test_verdicts_of_replays_are_counted(entry_point: EntryPoint) -> None:
         for verdict in verdicts
     ]
     assert counted == [4, 4]
+
+
+async def test_one_of_64_replays_is_a_sampled_decision(entry_point: EntryPoint) -> None:
+    api = entry_point.api
+    serve_models(api)
+    api.configure(guards=GUARDS, limits=LimitsConfig(tenant=()))
+    body = b'{"input":"popular"}'
+    request = ask().replace(b"/v1/classify", b"/v1/guard/chat")
+    request = request.partition(b"content-length")[0] + b"content-length: 19\r\n\r\n" + body
+    api.scene.runner.result = partial(_verdict, b"block")
+    for _ in range(2):  # the second one leaves what is replayed
+        await entry_point.send(request)
+
+    for _ in range(2 * MEASURED_ONE_OF):
+        await entry_point.send(request)
+
+    kept = api.metrics.decisions.statistics()["chat"].decisions
+    assert [(one.verdict, one.tenant, one.length) for one in kept] == [("block", "acme", 7)] * 4
 
 
 def _verdict(verdict: bytes, _: bytes) -> bytes:

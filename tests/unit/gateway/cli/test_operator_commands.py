@@ -56,6 +56,37 @@ def test_the_difference_of_a_folder_is_shown(tmp_path: Path) -> None:
     assert asked == ["/admin/config?dry_run=true"] * 3
 
 
+def test_the_difference_counts_sampled_verdicts_of_guards(tmp_path: Path) -> None:
+    (tmp_path / "d.yaml").write_text("models: {m: {cache_ttl: 2}}")
+    counted = {
+        "decisions": 5,
+        "since": 60.0,
+        "unknown": 2,
+        "changed": 1,
+        "before": {"allow": 4, "block": 1},
+        "after": {"allow": 5, "block": 0},
+        "detectors": {"anger": {"before": 1, "after": 0}},
+        "uncounted": ["keys"],
+    }
+    none = counted | {"decisions": 0, "since": None, "changed": 0, "unknown": 0, "uncounted": []}
+    checked = {"difference": {"changes": [], "omitted": 0}}
+    answers = [checked | {"guards": guards} for guards in ({"chat": counted}, {"chat": none}, None)]
+
+    with listener(*(OK + msgspec.json.encode(one) for one in answers)) as (there, _):
+        shown = [run("config", "diff", str(tmp_path), *there).output for _ in answers]
+
+    assert shown[0].splitlines()[1:] == [
+        "guard chat: 1 of 5 sampled verdicts since 1970-01-01 00:01 UTC would change",
+        "  allow: 4 -> 5",
+        "  block: 1 -> 0",
+        "  found by anger: 1 -> 0",
+        "  2 more have scores that do not tell the verdict",
+        "  not counted: keys",
+    ]
+    assert "guard chat: 0 of 0 sampled verdicts would change\n" in shown[1]
+    assert "unknown, because the cache Redis is unreachable" in shown[2]
+
+
 def test_the_difference_of_a_folder_that_is_not_valid_names_the_line(tmp_path: Path) -> None:
     (tmp_path / "d.yaml").write_text("\nmodels: {m: {cache_ttl: x}}")
 

@@ -14,7 +14,8 @@ from sluicegate.gateway.dialects.guards.redaction import MarkedSpan, Placeholder
 from sluicegate.gateway.types import ItemFailure
 from sluicegate.wire.protocol import GuardParameters, Task
 from tests.support.api import KEY, Api
-from tests.support.guards import NO_BACKEND, guard, guarded_api
+from tests.support.guards import NO_BACKEND, finder, guard, guarded_api
+from tests.support.inference_scene import INFO
 
 pytestmark = pytest.mark.anyio
 _FOUND = (
@@ -275,6 +276,7 @@ async def test_what_a_block_hides_from_the_verdict_is_told_and_counted(
     api: Api, client: httpx.AsyncClient
 ) -> None:
     api.configure(guards={"chat": guard(message="Not here.")})
+    api.metrics.decisions.follow(["chat"], ())
     failed = b'"error":{"code":"model_failed","detail":"broken"}}'
     api.scene.runner.result = partial(
         _constant, (_FOUND % (b"block", b"block")).removesuffix(b"}") + b"," + failed
@@ -290,31 +292,51 @@ async def test_what_a_block_hides_from_the_verdict_is_told_and_counted(
     assert told["blocked_reason"] == "Not here."
     assert counted(api, "failed_texts", guard="chat") == 2
     assert counted(api, "findings", guard="chat", detector="names", action="block") == 2
-    assert api.metrics.decisions.statistics()[-1].error == "model_failed"
-
-
-async def test_decisions_are_kept_without_texts_and_within_bounds(
-    api: Api, client: httpx.AsyncClient
-) -> None:
-    for number in range(30):
-        api.scene.runner.result = partial(_constant, _FOUND % (b"flag", b"flag"))
-        await client.post("/v1/guard/chat", json={"input": f"{number:02} Ada."})
-
-    kept = api.metrics.decisions.statistics()
-
-    assert len(kept) == 20
-    seen = {"detector": "names", "label": "PER", "score": 0.9, "length": 3}
-    assert msgspec.to_builtins(kept[-1]) == {
-        "guard": "chat",
-        "verdict": "flag",
-        "findings": [seen],
-        "tenant": "acme",
-        "time": kept[-1].time,
-    }
+    kept = api.metrics.decisions.statistics()["chat"].decisions
+    assert [one.error for one in kept] == ["model_failed"] * 2
 
 
 def _constant(result: bytes, _: bytes) -> bytes:
     return result
+
+
+_SCORES = b',"scores":{"names":{"best":{"PER":0.9}}}}'
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("/v1/guard/chat", "input"), ("/guard/chat/beta/litellm_basic_guardrail_api", "texts")],
+)
+@pytest.mark.parametrize(("agreed", "text"), [((), {}), (("acme",), {"text": "to Ada."})])
+async def test_a_decision_is_kept_with_its_text_only_if_the_tenant_agreed(
+    api: Api, client: httpx.AsyncClient, path: str, field: str, *, agreed: Any, text: Any
+) -> None:
+    api.metrics.decisions.follow(["chat"], agreed)
+    api.scene.runner.result = lambda _: (_FOUND % (b"flag", b"flag"))[:-1] + _SCORES
+
+    await client.post(path, json={field: ["to Ada."]})
+
+    (decision,) = api.metrics.decisions.statistics()["chat"].decisions
+    assert msgspec.to_builtins(decision) == text | {
+        "verdict": "flag",
+        "findings": [{"detector": "names", "label": "PER", "score": 0.9, "length": 3}],
+        "scores": {"names": {"best": {"PER": 0.9}}},
+        "tenant": "acme",
+        "time": decision.time,
+        "revision": INFO.revision,
+        "length": 7,
+    }
+
+
+async def test_of_a_long_request_the_strongest_verdicts_are_kept(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    api.scene.runner.result = finder("film", "flag")
+
+    await client.post("/v1/guard/chat", json={"input": ["a", "b", "c", "d", "a film", "e"]})
+
+    kept = api.metrics.decisions.statistics()["chat"].decisions
+    assert sorted(one.verdict for one in kept) == ["allow", "allow", "flag"]
 
 
 async def test_an_unknown_guard_is_not_found(client: httpx.AsyncClient) -> None:

@@ -1,0 +1,174 @@
+"""Counts what other thresholds of a guard would have decided about sampled past texts."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from sluicegate.gateway.telemetry.guard_decisions import (
+    GuardDecision,
+    KeptDecisions,
+    key_of,
+    subjects_of,
+)
+from sluicegate.wire.guards import (
+    VERDICTS,
+    AnyDetector,
+    DetectorScores,
+    GuardConfig,
+    Verdict,
+    thresholds_of,
+)
+
+if TYPE_CHECKING:  # see `gateway.operations.context`
+    from sluicegate.gateway.redis.connect import PipelinedClient
+    from sluicegate.gateway.runtime.control import Control
+
+_read = msgspec.msgpack.Decoder(dict[str, KeptDecisions]).decode
+_NO_SCORES: Final = DetectorScores()
+
+
+class DetectorRecount(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of sampled texts in which a detector finds something."""
+
+    before: int
+    after: int
+
+
+class GuardRecount(msgspec.Struct, frozen=True, kw_only=True):
+    """What a guard decides about sampled past texts, before and after a change.
+
+    Workers keep the last 30 texts of each verdict, so the counts are no shares of the traffic.
+    """
+
+    decisions: int
+    """The number of texts that the counts rest on."""
+    since: float | None
+    """The Unix time of the oldest of them, in seconds; `null` without any."""
+    unknown: int
+    """The number of further texts, whose scores do not tell the verdict."""
+    changed: int
+    """The number of texts whose verdict changes."""
+    before: dict[Verdict, int]
+    """The number of texts by verdict of the present guard."""
+    after: dict[Verdict, int]
+    """The number of texts by verdict of the changed guard."""
+    detectors: dict[str, DetectorRecount]
+    """The counts of each detector."""
+    uncounted: list[str]
+    """Detectors that the counts leave out, because they are new or look for something else."""
+
+
+Recounts = dict[str, GuardRecount]
+
+
+async def kept_decisions(
+    control: "Control", cache_redis: "PipelinedClient"
+) -> dict[str, list[KeptDecisions]] | None:
+    """Return the sampled decisions of each guard, one entry a worker.
+
+    Return `None` if the cache Redis, which has them, cannot be reached.
+    """
+    workers = await control.workers()
+    try:
+        replies = await cache_redis.execute([(b"GET", key_of(one)) for one in workers])
+    except OSError:
+        return None
+    found: dict[str, list[KeptDecisions]] = {}
+    for reply in replies:
+        with contextlib.suppress(msgspec.MsgspecError):  # of a worker of another version
+            of_worker = _read(reply) if isinstance(reply, bytes) else {}
+            for guard, kept in of_worker.items():
+                found.setdefault(guard, []).append(kept)
+    return found
+
+
+async def recount_guards(
+    control: "Control",
+    cache_redis: "PipelinedClient",
+    present: Mapping[str, GuardConfig],
+    proposed: Mapping[str, GuardConfig],
+) -> Recounts | None:
+    """Count the verdicts of each guard that changes. Return `None` without the cache Redis."""
+    changed = [
+        name for name, guard in proposed.items() if name in present and guard != present[name]
+    ]
+    if not changed:
+        return {}
+    kept = await kept_decisions(control, cache_redis)
+    if kept is None:
+        return None
+    return {name: recount(present[name], proposed[name], kept.get(name, ())) for name in changed}
+
+
+def recount(
+    present: GuardConfig, proposed: GuardConfig, kept: Sequence[KeptDecisions]
+) -> GuardRecount:
+    """Count the verdicts of two guards about the same texts by the scores that detectors gave."""
+    old, new = subjects_of(present), subjects_of(proposed)
+    uncounted = [name for name, subject in new.items() if old.get(name) != subject]
+    decisions = [one for each in kept if each.subjects == old for one in each.decisions]
+    verdicts: Counter[tuple[Verdict, Verdict]] = Counter()
+    finding: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    times = []
+    for one in decisions:
+        before, after = (_judge(one, guard, uncounted) for guard in (present, proposed))
+        if before is None or after is None:
+            continue
+        times.append(one.time)
+        verdicts[before[0], after[0]] += 1
+        for counter, (_, found) in zip(finding, (before, after), strict=True):
+            counter.update(found)
+    names = [each for each in {**old, **new} if each not in uncounted]
+    return GuardRecount(
+        decisions=len(times),
+        since=min(times, default=None),
+        unknown=len(decisions) - len(times),
+        changed=sum(count for (was, becomes), count in verdicts.items() if was != becomes),
+        before=_by_verdict(verdicts, 0),
+        after=_by_verdict(verdicts, 1),
+        detectors={
+            each: DetectorRecount(before=finding[0][each], after=finding[1][each]) for each in names
+        },
+        uncounted=uncounted,
+    )
+
+
+def _by_verdict(verdicts: Counter[tuple[Verdict, Verdict]], side: int) -> dict[Verdict, int]:
+    return {
+        verdict: sum(count for pair, count in verdicts.items() if pair[side] == verdict)
+        for verdict in VERDICTS
+    }
+
+
+def _judge(
+    decision: GuardDecision, guard: GuardConfig, uncounted: Collection[str]
+) -> tuple[Verdict, list[str]] | None:
+    """Return the verdict of a guard, and the detectors that find something; `None` if unknown."""
+    if decision.error:
+        return guard.on_error, []
+    if decision.scores is None:
+        return None
+    strongest, names = 0, []
+    for detector in guard.detectors:
+        if detector.name in uncounted:
+            continue
+        found = _finds(detector, decision.scores.get(detector.name, _NO_SCORES))
+        if found is None:
+            return None
+        if found:
+            names.append(detector.name)
+            strongest = max(strongest, VERDICTS.index(detector.action))
+    return VERDICTS[strongest], names
+
+
+def _finds(detector: AnyDetector, scores: DetectorScores) -> bool | None:
+    thresholds = thresholds_of(detector)
+    if not thresholds:
+        return bool(scores.best)
+    if any(score >= thresholds.get(label, 2.0) for label, score in scores.best.items()):
+        return True
+    unseen = [least for label, least in thresholds.items() if label not in scores.best]
+    return False if min(unseen, default=1.0) >= scores.least else None
