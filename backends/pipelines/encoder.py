@@ -477,7 +477,13 @@ class Encoder:
         return segment.pieces, vectors[: len(segment.ids)]
 
     async def word_outputs(
-        self, text: str, labels: Sequence[str], form: WordFormat, caller: RowCaller
+        self,
+        text: str,
+        labels: Sequence[str],
+        form: WordFormat,
+        caller: RowCaller,
+        *,
+        kind: OutputKind = OutputKind.TOKENS,
     ) -> AsyncIterator[WordOutputs]:
         """Yield the outputs for a text's words, after the labels in each row.
 
@@ -508,7 +514,7 @@ class Encoder:
                 words=words.places,
                 windows=windows,
                 owned=owned[first : first + WINDOWS_AT_ONCE],
-                outputs=await self.rows.ask(rows, kind=OutputKind.TOKENS, caller=caller),
+                outputs=await self.rows.ask(rows, kind=kind, caller=caller),
             )
 
     async def label_scores(

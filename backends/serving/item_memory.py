@@ -72,7 +72,9 @@ def item_bytes(task: Task, item: Any, parameters: Any, *, length: int, max_token
         size = _ROW_TOKEN * (len(item.choices) * min(max_tokens, length) + length)
     elif isinstance(parameters, EntitiesParameters) and parameters.labels is not UNSET:
         tokens = _tokens_at_once(parameters.labels, length=length, max_tokens=max_tokens)
-        size = _TOKENS[task] * length + _SPANS * tokens
+        # The words are split once more for relations.
+        readings = 1 if parameters.relations is UNSET else 2
+        size = readings * _TOKENS[task] * length + _SPANS * tokens
     elif isinstance(parameters, TokenizeParameters) and parameters.counts_only:
         size = _COUNTED * length
     else:

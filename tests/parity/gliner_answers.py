@@ -6,6 +6,8 @@ import msgspec
 
 # A label, the first character, the character after the last one, and a score.
 Found = tuple[str, int, int, float]
+# A label, and the same of the head and of the tail.
+Related = tuple[str, int, int, float, int, int, float]
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +29,9 @@ class GlinerAnswers(msgspec.Struct, frozen=True, kw_only=True):
     scores: list[list[float]] = []
     batched_scores: list[list[float]] = []
     """The scores of the labels for the whole text, in their order."""
+    relations: list[list[Related]] = []
+    batched_relations: list[list[Related]] = []
+    """The relations whose types are the labels."""
 
 
 def answers_file(folder: Path) -> Path:
