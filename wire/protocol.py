@@ -161,8 +161,9 @@ class EntitiesParameters(Parameters, frozen=True, kw_only=True):
     - The other fields are for models that find entities of any type, such as GLiNER: the types, the
       score that an entity must exceed (0.5), whether entities may not overlap (true), and whether
       an entity may have several types (false). `relations` are types of relations, whose heads and
-      tails must exceed the same score. Fields without a value are not encoded, so that requests
-      without them keep their cache keys.
+      tails must exceed the same score. `descriptions` say what labels and relations mean, by their
+      names. Fields without a value are not encoded, so that requests without them keep their cache
+      keys.
     """
 
     aggregation: Aggregation = "simple"
@@ -171,6 +172,7 @@ class EntitiesParameters(Parameters, frozen=True, kw_only=True):
     flat: bool | msgspec.UnsetType = msgspec.UNSET
     multi_label: bool | msgspec.UnsetType = msgspec.UNSET
     relations: list[str] | msgspec.UnsetType = msgspec.UNSET
+    descriptions: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class AnswerParameters(Parameters, frozen=True, kw_only=True):
@@ -314,6 +316,10 @@ def most_entity_windows(
     if parameters.labels is msgspec.UNSET and parameters.relations is msgspec.UNSET:
         room = limits.tokens - _SPECIAL_TOKENS
         return min(MAX_WINDOWS, 1 + _parts(size // token_bytes - room, room - room // 4))
+    described = parameters.descriptions or {}
+    more = sum(
+        [len(f"{name}{text}".encode()) // token_bytes + 4 for name, text in described.items()]
+    )
     # Each label has a token before it, and another one is before the words.
     given = ((parameters.labels, 2), (parameters.relations, _RELATION_TOKENS))
     return sum(
@@ -321,10 +327,10 @@ def most_entity_windows(
             _word_windows(
                 item,
                 limits,
-                taken=sum([len(label.encode()) // token_bytes + more for label in labels]),
+                taken=more + sum([len(label.encode()) // token_bytes + own for label in labels]),
                 token_bytes=token_bytes,
             )
-            for labels, more in given
+            for labels, own in given
             if labels is not msgspec.UNSET
         ]
     )

@@ -1,5 +1,6 @@
 """Finds relations of types that the caller names, as GLiNER2 does."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,13 @@ class LabelledRelations:
         self._max_count = max_count
 
     async def find(
-        self, item: str, labels: list[str], threshold: float, ask: AlgorithmContext
+        self,
+        item: str,
+        labels: list[str],
+        ask: AlgorithmContext,
+        *,
+        threshold: float,
+        descriptions: Mapping[str, str],
     ) -> list[dict[str, Any]]:
         """Return the relations whose head and tail have a score above `threshold`.
 
@@ -54,8 +61,11 @@ class LabelledRelations:
             ItemRefused: the labels are refused, or the text is empty or too long.
         """
         check_labels(labels, self._model, self._max_labels, field="relations")
+        texts = [
+            f"{each}: {descriptions[each]}" if each in descriptions else each for each in labels
+        ]
         found: dict[tuple[int, Span, Span], Relation] = {}
-        outputs = ask.word_outputs(self._model, item, labels, self._form, kind=OutputKind.JOINED)
+        outputs = ask.word_outputs(self._model, item, texts, self._form, kind=OutputKind.JOINED)
         async for windows in outputs:
             relations = await run_token_work(
                 len(item), self._read, windows, len(labels), threshold, len(item)

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec import UNSET
 from typing_extensions import override
@@ -17,7 +18,7 @@ from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.scores import sigmoid, softmax, written
 from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.pipelines.windows import Span
-from sluicegate.backends.pipelines.word_rows import WordFormat, WordOutputs
+from sluicegate.backends.pipelines.word_rows import WordFormat, WordOutputs, describe
 from sluicegate.wire.protocol import MAX_ENTITIES, EntitiesParameters, ZeroShotParameters
 
 _THRESHOLD = 0.5
@@ -54,6 +55,7 @@ class LabelledSpans(Algorithm):
 
     @override
     async def run(self, item: str, parameters: EntitiesParameters, ask: AlgorithmContext) -> Any:
+        self._check_descriptions(parameters)
         asked = parameters.relations
         if asked is UNSET:
             return {"entities": await self._find(item, parameters, ask)}
@@ -63,7 +65,9 @@ class LabelledSpans(Algorithm):
                 f"`{self._model}` finds no relations; leave out `relations`, or name a GLiNER2 "
                 "model that was imported by this version",
             )
-        related = self._relations.find(item, asked, _threshold(parameters), ask)
+        related = self._relations.find(
+            item, asked, ask, threshold=_threshold(parameters), descriptions=_described(parameters)
+        )
         if parameters.labels is UNSET:
             return {"entities": [], "relations": await related}
         entities, relations = await all_of([self._find(item, parameters, ask), related])
@@ -75,7 +79,9 @@ class LabelledSpans(Algorithm):
         labels = self._labels(parameters)
         words: list[Span] = []
         candidates: list[WordSpan] = []
-        async for found in ask.word_outputs(self._model, item, labels, self._form):
+        schema = describe(self._form.schema, labels, _described(parameters))
+        form = msgspec.structs.replace(self._form, schema=schema)
+        async for found in ask.word_outputs(self._model, item, labels, form):
             words = found.words
             more = MAX_ENTITIES - len(candidates)
             candidates += await run_token_work(
@@ -118,6 +124,20 @@ class LabelledSpans(Algorithm):
             for (label, start, end), score in found.items()
         ]
 
+    def _check_descriptions(self, parameters: EntitiesParameters) -> None:
+        described = _described(parameters)
+        if described and not self._form.schema:
+            raise ItemRefused(
+                "bad_parameter", f"`{self._model}` reads no `descriptions`; leave them out"
+            )
+        names = {*(parameters.labels or ()), *(parameters.relations or ())}
+        unknown = next((name for name in described if name not in names), None)
+        if unknown is not None:
+            raise ItemRefused(
+                "bad_parameter",
+                f"`descriptions` has `{unknown}`, which is neither in `labels` nor in `relations`",
+            )
+
     def _labels(self, parameters: EntitiesParameters) -> list[str]:
         labels = parameters.labels
         if labels is UNSET:
@@ -156,6 +176,10 @@ class LabelledSpans(Algorithm):
 
 def _threshold(parameters: EntitiesParameters) -> float:
     return _THRESHOLD if parameters.threshold is UNSET else parameters.threshold
+
+
+def _described(parameters: EntitiesParameters) -> dict[str, str]:
+    return parameters.descriptions or {}
 
 
 def choose_spans(

@@ -544,7 +544,7 @@ class Encoder:
         self, text: str, labels: Sequence[str], form: WordFormat, caller: RowCaller
     ) -> ReadWords:
         self._check_whole(text)
-        characters = sum(map(len, labels))
+        characters = len(form.schema) + sum(map(len, labels))
         if characters > self._max_characters:
             raise self._labels_too_long(f"{characters} characters")
         most = MAX_WINDOWS * form.max_words

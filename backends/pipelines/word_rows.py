@@ -18,6 +18,7 @@ from sluicegate.backends.types import Encoding, FloatArray, IntArray
 WINDOWS_AT_ONCE = 8
 """The most windows of an item whose outputs are in memory."""
 _WORD_TYPE, _OTHER_TYPE, _LABEL_TYPE, _PROMPT_TYPE, _HEAD_TYPE, _TAIL_TYPE = range(6)
+_DESCRIPTION = "[DESCRIPTION]"
 # GLiNER2 puts its labels and their name in brackets, and marks the name with a token. A relation is
 # a name with two labels of its own.
 _PROMPT_TOKEN, _OPEN, _CLOSE, _BETWEEN = "[P]", "(", ")", "[SEP_STRUCT]"
@@ -50,6 +51,14 @@ class WordFormat(msgspec.Struct, frozen=True, kw_only=True):
         own = (_PROMPT_TOKEN, self.schema, _OPEN, _CLOSE) if self.schema else ()
         ends = (_BETWEEN, _HEAD, _TAIL) if self.has_relations else ()
         return (self.label_token, self.text_token, *own, *ends)
+
+
+def describe(schema: str, labels: Sequence[str], descriptions: Mapping[str, str]) -> str:
+    """Return the name of a schema with the descriptions of its labels."""
+    texts = [
+        f" {_DESCRIPTION} {each}: {descriptions[each]}" for each in labels if each in descriptions
+    ]
+    return "".join([schema, *texts])
 
 
 class ReadWords(msgspec.Struct, frozen=True, kw_only=True, eq=False):

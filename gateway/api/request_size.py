@@ -201,6 +201,8 @@ def _entities(asked: _Asked) -> _Product:
     parameters = _decode(asked.request.parameters, type=EntitiesParameters)
     what = f"the entities of {asked.texts:,} bytes of text"
     labels, items = parameters.labels, len(asked.request.items)
+    if parameters.descriptions is not UNSET:
+        _label_lengths(asked, [*parameters.descriptions.values()])
     related = 0
     if parameters.relations is not UNSET:
         relations = parameters.relations[:MAX_LABELS]

@@ -220,6 +220,8 @@ class EntitiesBody(InputBody, frozen=True, kw_only=True):
     relations: Annotated[list[str], LABELS, stated(uniqueItems=True)] | None = None
     """The types of relations to find; for GLiNER2 models. `threshold` applies to heads and tails,
     too. Without `labels`, the answer has no entities."""
+    descriptions: dict[str, str] | None = None
+    """What some of the `labels` and `relations` mean, by their names; for GLiNER2 models."""
 
 
 class AnswerBody(InputBody, frozen=True, kw_only=True):

@@ -133,12 +133,14 @@ def entities(
     flat: bool | None = None,
     multi_label: bool | None = None,
     relations: Sequence[str] | None = None,
+    descriptions: Mapping[str, str] | None = None,
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[Entities]]:
     """Find named entities in texts, and relations of the types `relations`.
 
-    `labels` are the types of entities. Only some models find types that you name.
+    `labels` are the types of entities. Only some models find types that you name. `descriptions`
+    say what these types mean.
     """
     fields = {
         "model": model,
@@ -149,6 +151,7 @@ def entities(
         "flat": flat,
         "multi_label": multi_label,
         "relations": relations,
+        "descriptions": descriptions,
     }
     return _infer("/v1/entities", Answer[Entities], fields, truncate, on_error)
 

@@ -119,10 +119,16 @@ async def test_texts_and_labels_that_cannot_fit_are_refused_unread(backend: Back
     assert "the labels have 90004 characters" in characters.detail
 
 
-async def test_a_model_without_relations_refuses_them(backend: Backend) -> None:
-    code = await refusal(backend, NAME, "a text", labels=["city"], relations=["lives in"])
+async def test_a_model_refuses_relations_and_descriptions_that_it_does_not_read(
+    backend: Backend,
+) -> None:
+    described = {"labels": ["city"], "descriptions": {"city": "A place."}}
 
-    assert code == "relations_not_supported"
+    related = await refusal(backend, NAME, "a text", labels=["city"], relations=["lives in"])
+    meant = await failure(backend, NAME, "a text", **described)
+
+    assert related == "relations_not_supported"
+    assert "reads no `descriptions`" in meant.detail
 
 
 async def test_a_model_of_fixed_types_refuses_labels(tmp_path: Path) -> None:

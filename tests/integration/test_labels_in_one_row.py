@@ -7,15 +7,18 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sluicegate.backends.pipelines.words import schema_word
 from sluicegate.wire.protocol import (
+    Done,
     EntitiesParameters,
     Failed,
     Parameters,
     Task,
     ZeroShotParameters,
+    most_entity_windows,
 )
 from tests.parity.library_fixtures import unpack
 from tests.parity.library_served import import_folder
@@ -141,6 +144,36 @@ async def test_heads_and_tails_exceed_the_threshold(backend: Backend) -> None:
     assert some
 
 
+async def test_descriptions_of_labels_and_relations_are_read(backend: Backend) -> None:
+    text = "The Café in São Paulo was closed."
+    meant = {"city": "A place where people live.", "knows": "Two people have met."}
+    asked = EntitiesParameters(labels=LABELS, relations=RELATIONS, threshold=0.2)
+    described = msgspec.structs.replace(asked, descriptions=meant)
+
+    plain, other = [
+        await backend.answer(NAME, Task.ENTITIES, text, parameters=each)
+        for each in (asked, described)
+    ]
+
+    assert plain["entities"] != other["entities"]
+    assert plain["relations"] != other["relations"]
+
+
+async def test_no_text_has_more_rows_than_limits_reserve(backend: Backend) -> None:
+    asked = EntitiesParameters(
+        labels=LABELS,
+        relations=RELATIONS,
+        descriptions={"city": "very " * 40, "knows": "very " * 40},
+        threshold=0.9999,
+    )
+
+    (outcome,) = await backend.ask(NAME, Task.ENTITIES, [LONG[:3000]], parameters=asked)
+
+    assert isinstance(outcome, Done)
+    info = backend.info(NAME)
+    assert 2 < outcome.rows <= most_entity_windows(LONG[:3000], asked, info.row_limits)
+
+
 async def test_relations_that_repeat_too_much_text_are_refused(backend: Backend) -> None:
     """A word of a text may be as long as the text, and each relation has it again."""
     many = EntitiesParameters(relations=[f"type {number}" for number in range(8)], threshold=0.0)
@@ -191,6 +224,22 @@ async def test_relations_that_a_model_cannot_read_are_refused(
     backend: Backend, relations: list[str], code: str
 ) -> None:
     asked = EntitiesParameters(relations=relations)
+
+    assert await refusal(backend, Task.ENTITIES, "a text", asked) == code
+
+
+@pytest.mark.parametrize(
+    ("descriptions", "code"),
+    [
+        ({"town": "A place."}, "bad_parameter"),
+        ({"city": "y" * 90_000}, "input_too_long"),
+        ({"city": "place " * 900}, "input_too_long"),
+    ],
+)
+async def test_descriptions_that_a_model_cannot_read_are_refused(
+    backend: Backend, descriptions: dict[str, str], code: str
+) -> None:
+    asked = EntitiesParameters(labels=LABELS, descriptions=descriptions)
 
     assert await refusal(backend, Task.ENTITIES, "a text", asked) == code
 

@@ -15,7 +15,14 @@ import transformers
 from gliner2 import GLiNER2
 from gliner2.configuration import ExtractorConfig
 
-from tests.parity.gliner_answers import Asked, Found, GlinerAnswers, Related, answers_file
+from tests.parity.gliner_answers import (
+    Asked,
+    Found,
+    GlinerAnswers,
+    Related,
+    answers_file,
+    descriptions,
+)
 from tests.parity.gliner_draws import (
     CHECKPOINTS,
     Drawn,
@@ -28,6 +35,7 @@ from tests.parity.gliner_draws import (
 
 # The name that an imported model has for the labels of a text.
 _TASK = "category"
+DESCRIBED = 16
 _COUNTING = ("count_lstm_v2", "count_lstm", "count_lstm_v2", "count_lstm_moe")
 
 
@@ -72,6 +80,8 @@ def answer(folder: Path, asked: list[Asked]) -> GlinerAnswers:
         batched_scores=found[8][1],
         relations=found[1][2],
         batched_relations=found[8][2],
+        described=[_described(model, each) for each in asked[:DESCRIBED]],
+        described_relations=[_described_relations(model, each) for each in asked[:DESCRIBED]],
     )
 
 
@@ -140,6 +150,47 @@ def _related(relations: dict[str, list[dict[str, Any]]], asked: Asked) -> list[R
                 if max(scores) > max(found.get(place, (-1.0,))):
                     found[place] = scores
     return [(*place[:3], scores[0], *place[3:], scores[1]) for place, scores in found.items()]
+
+
+def _described(model: Any, asked: Asked) -> list[Found]:
+    """Return the entities of a question with descriptions."""
+    found = model.extract(
+        asked.text,
+        model.create_schema().entities(_with_descriptions(asked), threshold=asked.threshold),
+        include_confidence=True,
+        include_spans=True,
+        overlap_policy=None if asked.flat else "nested",
+    )
+    return _merged(found["entities"] or {}, asked.text)
+
+
+def _described_relations(model: Any, asked: Asked) -> list[Related]:
+    """Return the relations of a question with descriptions.
+
+    `gliner2` names a relation with its description, and forgets its own threshold.
+    """
+    given = _with_descriptions(asked)
+    found = model.extract(
+        asked.text,
+        model.create_schema().relations(given),
+        asked.threshold,
+        include_confidence=True,
+        include_spans=True,
+    )
+    names = {
+        label: f"{label}: {config['description']}" if config else label
+        for label, config in given.items()
+    }
+    relations = found["relation_extraction"]
+    return _related({label: relations.get(name, []) for label, name in names.items()}, asked)
+
+
+def _with_descriptions(asked: Asked) -> dict[str, dict[str, str]]:
+    described = descriptions(asked)
+    return {
+        label: {"description": described[label]} if label in described else {}
+        for label in asked.labels
+    }
 
 
 def _scores(model: Any, asked: list[Asked]) -> list[list[float]]:

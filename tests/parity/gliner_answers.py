@@ -20,6 +20,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     multi_label: bool
 
 
+def descriptions(asked: Asked) -> dict[str, str]:
+    """Return a description of every second label of a question."""
+    return {label: f"What is called {label}, or not." for label in asked.labels[::2]}
+
+
 class GlinerAnswers(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the entities of each question: asked alone, and in batches of eight questions."""
 
@@ -32,6 +37,9 @@ class GlinerAnswers(msgspec.Struct, frozen=True, kw_only=True):
     relations: list[list[Related]] = []
     batched_relations: list[list[Related]] = []
     """The relations whose types are the labels."""
+    described: list[list[Found]] = []
+    described_relations: list[list[Related]] = []
+    """What the first questions find alone, if some labels have descriptions."""
 
 
 def answers_file(folder: Path) -> Path:

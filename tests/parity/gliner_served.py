@@ -12,10 +12,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from sluicegate.wire.protocol import Done, EntitiesParameters, Task, ZeroShotParameters
-from tests.parity.gliner_answers import Asked, Found, Related, read_answers
+from tests.parity.gliner_answers import (
+    Asked,
+    Found,
+    GlinerAnswers,
+    Related,
+    descriptions,
+    read_answers,
+)
 from tests.parity.library_served import import_folder
 from tests.support.backend_calls import Backend, running_backend
 
@@ -52,20 +59,37 @@ async def compare_folder(folder: Path, models: Path) -> tuple[int, list[str]]:
         lines += _apart(way, expected.asked, found, right)
         lines += _related_apart(way, expected.asked, pairs, relations)
         lines += _scored_apart(way, expected.asked, named, scores)
+    if expected.described:
+        lines += await _compare_described(models, folder.name, expected)
     return entities // 2, lines
+
+
+async def _compare_described(models: Path, name: str, expected: GlinerAnswers) -> list[str]:
+    """Return a line for each question with another answer, if labels have descriptions."""
+    asked = expected.asked[: len(expected.described)]
+    async with running_backend(models, threads=1, max_queue_rows=8192) as backend:
+        found = [await _ask(backend, name, each, descriptions(each)) for each in asked]
+        related = [await _relations(backend, name, each, descriptions(each)) for each in asked]
+    return [
+        *_apart("described", asked, found, expected.described),
+        *_related_apart("described", asked, related, expected.described_relations),
+    ]
 
 
 async def _all(asks: Sequence[Coroutine[Any, Any, _Answer]], *, at_once: bool) -> list[_Answer]:
     return await asyncio.gather(*asks) if at_once else [await ask for ask in asks]
 
 
-async def _ask(backend: Backend, model: str, asked: Asked) -> list[Found]:
+async def _ask(
+    backend: Backend, model: str, asked: Asked, described: dict[str, str] | UnsetType = UNSET
+) -> list[Found]:
     parameters = EntitiesParameters(
         labels=asked.labels,
         threshold=asked.threshold,
         flat=asked.flat,
         # In `gliner2`, entities of different types do not exclude each other.
         multi_label=asked.multi_label or UNSET,
+        descriptions=described,
     )
     (outcome,) = await backend.ask(model, Task.ENTITIES, [asked.text], parameters=parameters)
     assert isinstance(outcome, Done), outcome
@@ -74,8 +98,12 @@ async def _ask(backend: Backend, model: str, asked: Asked) -> list[Found]:
     return [(e["label"], e["start"], e["end"], e["score"]) for e in answer["entities"]]
 
 
-async def _relations(backend: Backend, model: str, asked: Asked) -> list[Related]:
-    parameters = EntitiesParameters(relations=asked.labels, threshold=asked.threshold)
+async def _relations(
+    backend: Backend, model: str, asked: Asked, described: dict[str, str] | UnsetType = UNSET
+) -> list[Related]:
+    parameters = EntitiesParameters(
+        relations=asked.labels, threshold=asked.threshold, descriptions=described
+    )
     (outcome,) = await backend.ask(model, Task.ENTITIES, [asked.text], parameters=parameters)
     assert isinstance(outcome, Done), outcome
     answer = msgspec.json.decode(outcome.result)

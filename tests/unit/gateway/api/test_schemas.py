@@ -62,6 +62,7 @@ _OTHER: dict[type[TaskBody], dict[str, Any]] = {
         "flat": True,
         "multi_label": False,
         "relations": ["knows"],
+        "descriptions": {"x": "what"},
     },
     AnswerBody: {
         "model": "n",
