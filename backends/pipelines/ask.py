@@ -278,10 +278,16 @@ class AlgorithmContext:
         )
 
     def word_outputs(
-        self, model: str, text: str, labels: Sequence[str], form: WordFormat
+        self,
+        model: str,
+        text: str,
+        labels: Sequence[str],
+        form: WordFormat,
+        *,
+        kind: OutputKind = OutputKind.TOKENS,
     ) -> AsyncIterator[WordOutputs]:
         """Yield `model`'s raw outputs for the words of `text`; see `Encoder.word_outputs`."""
-        return self._encoder(model).word_outputs(text, labels, form, self._caller)
+        return self._encoder(model).word_outputs(text, labels, form, self._caller, kind=kind)
 
     async def label_scores(
         self, model: str, text: str, labels: Sequence[str], form: WordFormat
