@@ -13,7 +13,7 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from sluicegate.backends.executors.shared_weights import share_weights
@@ -51,8 +51,7 @@ def prepacked_graph(
         folder.parent.mkdir(exist_ok=True)
         with _exclusive(folder.parent):
             if not (folder / _GRAPH).is_file():
-                # The graph is in the folder of a revision, of a model, of the repository.
-                _build(folder, save, repository=graph.absolute().parents[:3][-1])
+                _build(folder, save, others=_packed_files(graph))
                 _delete_stale(folder, machine)
     except OSError:
         return None
@@ -78,15 +77,26 @@ def _exclusive(folder: Path) -> Iterator[None]:
         yield
 
 
-def _build(folder: Path, save: Callable[[Path], None], *, repository: Path) -> None:
+def _packed_files(graph: Path) -> Iterator[Path]:
+    """Yield the files of all packed graphs in the repository.
+
+    The graph is in the folder of a revision, of a model, of the repository. During an import, it is
+    in the same folders of a hidden folder in the repository.
+    """
+    for folder in graph.absolute().parents[2:4]:
+        yield from folder.glob(f"*/*/{_FOLDER}/*/*")
+        if not folder.name.startswith("."):
+            return
+
+
+def _build(folder: Path, save: Callable[[Path], None], *, others: Iterable[Path]) -> None:
     building = folder.with_name(f"building-{os.getpid()}-{folder.name}")
     try:
         building.mkdir()
         save(building / _GRAPH)
         # ONNX Runtime writes no second file if all weights are small.
         if (building / _WEIGHTS).is_file():
-            packed = repository.glob(f"*/*/{_FOLDER}/*/*")
-            share_weights(building / _GRAPH, building / _WEIGHTS, packed)
+            share_weights(building / _GRAPH, building / _WEIGHTS, others)
         # Another process may have been faster. Its files are equal.
         with contextlib.suppress(OSError):
             building.rename(folder)
