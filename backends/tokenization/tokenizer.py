@@ -7,6 +7,7 @@ import json
 import math
 import operator
 import threading
+from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -46,6 +47,8 @@ _TEXT = 32
 # One call tokenizes up to this many characters, or one longer text. Each token takes up to half a
 # kilobyte until the call's result is freed.
 _PORTION = 32 * 1024
+# The words of up to this many characters are looked up together. Each word takes 64 bytes.
+_LOOKED_UP = 512 * 1024
 # The bound for one event-loop iteration, because many short texts together would block the loop.
 _MOST_AT_ONCE = 8 * _SMALL_CHARACTERS
 # The kinds of results for a text: a row with special tokens ("rows"), token ids ("ids"), ids with
@@ -162,16 +165,7 @@ class Tokenizer:
 
     def encode_short(self, groups: Sequence[Texts]) -> list[list[Encoding] | BackendError]:
         """Return the same result as `encode_each`, without awaiting."""
-        try:
-            found = [[self._look_up(text) for text in group] for group in groups]
-        except BaseException:  # noqa: BLE001 - `_tokenize_groups` finds out which text fails
-            return self._tokenize_groups(groups, "rows")
-        others = [place for place, group in enumerate(found) if None in group]
-        if others:
-            results = self._tokenize_groups([groups[place] for place in others], "rows")
-            for place, result in zip(others, results, strict=True):
-                found[place] = result
-        return found  # type: ignore[return-value]  # no `None` is left
+        return self._tokenize_groups(groups, "rows")
 
     async def ids(self, texts: Sequence[str]) -> list[IntArray]:
         """Return the token ids of `texts`, without special tokens and without truncation."""
@@ -314,12 +308,15 @@ class Tokenizer:
 
     def encode_now(self, texts: Texts) -> list[Encoding]:
         """Return the encodings of `texts`; blocks the calling thread."""
-        found = [self._look_up(text) for text in texts]
+        return [row for part in _portions(texts, _LOOKED_UP) for row in self._encode_part(part)]
+
+    def _encode_part(self, texts: Texts) -> list[Encoding]:
+        found = self._look_up(texts)
         others: list[Any] = [text for text, one in zip(texts, found, strict=True) if one is None]
-        read = iter(self._encode_now(others) if others else ())
+        read = iter(self._encode_others(others) if others else ())
         return [next(read) if one is None else one for one in found]
 
-    def _encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
+    def _encode_others(self, texts: Sequence[Text]) -> list[Encoding]:
         return [
             _encoding(
                 encoding,
@@ -339,17 +336,19 @@ class Tokenizer:
             yield portion
             self.portions += 1
 
-    def _look_up(self, text: RowInput) -> Encoding | None:
-        """Return a text's encoding from the word table; `None` if the tokenizer must read it.
+    def _look_up(self, texts: Texts) -> list[Encoding | None]:
+        """Return the encodings that the word table has; `None` if the tokenizer must read a text.
 
         An input that the caller sent as token ids gets its encoding without a look-up.
         """
-        if not isinstance(text, str):
-            return self._row_of(text) if isinstance(text, TokenIds) else None
-        if self._table is None:
-            return None
-        tokens = self._table.find(text, most=self._most_tokens)
-        return None if tokens is None else self.layout.single_of(tokens)
+        table, most = self._table, self._most_tokens
+        found = [None] * len(texts) if table is None else table.find(texts, most=most)
+        return [
+            self._row_of(text)
+            if isinstance(text, TokenIds)
+            else (None if tokens is None else self.layout.single_of(tokens))
+            for text, tokens in zip(texts, found, strict=True)
+        ]
 
     def _row_of(self, tokens: TokenIds) -> Encoding:
         """Return the encoding of token ids that a caller sent, truncated like a text."""
@@ -415,8 +414,11 @@ class _Copies:
 
     def read_words(self, words: list[str]) -> list[list[int]]:
         """Return the tokens of each word."""
-        found = self.get(None).encode_batch_fast(words, add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        return [
+            encoding.ids
+            for portion in _portions(words)
+            for encoding in self.get(None).encode_batch_fast(portion, add_special_tokens=False)
+        ]
 
     def leave_thread(self) -> None:
         """Offer the calling thread's copies to the thread that calls `move_here`."""
@@ -455,12 +457,12 @@ def _unknown_id(read: tokenizers.Tokenizer, source: str) -> int | None:
     return number
 
 
-def _portions(texts: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield the texts in order, in slices that the library tokenizes in one call."""
+def _portions(texts: Sequence[Any], most: int = _PORTION) -> Iterator[Sequence[Any]]:
+    """Yield the texts in order, in slices of up to `most` characters, or of one longer text."""
     start = size = 0
     for place, text in enumerate(texts):
-        length = len(text) if isinstance(text, str) else sum(map(len, text))
-        if size and size + length > _PORTION:
+        length = _length(text)
+        if size and size + length > most:
             yield texts[start:place]
             start, size = place, 0
         size += length
@@ -469,17 +471,13 @@ def _portions(texts: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 def _count(groups: Sequence[Texts]) -> int:
     """Return the cost of texts in characters; a token id costs as much as a character."""
-    characters = 0
-    for group in groups:
-        for text in group:
-            if isinstance(text, str):
-                characters += _TEXT + len(text)
-            elif isinstance(text, TokenIds):
-                characters += _TEXT + len(text.ids)
-            else:
-                for part in text:
-                    characters += _TEXT + len(part)
-    return characters
+    return sum([_TEXT + _length(text) for group in groups for text in group])
+
+
+def _length(text: RowInput) -> int:
+    if isinstance(text, str):
+        return len(text)
+    return len(text.ids) if isinstance(text, TokenIds) else sum(map(len, text))
 
 
 def _shown(encoding: tokenizers.Encoding) -> tuple[int, bytes]:
@@ -506,8 +504,8 @@ def _placed(encoding: tokenizers.Encoding) -> PlacedTokens:
 def _encoding(
     encoding: tokenizers.Encoding, text: Text, *, truncated_from: int, token_types: bool
 ) -> Encoding:
-    ids = np.array(encoding.ids, dtype=np.int32)
-    key, type_ids = ids.tobytes(), None
+    key, type_ids = array("i", encoding.ids).tobytes(), None
+    ids = np.frombuffer(key, dtype=np.int32)
     if not isinstance(text, str):
         type_ids = np.array(encoding.type_ids, dtype=np.int32) * np.int32(token_types)
         key += b"|" + type_ids.tobytes()
