@@ -47,8 +47,6 @@ _TEXT = 32
 # One call tokenizes up to this many characters, or one longer text. Each token takes up to half a
 # kilobyte until the call's result is freed.
 _PORTION = 32 * 1024
-# The words of up to this many characters are looked up together. Each word takes 64 bytes.
-_LOOKED_UP = 512 * 1024
 # The bound for one event-loop iteration, because many short texts together would block the loop.
 _MOST_AT_ONCE = 8 * _SMALL_CHARACTERS
 # The kinds of results for a text: a row with special tokens ("rows"), token ids ("ids"), ids with
@@ -129,6 +127,11 @@ class Tokenizer:
         self.portions = 0
         """The number of calls to the tokenizer so far: while it grows, the tokenizer is alive."""
         self.failure: str | None = None
+
+    @property
+    def has_word_table(self) -> bool:
+        """Whether most texts are looked up, which holds the GIL."""
+        return self._table is not None
 
     def leave_thread(self) -> None:
         """Free what the calling thread uses, for the thread that calls `move_here`."""
@@ -274,6 +277,8 @@ class Tokenizer:
             if len(groups) > 1:
                 return [self._tokenize_groups([group], kind)[0] for group in groups]
             return [ModelFailed(f"the tokenizer failed with `{type(error).__name__}`")]
+        if len(groups) == 1:
+            return [list(results)]
         remaining = iter(results)
         return [list(itertools.islice(remaining, len(group))) for group in groups]
 
@@ -308,13 +313,19 @@ class Tokenizer:
 
     def encode_now(self, texts: Texts) -> list[Encoding]:
         """Return the encodings of `texts`; blocks the calling thread."""
-        return [row for part in _portions(texts, _LOOKED_UP) for row in self._encode_part(part)]
-
-    def _encode_part(self, texts: Texts) -> list[Encoding]:
         found = self._look_up(texts)
-        others: list[Any] = [text for text, one in zip(texts, found, strict=True) if one is None]
+        if None not in found:
+            return found  # type: ignore[return-value]
+        others: list[Any] = [
+            text
+            for text, row in zip(texts, found, strict=True)
+            if row is None and not isinstance(text, TokenIds)
+        ]
         read = iter(self._encode_others(others) if others else ())
-        return [next(read) if one is None else one for one in found]
+        return [
+            row or (self._row_of(text) if isinstance(text, TokenIds) else next(read))
+            for text, row in zip(texts, found, strict=True)
+        ]
 
     def _encode_others(self, texts: Sequence[Text]) -> list[Encoding]:
         return [
@@ -336,19 +347,13 @@ class Tokenizer:
             yield portion
             self.portions += 1
 
-    def _look_up(self, texts: Texts) -> list[Encoding | None]:
-        """Return the encodings that the word table has; `None` if the tokenizer must read a text.
-
-        An input that the caller sent as token ids gets its encoding without a look-up.
-        """
-        table, most = self._table, self._most_tokens
-        found = [None] * len(texts) if table is None else table.find(texts, most=most)
-        return [
-            self._row_of(text)
-            if isinstance(text, TokenIds)
-            else (None if tokens is None else self.layout.single_of(tokens))
-            for text, tokens in zip(texts, found, strict=True)
-        ]
+    def _look_up(self, texts: Texts) -> Sequence[Encoding | None]:
+        """Return the encodings of texts that the word table has, and `None` for other inputs."""
+        if self._table is None:
+            return [None] * len(texts)
+        single = self.layout.single_of
+        found = self._table.find(texts, most=self._most_tokens)
+        return [None if tokens is None else single(tokens) for tokens in found]
 
     def _row_of(self, tokens: TokenIds) -> Encoding:
         """Return the encoding of token ids that a caller sent, truncated like a text."""
@@ -457,12 +462,12 @@ def _unknown_id(read: tokenizers.Tokenizer, source: str) -> int | None:
     return number
 
 
-def _portions(texts: Sequence[Any], most: int = _PORTION) -> Iterator[Sequence[Any]]:
-    """Yield the texts in order, in slices of up to `most` characters, or of one longer text."""
+def _portions(texts: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yield the texts in order, in slices that the library tokenizes in one call."""
     start = size = 0
     for place, text in enumerate(texts):
-        length = _length(text)
-        if size and size + length > most:
+        length = len(text) if isinstance(text, str) else sum(map(len, text))
+        if size and size + length > _PORTION:
             yield texts[start:place]
             start, size = place, 0
         size += length
@@ -471,13 +476,17 @@ def _portions(texts: Sequence[Any], most: int = _PORTION) -> Iterator[Sequence[A
 
 def _count(groups: Sequence[Texts]) -> int:
     """Return the cost of texts in characters; a token id costs as much as a character."""
-    return sum([_TEXT + _length(text) for group in groups for text in group])
-
-
-def _length(text: RowInput) -> int:
-    if isinstance(text, str):
-        return len(text)
-    return len(text.ids) if isinstance(text, TokenIds) else sum(map(len, text))
+    characters = 0
+    for group in groups:
+        for text in group:
+            if isinstance(text, str):
+                characters += _TEXT + len(text)
+            elif isinstance(text, TokenIds):
+                characters += _TEXT + len(text.ids)
+            else:
+                for part in text:
+                    characters += _TEXT + len(part)
+    return characters
 
 
 def _shown(encoding: tokenizers.Encoding) -> tuple[int, bytes]:

@@ -27,7 +27,7 @@ _LONGEST_TEXT = 4096
 _MOST_OTHERS = 1 / 4
 # With more added tokens, searching for them takes longer than the table saves.
 _MOST_ADDED = 32
-_MISSING = -1
+_MISSING, _ALL_MISSING = -1, repeat(-1)
 
 
 class WordTable:
@@ -64,7 +64,7 @@ class WordTable:
         for text in texts:
             words, tokens = self._split(text) if isinstance(text, str) else None, None
             if words is not None and len(words) <= most:
-                tokens = list(map(self._words.get, words, repeat(_MISSING)))
+                tokens = list(map(self._words.get, words, _ALL_MISSING))
                 missing = tokens.count(_MISSING)
                 if missing > _MOST_OTHERS * len(words):
                     tokens = None
