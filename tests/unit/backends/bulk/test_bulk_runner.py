@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
 
 from sluicegate.backends.batching.policy import BatchLimits
 from sluicegate.backends.bulk.planned_rows import PlannedBatches, divide
@@ -22,6 +23,7 @@ from sluicegate.backends.errors import (
 from sluicegate.backends.executors.dummy import SimulatedExecutor
 from sluicegate.backends.executors.padded_batch import PaddedBatch
 from sluicegate.backends.types import Encoding, OutputKind
+from testing.model_repository import make_tokenizer, write_encoder
 
 _TEXTS = ["a gorgeous, witty movie", "labored gags", "an idea", "a gorgeous, witty movie"]
 
@@ -54,6 +56,25 @@ def test_items_have_their_answers_in_order_and_a_bad_one_ends_no_other(
             **beside.value["labels"][0],
             "score": pytest.approx(beside.value["labels"][0]["score"], abs=1e-5),
         }
+
+
+@pytest.mark.parametrize("splits", ["BertPreTokenizer", "Whitespace"])
+def test_many_items_have_their_answers_in_order(tmp_path: Path, splits: str) -> None:
+    file = write_encoder(tmp_path, real=True) / "tokenizer.json"
+    made = make_tokenizer()
+    made.pre_tokenizer = getattr(pre_tokenizers, splits)()
+    made.save(str(file))
+    texts = [f"{'good ' * (n % 7)}{'film ' * (n % 11)}{'is ' * (n % 13)}bad" for n in range(600)]
+    places = [0, 255, 256, 599]
+
+    with BulkRunner(tmp_path, model="tiny", task="embed") as runner:
+        together = runner.run(texts)
+        alone = [runner.run([texts[place]])[0] for place in places]
+
+    for place, one in zip(places, alone, strict=True):
+        assert isinstance(one, BulkResult)
+        assert isinstance(other := together[place], BulkResult)
+        assert np.abs(one.value["embedding"] - other.value["embedding"]).max() < 1e-5
 
 
 def test_equal_parts_have_equal_answers_whatever_runs_beside_them(classifier: BulkRunner) -> None:
