@@ -1,6 +1,7 @@
 """The runner of bulk jobs: a backend's answers, in a plain process, the same every time."""
 
 import asyncio
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -187,18 +188,22 @@ def test_wrong_wishes_are_named(
         BulkRunner(light_models, model=model, task=task, parameters=parameters)
 
 
-def test_batches_are_bounded_by_rows_and_by_tokens_of_the_longest() -> None:
+@pytest.mark.parametrize(
+    ("most_padding", "expected"),
+    [
+        (math.inf, [[30], [10, 9], [8, 5], [5, 5, 5]]),
+        (2, [[30], [10, 9], [8], [5, 5, 5], [5]]),
+    ],
+)
+def test_batches_are_bounded_by_rows_by_tokens_of_the_longest_and_by_padding(
+    most_padding: float, expected: list[list[int]]
+) -> None:
     limits = BatchLimits(rows=3, tokens=20)
     rows = [
         Encoding(ids=np.arange(length, dtype=np.int32), type_ids=None, key=bytes([n]))
         for n, length in enumerate([30, 10, 9, 8, 5, 5, 5, 5])
     ]
 
-    batches = divide(rows, limits)
+    batches = divide(rows, limits, most_padding=most_padding)
 
-    assert [[len(each.ids) for each in batch] for batch in batches] == [
-        [30],
-        [10, 9],
-        [8, 5],
-        [5, 5, 5],
-    ]
+    assert [[len(each.ids) for each in batch] for batch in batches] == expected
