@@ -469,6 +469,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=
     - `arm` is the number of the revision that answered, if the model has a traffic split or a
       shadow revision.
     - `shadow` is the number of the shadow revision that gets a copy of the item.
+    - `is_partial` says that a part of the item failed, so gateways do not store the result.
     """
 
     index: int
@@ -480,6 +481,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=
     arm: RevisionNumber = ""
     shadow: RevisionNumber = ""
     known_tokens: int = 0
+    is_partial: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
