@@ -26,7 +26,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_ar
 
 import msgspec
 
-from sluicegate.wire.guards import TAGS, AnyDetector, EntityDetector, ModelDetector
+from sluicegate.wire.guards import PLAIN, TAGS, AnyDetector, EntityDetector, ModelDetector
 from sluicegate.wire.plans import Assignment, RevisionNumber, RevisionStatistics, Serving
 from sluicegate.wire.settings import stated
 
@@ -329,7 +329,7 @@ def most_guard_windows(item: str, parameters: GuardParameters, limits: RowLimits
     room = limits.tokens - _SPECIAL_TOKENS
     step = room - parameters.window_overlap(limits.tokens)
     windows = min(MAX_WINDOWS, 1 + _parts(len(item.encode()) - room, step))
-    readings = 2 if TAGS.search(item) else 1
+    readings = 1 if PLAIN.fullmatch(item) else 4 if TAGS.search(item) else 2
     return readings * sum(
         most_entity_windows(item, EntitiesParameters(labels=list(one.labels)), limits)
         if isinstance(one, EntityDetector)

@@ -98,7 +98,9 @@ class Guard(Algorithm):
         # A thread that is late may still add to `found`.
         found = [*found, *itertools.chain(*(end for end in ends if isinstance(end, list)))]
         failures += [end for end in ends if isinstance(end, BaseException)]
-        failures += _incomplete([one for one in found if one.is_found], ask)
+        # Several readings of a text have most findings in common.
+        different = {(one.detector.name, one.label, one.span) for one in found if one.is_found}
+        failures += _incomplete(len(different), ask)
         if failures:
             blocking = [one for one in found if one.is_found and one.detector.action == "block"]
             found = blocking[:MAX_ENTITIES]
@@ -122,7 +124,6 @@ class Guard(Algorithm):
             found = [one for one in found if same_letters(item[slice(*one.span)]) not in allowed]
         scores = self._scores(parameters.detectors, found)
         found = [one for one in found if one.is_found]
-        # Several readings of a text have most findings in common.
         best = {
             (one.detector.name, one.label, one.span): one
             for one in sorted(found, key=lambda one: one.score)
@@ -249,12 +250,12 @@ def _find_in_text(
         raise failures[0]
 
 
-def _incomplete(found: Sequence[_Finding], ask: AlgorithmContext) -> Iterator[ItemRefused]:
+def _incomplete(findings: int, ask: AlgorithmContext) -> Iterator[ItemRefused]:
     if ask.is_truncated:
         yield ItemRefused(
             "input_too_long", "a detector cannot read the whole text; send it in parts"
         )
-    if len(found) > MAX_ENTITIES:
+    if findings > MAX_ENTITIES:
         yield ItemRefused(
             "too_many_findings",
             f"the text has more than {MAX_ENTITIES:,} findings; send it in parts",

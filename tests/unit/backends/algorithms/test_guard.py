@@ -21,7 +21,7 @@ from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.types import FloatArray, Prompt
 from sluicegate.wire.guards import Action, ClassifierDetector, ExampleDetector, WordDetector
-from sluicegate.wire.protocol import GuardParameters, Task
+from sluicegate.wire.protocol import MAX_ENTITIES, GuardParameters, Task
 from tests.support.fake_models import FakeModel, asking
 from tests.support.inference_scene import INFO
 
@@ -132,3 +132,20 @@ async def test_late_words_hide_no_block() -> None:
     assert (answer["verdict"], answer["error"]["code"]) == ("block", "deadline_exceeded")
     assert [one["detector"] for one in answer["findings"]] == ["c"]
     assert caller.is_partial
+
+
+async def test_what_two_readings_have_in_common_is_counted_once() -> None:
+    model = Classify(model="m", labels=["ok", "bad"], function="none")
+    info = msgspec.structs.replace(INFO, name="m")
+    guard = Guard(
+        [ModelAlgorithms(info=info, encoder="m", algorithms={Task.CLASSIFY: model}, tokens={})]
+    )
+    detector = ClassifierDetector(name="c", model="m", labels={"bad": 0.9}, action="flag")
+    windows = MAX_ENTITIES // 2 + 1
+    text = "|".join(["a"] * (windows - 1)) + "|b\u200bc"
+
+    answer = await guard.run(
+        text, GuardParameters(detectors=(detector,)), asking(m=FakeModel(lambda _: [0.1, 0.9]))
+    )
+
+    assert len(answer["findings"]) == windows
