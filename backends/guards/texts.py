@@ -34,6 +34,7 @@ _SPACELESS: Final = (
     (0x20000, 0x33480),
 )
 _MOST_PATTERNS: Final = 4096
+_MOST_WORD_LISTS: Final = 128
 
 
 def find_in_text(
@@ -104,9 +105,7 @@ def _find_words(words: tuple[str, ...], read: ReadableText, limit: TimeLimit) ->
     places, gaps = np.flatnonzero(~is_space), _without_spaces(np.flatnonzero(is_space))
     known = places if compared.places is None else np.asarray(compared.places)[places]
     breaks = {*gaps, *np.searchsorted(known, read.cuts).tolist()}
-    for word in limit.each(all_folded(words)):
-        letters = word.replace(" ", "")
-        inner = _without_spaces(np.array([at for at, each in enumerate(word) if each == " "]))
+    for letters, inner in limit.each(_phrases(words)):
         for start in limit.each(_places(letters, text)):
             end = start + len(letters)
             within = gaps[bisect_right(gaps, start) : bisect_left(gaps, end)]
@@ -117,6 +116,18 @@ def _find_words(words: tuple[str, ...], read: ReadableText, limit: TimeLimit) ->
                 and all(place in breaks or _ends_between(text, place) for place in (start, end))
             ):
                 yield compared.original((int(places[start]), int(places[end - 1]) + 1))
+
+
+@lru_cache(_MOST_WORD_LISTS)
+def _phrases(words: tuple[str, ...]) -> list[tuple[str, list[int]]]:
+    """Return the letters of each phrase, and where its spaces were among them."""
+    return [
+        (
+            phrase.replace(" ", ""),
+            _without_spaces(np.array([at for at, each in enumerate(phrase) if each == " "])),
+        )
+        for phrase in all_folded(words)
+    ]
 
 
 def _without_spaces(spaces: NDArray[np.int64]) -> list[int]:

@@ -149,3 +149,38 @@ async def test_what_two_readings_have_in_common_is_counted_once() -> None:
     )
 
     assert len(answer["findings"]) == windows
+
+
+class _BuggyModel(FakeModel):
+    def __init__(self, bug: type[Exception]) -> None:
+        super().__init__(self._fail)
+        self._bug = bug
+
+    def _fail(self, _: object) -> list[float]:
+        raise self._bug
+
+
+async def test_each_unexpected_error_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    models = [Classify(model=name, labels=["ok", "bad"], function="none") for name in "ab"]
+    guard = Guard(
+        [
+            ModelAlgorithms(
+                info=msgspec.structs.replace(INFO, name=model.model),
+                encoder=model.model,
+                algorithms={Task.CLASSIFY: model},
+                tokens={},
+            )
+            for model in models
+        ]
+    )
+    detectors = [ClassifierDetector(name=n, model=n, labels={"bad": 0.9}) for n in "ab"]
+    words = WordDetector(name="w", words=("film",))
+    bugs: Any = {"a": _BuggyModel(KeyError), "b": _BuggyModel(ZeroDivisionError)}
+
+    answer = await guard.run(
+        "a film", GuardParameters(detectors=(*detectors, words)), asking(**bugs)
+    )
+
+    assert answer["error"]["code"] == "internal_error"
+    errors = [record.exc_info[0] for record in caplog.records if record.exc_info]
+    assert errors == [KeyError, ZeroDivisionError]
