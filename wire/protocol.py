@@ -26,7 +26,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_ar
 
 import msgspec
 
-from sluicegate.wire.guards import TAGS, AnyDetector, EntityDetector, ModelDetector
+from sluicegate.wire.guards import PLAIN, TAGS, AnyDetector, EntityDetector, ModelDetector
 from sluicegate.wire.plans import Assignment, RevisionNumber, RevisionStatistics, Serving
 from sluicegate.wire.settings import stated
 
@@ -356,7 +356,7 @@ def most_guard_windows(item: str, parameters: GuardParameters, limits: RowLimits
     room = limits.tokens - _SPECIAL_TOKENS
     step = room - parameters.window_overlap(limits.tokens)
     windows = min(MAX_WINDOWS, 1 + _parts(len(item.encode()) - room, step))
-    readings = 2 if TAGS.search(item) else 1
+    readings = 1 if PLAIN.fullmatch(item) else 4 if TAGS.search(item) else 2
     return readings * sum(
         most_entity_windows(item, EntitiesParameters(labels=list(one.labels)), limits)
         if isinstance(one, EntityDetector)
@@ -498,6 +498,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=
     - `arm` is the number of the revision that answered, if the model has a traffic split or a
       shadow revision.
     - `shadow` is the number of the shadow revision that gets a copy of the item.
+    - `is_partial` says that a part of the item failed, so gateways do not store the result.
     """
 
     index: int
@@ -509,6 +510,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=
     arm: RevisionNumber = ""
     shadow: RevisionNumber = ""
     known_tokens: int = 0
+    is_partial: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -339,6 +339,7 @@ class Encoder:
         Raises:
             ItemRefused: the text is empty, or has too many windows.
         """
+        self._check_whole(text)
         parts = [self._prompt, text] if self._prompt else [text]
         *before, tokens = await self.tokenizer.placed(parts)
         if not len(tokens.ids):

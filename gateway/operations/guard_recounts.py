@@ -147,9 +147,9 @@ def _judge(
     decision: GuardDecision, guard: GuardConfig, uncounted: Collection[str]
 ) -> tuple[Verdict, list[str]] | None:
     """Return the verdict of a guard, and the detectors that find something; `None` if unknown."""
-    if decision.error:
+    if decision.error and not decision.findings:
         return guard.on_error, []
-    if decision.scores is None:
+    if decision.scores is None:  # A detector has blocked, and another one has failed.
         return None
     strongest, names = 0, []
     for detector in guard.detectors:
