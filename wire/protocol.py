@@ -48,11 +48,16 @@ RowTokens = Annotated[int, msgspec.Meta(ge=1)]
 Overlap = Annotated[int, msgspec.Meta(ge=0)]
 MAX_ENTITIES = 20_000
 """The most spans of a text that may have a score above the threshold of a request."""
+RELATION_TEXT = 160
+"""The most bytes of the head and the tail of a relation, on average over `most_relations`."""
 LABELS = stated(minItems=1, maxItems=MAX_LABELS)
 # The most special tokens of a row of two texts, and of a row with labels.
 _SPECIAL_TOKENS, _PROMPT_TOKENS = 4, 16
-# The most tokens of a relation, besides its name: brackets, marks, `head` and `tail`.
-_RELATION_TOKENS = 24
+# The most tokens of a relation, besides its name: brackets, marks, `head` and `tail`. The most
+# tokens of a description, besides its label and its text.
+_RELATION_TOKENS, _DESCRIPTION_TOKENS = 24, 8
+# The relations of a type that a row may have, and the bytes of text that a row usually has.
+_RELATIONS, _ROW_BYTES = 19, 1024
 # A word, or a part of one, of the models that read words.
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LENGTH = struct.Struct("<I")
@@ -316,10 +321,9 @@ def most_entity_windows(
     if parameters.labels is msgspec.UNSET and parameters.relations is msgspec.UNSET:
         room = limits.tokens - _SPECIAL_TOKENS
         return min(MAX_WINDOWS, 1 + _parts(size // token_bytes - room, room - room // 4))
-    described = parameters.descriptions or {}
-    more = sum(
-        [len(f"{name}{text}".encode()) // token_bytes + 4 for name, text in described.items()]
-    )
+    # A backend refuses more labels and descriptions than these.
+    described = itertools.islice((parameters.descriptions or {}).items(), 2 * MAX_LABELS)
+    more = _tokens([name + text for name, text in described], _DESCRIPTION_TOKENS, token_bytes)
     # Each label has a token before it, and another one is before the words.
     given = ((parameters.labels, 2), (parameters.relations, _RELATION_TOKENS))
     return sum(
@@ -327,13 +331,18 @@ def most_entity_windows(
             _word_windows(
                 item,
                 limits,
-                taken=more + sum([len(label.encode()) // token_bytes + own for label in labels]),
+                taken=more + _tokens(labels[:MAX_LABELS], own, token_bytes),
                 token_bytes=token_bytes,
             )
             for labels, own in given
             if labels is not msgspec.UNSET
         ]
     )
+
+
+def _tokens(texts: list[str], own: int, token_bytes: int) -> int:
+    """Return the tokens of texts; each has `own` tokens more."""
+    return sum([len(text.encode()) // token_bytes + own for text in texts])
 
 
 def _word_windows(item: str, limits: RowLimits, *, taken: int, token_bytes: int) -> int:
@@ -349,6 +358,11 @@ def _word_windows(item: str, limits: RowLimits, *, taken: int, token_bytes: int)
     if limits.words:
         windows += _parts(words - most, most - most // 2)
     return min(MAX_WINDOWS, windows)
+
+
+def most_relations(size: int, types: int) -> int:
+    """Return the most relations of some types that the answer for a text of `size` bytes has."""
+    return min(MAX_ENTITIES, _RELATIONS * types * (1 + size // _ROW_BYTES))
 
 
 def most_guard_windows(item: str, parameters: GuardParameters, limits: RowLimits) -> int:

@@ -13,9 +13,7 @@ from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.pipelines.windows import Span
 from sluicegate.backends.pipelines.word_rows import WordFormat, WordOutputs
 from sluicegate.backends.types import OutputKind
-
-# All heads and tails of a text may have so many characters.
-_MOST_CHARACTERS = 2**20
+from sluicegate.wire.protocol import RELATION_TEXT, most_relations
 
 
 class Relation(NamedTuple):
@@ -58,12 +56,14 @@ class LabelledRelations:
         the one that has the highest score.
 
         Raises:
-            ItemRefused: the labels are refused, or the text is empty or too long.
+            ItemRefused: the labels are refused, the text is empty or too long, or it has more
+                relations than an answer may have.
         """
         check_labels(labels, self._model, self._max_labels, field="relations")
         texts = [
             f"{each}: {descriptions[each]}" if each in descriptions else each for each in labels
         ]
+        most = most_relations(len(item.encode()), len(labels))
         found: dict[tuple[int, Span, Span], Relation] = {}
         outputs = ask.word_outputs(self._model, item, texts, self._form, kind=OutputKind.JOINED)
         async for windows in outputs:
@@ -74,21 +74,11 @@ class LabelledRelations:
                 known = found.setdefault(relation[:3], relation)
                 if max(relation.scores) > max(known.scores):
                     found[relation[:3]] = relation
-        # Words may be long, and many relations may repeat them.
-        if sum(end - start for key in found for start, end in key[1:]) > _MOST_CHARACTERS:
-            raise ItemRefused(
-                "bad_parameter",
-                f"the heads and tails have more than {_MOST_CHARACTERS:,} characters; send a "
-                "higher `threshold`, or fewer `relations`",
-            )
-        return [
-            {
-                "label": labels[relation.label],
-                "head": _end(item, relation.head, relation.scores[0]),
-                "tail": _end(item, relation.tail, relation.scores[1]),
-            }
-            for relation in sorted(found.values(), key=lambda each: each.label)
-        ]
+            if len(found) > most:
+                raise _too_many(most)
+        # The sort keeps the order of the windows.
+        relations = sorted(found.values(), key=lambda each: each.label)
+        return await run_token_work(len(relations), _write, item, labels, relations, most)
 
     def _read(
         self, found: WordOutputs, labels: int, threshold: float, length: int
@@ -114,6 +104,35 @@ class LabelledRelations:
         """Return the characters of a span; `start` is the first word of its window."""
         first, more = divmod(place, self._form.max_width)
         return words[start + first][0], min(words[start + first + more][1], length)
+
+
+def _write(
+    item: str, labels: list[str], relations: list[Relation], most: int
+) -> list[dict[str, Any]]:
+    """Return the answer; `most` is the most relations of a text."""
+    ends = [span for relation in relations for span in (relation.head, relation.tail)]
+    # Words may be long, and relations repeat them. Characters have a bound before they are copied.
+    most_bytes = most * RELATION_TEXT
+    if sum([end - start for start, end in ends]) > most_bytes or (
+        sum([len(item[start:end].encode()) for start, end in ends]) > most_bytes
+    ):
+        raise _too_many(most)
+    return [
+        {
+            "label": labels[relation.label],
+            "head": _end(item, relation.head, relation.scores[0]),
+            "tail": _end(item, relation.tail, relation.scores[1]),
+        }
+        for relation in relations
+    ]
+
+
+def _too_many(most: int) -> ItemRefused:
+    return ItemRefused(
+        "bad_parameter",
+        f"the text has more than {most:,} relations, or their heads and tails have more than "
+        f"{most * RELATION_TEXT:,} bytes; send a higher `threshold`, or fewer `relations`",
+    )
 
 
 def _end(item: str, span: Span, score: float) -> dict[str, Any]:

@@ -36,8 +36,8 @@ class WordSpan(NamedTuple):
 class LabelledSpans(Algorithm):
     """Scores spans of words for each label, and keeps the best ones.
 
-    `relations` finds relations, if the model knows some. They have rows of their own, so entities
-    do not depend on them.
+    `relations` is `None` for a model that finds no relations. They have rows of their own, so
+    entities do not depend on them.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class LabelledSpans(Algorithm):
             raise ItemRefused(
                 "relations_not_supported",
                 f"`{self._model}` finds no relations; leave out `relations`, or name a GLiNER2 "
-                "model that was imported by this version",
+                "model; import it again if an older version imported it",
             )
         related = self._relations.find(
             item, asked, ask, threshold=_threshold(parameters), descriptions=_described(parameters)
@@ -135,7 +135,8 @@ class LabelledSpans(Algorithm):
         if unknown is not None:
             raise ItemRefused(
                 "bad_parameter",
-                f"`descriptions` has `{unknown}`, which is neither in `labels` nor in `relations`",
+                f"`descriptions` has `{unknown[:80]}`, which is neither in `labels` nor in "
+                "`relations`",
             )
 
     def _labels(self, parameters: EntitiesParameters) -> list[str]:

@@ -578,7 +578,8 @@ class Encoder:
         return ItemRefused(
             "input_too_long",
             f"the labels have {length}; with some words of the text they must fit into the "
-            f"{self._max_tokens} tokens that `{self._name}` reads; send fewer or shorter labels",
+            f"{self._max_tokens} tokens that `{self._name}` reads; send fewer or shorter "
+            "labels or descriptions",
         )
 
     async def _pooled(self, encodings: Sequence[Encoding], caller: RowCaller) -> FloatArray:

@@ -4,6 +4,7 @@ A gateway limits the size of requests, but a backend does not rely on this limit
 bounds in bytes, which are computed from the decoded item and its parameters.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -71,7 +72,7 @@ def item_bytes(task: Task, item: Any, parameters: Any, *, length: int, max_token
     elif isinstance(item, ChooseItem):
         size = _ROW_TOKEN * (len(item.choices) * min(max_tokens, length) + length)
     elif isinstance(parameters, EntitiesParameters) and parameters.labels is not UNSET:
-        described = (parameters.descriptions or {}).items()
+        described = itertools.islice((parameters.descriptions or {}).items(), 2 * MAX_LABELS)
         before = [*parameters.labels[:MAX_LABELS], *(text for each in described for text in each)]
         tokens = _tokens_at_once(before, length=length, max_tokens=max_tokens)
         # The words are split once more for relations.

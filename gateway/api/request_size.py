@@ -18,6 +18,7 @@ from sluicegate.gateway.types import InferenceRequest, ServedModel
 from sluicegate.wire.protocol import (
     MAX_ENTITIES,
     MAX_LABELS,
+    RELATION_TEXT,
     AnswerItem,
     AnswerParameters,
     ChooseItem,
@@ -31,6 +32,7 @@ from sluicegate.wire.protocol import (
     TokenizeParameters,
     ZeroShotParameters,
     embed_output,
+    most_relations,
     most_windows,
 )
 
@@ -42,9 +44,8 @@ _CHARGED_BYTES: Final = 64 * 1024
 _ITEM, _LABEL, _SCORE, _NUMBER = 100, 48, 25, 15
 # An entity without its text, and the least bytes of text that have an entity.
 _ENTITY, _ENTITY_TEXT = 96, 2
-# The most relations of a type in a window, the least bytes of a window's words, and the bytes of an
-# end of a relation. A backend limits how much text the ends repeat.
-_RELATIONS, _WINDOW, _RELATION_END = 19, 1024, 160
+# A relation without its type.
+_RELATION = 160 + RELATION_TEXT
 # A finding of a guard without its text, and the bytes of text that rarely have more than one.
 _FINDING, _FINDING_TEXT = 256, 8
 # An answer to a question, without its text.
@@ -199,30 +200,25 @@ def _rerank(asked: _Asked) -> _Product:
 
 def _entities(asked: _Asked) -> _Product:
     parameters = _decode(asked.request.parameters, type=EntitiesParameters)
-    what = f"the entities of {asked.texts:,} bytes of text"
-    labels, items = parameters.labels, len(asked.request.items)
-    if parameters.descriptions is not UNSET:
-        _label_lengths(asked, [*parameters.descriptions.values()])
-    related = 0
-    if parameters.relations is not UNSET:
-        relations = parameters.relations[:MAX_LABELS]
-        _label_lengths(asked, relations)
-        most = _RELATIONS * (items + asked.texts // _WINDOW)
-        related = most * (2 * _RELATION_END * len(relations) + sum(_json_lengths(relations)))
-        what = f"the entities and relations of {asked.texts:,} bytes of text"
-        if labels is UNSET:
-            return _Product(items * len(asked.request.parameters), related, what)
-    if labels is UNSET:
+    texts = f"{asked.texts:,} bytes of text"
+    if parameters.labels is UNSET and parameters.relations is UNSET:
         each = _ENTITY + max(_json_lengths(_labels(asked.info)), default=0)
-        return _Product(0, asked.texts // _ENTITY_TEXT * each, what)
-    labels = labels[:MAX_LABELS]
+        return _Product(0, asked.texts // _ENTITY_TEXT * each, f"the entities of {texts}")
+    labels, relations = [
+        (given or [])[:MAX_LABELS] for given in (parameters.labels, parameters.relations)
+    ]
     _label_lengths(asked, labels)
-    each = _ENTITY + max(_json_lengths(labels), default=0)
-    copies = len(labels) if parameters.multi_label is True else 1
+    _label_lengths(asked, relations, "a relation")
+    _label_lengths(asked, [*(parameters.descriptions or {}).values()], "a description")
+    items = asked.request.items
+    copies = len(labels) if parameters.multi_label is True else min(1, len(labels))
     copies *= 1 if parameters.flat is not False else _NESTED
-    entities = min(asked.texts // _ENTITY_TEXT * copies, items * MAX_ENTITIES)
-    expanded = items * len(asked.request.parameters)
-    return _Product(expanded, entities * each + asked.texts * copies + related, what)
+    entities = min(asked.texts // _ENTITY_TEXT * copies, len(items) * MAX_ENTITIES)
+    answer = entities * (_ENTITY + max(_json_lengths(labels), default=0)) + asked.texts * copies
+    most = sum([most_relations(len(item), len(relations)) for item in items])
+    answer += most * (_RELATION + max(_json_lengths(relations), default=0))
+    what = "the entities and relations" if relations else "the entities"
+    return _Product(len(items) * len(asked.request.parameters), answer, f"{what} of {texts}")
 
 
 def _answer(asked: _Asked) -> _Product:
@@ -261,13 +257,16 @@ def _detokenize(asked: _Asked) -> _Product:
     return _Product(0, asked.texts * _TEXT_OF_ID, f"the texts of {asked.texts:,} bytes of tokens")
 
 
-def _label_lengths(asked: _Asked, labels: Sequence[str]) -> list[int]:
-    """Return the bytes of each label of a request, or refuse one that is too long."""
+def _label_lengths(asked: _Asked, labels: Sequence[str], what: str = "a label") -> list[int]:
+    """Return the bytes of each label of a request, or refuse one that is too long.
+
+    A message calls it `what`.
+    """
     lengths = [len(label.encode()) for label in labels]
     longest = max(lengths, default=0)
     if longest > asked.bounds.max_label_bytes:
         raise _too_large(
-            f"a label has {longest:,} bytes", ("max_label_bytes", asked.bounds.max_label_bytes)
+            f"{what} has {longest:,} bytes", ("max_label_bytes", asked.bounds.max_label_bytes)
         )
     return lengths
 

@@ -173,8 +173,8 @@ class RequestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """The largest length of the `hypothesis_template` of `zero-shot`, in bytes. A longer one gets
     422 `expansion_too_large`."""
     max_label_bytes: PositiveBytes = 4096
-    """The largest length of a label of `zero-shot` or `entities`, in bytes. A longer one gets 422
-    `expansion_too_large`."""
+    """The largest length of a label of `zero-shot` or `entities`, of a relation or of a
+    description, in bytes. A longer one gets 422 `expansion_too_large`."""
     max_expanded_bytes: PositiveBytes = 64 * 1024 * 1024
     """The most bytes of text that models may read for a request. A request with more text gets 422
     `expansion_too_large`. In `zero-shot`, the text of each pair of an input and a label counts."""

@@ -174,11 +174,23 @@ async def test_no_text_has_more_rows_than_limits_reserve(backend: Backend) -> No
     assert 2 < outcome.rows <= most_entity_windows(LONG[:3000], asked, info.row_limits)
 
 
+async def test_a_text_in_tiny_windows_has_no_more_relations_than_a_gateway_expects(
+    backend: Backend,
+) -> None:
+    """Descriptions may leave so little room that each window has a few words."""
+    asked = EntitiesParameters(
+        relations=RELATIONS, descriptions={"knows": "x " * 350}, threshold=0.0
+    )
+
+    assert await refusal(backend, Task.ENTITIES, "Ada knows Bob. " * 20, asked) == "bad_parameter"
+
+
 async def test_relations_that_repeat_too_much_text_are_refused(backend: Backend) -> None:
     """A word of a text may be as long as the text, and each relation has it again."""
-    many = EntitiesParameters(relations=[f"type {number}" for number in range(8)], threshold=0.0)
+    many = EntitiesParameters(relations=["type 0", "type 1"], threshold=0.0)
+    text = f"Ada or Bob read https://{'a' * 600} in Paris and Rome"
 
-    assert await refusal(backend, Task.ENTITIES, "https://" + "a" * 90_000, many) == "bad_parameter"
+    assert await refusal(backend, Task.ENTITIES, text, many) == "bad_parameter"
 
 
 async def test_labels_of_a_text_share_a_row(backend: Backend) -> None:
@@ -242,6 +254,15 @@ async def test_descriptions_that_a_model_cannot_read_are_refused(
     asked = EntitiesParameters(labels=LABELS, descriptions=descriptions)
 
     assert await refusal(backend, Task.ENTITIES, "a text", asked) == code
+
+
+async def test_a_refusal_does_not_repeat_a_long_name_of_a_description(backend: Backend) -> None:
+    asked = EntitiesParameters(labels=LABELS, descriptions={"town" * 10_000: "A place."})
+
+    (outcome,) = await backend.ask(NAME, Task.ENTITIES, ["a text"], parameters=asked)
+
+    assert isinstance(outcome, Failed)
+    assert len(outcome.detail) < 200
 
 
 def configured(**fields: object) -> Callable[[Path], None]:

@@ -15,7 +15,7 @@ NAMES = [name for name in fixture_names() if name.startswith("gliner")]
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_checkpoints_find_the_same_entities_and_labels(tmp_path: Path, name: str) -> None:
+async def test_checkpoints_find_what_their_library_finds(tmp_path: Path, name: str) -> None:
     found, apart = await compare_folder(unpack(name, tmp_path), tmp_path / "models")
 
     assert found > 1000

@@ -138,11 +138,11 @@ async def test_the_tokens_of_many_texts_are_refused_by_their_answer(
             {"input": ["A " * 20_000] * 100, "relations": ["a", "b", "c", "d"]},
             "the entities and relations of 4,000,",
         ),
-        (Task.ENTITIES, {"input": "a", "relations": ["x" * 4097]}, "a label has 4,097 bytes"),
+        (Task.ENTITIES, {"input": "a", "relations": ["x" * 4097]}, "a relation has 4,097 bytes"),
         (
             Task.ENTITIES,
             {"input": "a", "labels": ["x"], "descriptions": {"x": "y" * 4097}},
-            "a label has 4,097 bytes",
+            "a description has 4,097 bytes",
         ),
         (Task.TOKENIZE, {"input": ["a b " * 10_000] * 100}, "the tokens of 4,000,"),
         (
