@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from msgspec import to_builtins
 from numpy.typing import NDArray
 from typing_extensions import override
 
@@ -41,9 +42,11 @@ from sluicegate.wire.guards import (
     VERDICTS,
     AnyDetector,
     ClassifierDetector,
+    DetectorScores,
     EntityDetector,
     ExampleDetector,
     ModelDetector,
+    best_scores,
 )
 from sluicegate.wire.protocol import MAX_ENTITIES, EntitiesParameters, GuardParameters, Task
 
@@ -96,10 +99,10 @@ class Guard(Algorithm):
         ends = await asyncio.gather(in_text, *by_model, return_exceptions=True)
         found += itertools.chain(*(end for end in ends if isinstance(end, list)))
         failures += [end for end in ends if isinstance(end, BaseException)]
-        failures += _incomplete([one for one in found if one.is_found], ask)
+        hits = [one for one in found if one.is_found]
+        failures += _incomplete(hits, ask)
         if failures:
-            blocking = [one for one in found if one.is_found and one.detector.action == "block"]
-            found = blocking[:MAX_ENTITIES]
+            found = [one for one in hits if one.detector.action == "block"][:MAX_ENTITIES]
         work = len(found) + len(parameters.allow)
         answer = await run_token_work(work, self._answer, item, found, parameters)
         if not failures:
@@ -140,20 +143,22 @@ class Guard(Algorithm):
         by_detector: dict[str, dict[str, float]] = {}
         for one in found:
             best = by_detector.setdefault(one.detector.name, {})
-            best[one.label] = max(written(one.score), best.get(one.label, -1.0))
-        return {
-            one.name: _summed_up(by_detector.get(one.name, {}), self._least(one))
-            for one in detectors
-            if one.name in by_detector or self._least(one)
-        }
+            # Not rounded: the exact score was compared with the threshold.
+            best[one.label] = max(one.score, best.get(one.label, -1.0))
+        best_of = {}
+        for each in detectors:
+            scores = DetectorScores(by_detector.get(each.name, {}), *self._least(each))
+            if scores != DetectorScores():
+                best_of[each.name] = to_builtins(best_scores(scores, _MOST_SCORES))
+        return best_of
 
-    def _least(self, detector: AnyDetector) -> float:
-        """Return the score from which a detector learns of labels."""
+    def _least(self, detector: AnyDetector) -> list[float]:
+        """Return the score from which a detector learns of labels, if it does not learn of all."""
         if not isinstance(detector, EntityDetector):
-            return 0.0
+            return []
         served = self._below.get(detector.model)
         algorithm = served and served.algorithms.get(Task.ENTITIES)
-        return min(detector.labels.values()) if isinstance(algorithm, LabelledSpans) else 0.0
+        return [min(detector.labels.values())] if isinstance(algorithm, LabelledSpans) else []
 
     def _written(self, found: _Finding) -> dict[str, Any]:
         detector, (start, end) = found.detector, found.span
@@ -213,14 +218,6 @@ def _written_error(failure: BaseException) -> dict[str, str]:
         _log.error("a detector failed unexpectedly", exc_info=failure)
         failure = BackendError("the backend failed on this item")
     return {"code": failure.code, "detail": str(failure)}
-
-
-def _summed_up(best: dict[str, float], least: float) -> dict[str, Any]:
-    """Return `DetectorScores` as JSON."""
-    if len(best) > _MOST_SCORES:
-        most = sorted(best.items(), key=lambda one: -one[1])[:_MOST_SCORES]
-        best, least = dict(most), max(least, most[-1][1])
-    return {"best": best, "least": least} if least else {"best": best}
 
 
 def _find_in_text(
