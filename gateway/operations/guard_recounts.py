@@ -1,5 +1,6 @@
 """Counts what other thresholds of a guard would have decided about sampled past texts."""
 
+import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -26,8 +27,9 @@ if TYPE_CHECKING:  # see `gateway.operations.context`
     from sluicegate.gateway.redis.connect import PipelinedClient
     from sluicegate.gateway.runtime.control import Control
 
-_read = msgspec.msgpack.Decoder(dict[str, KeptDecisions]).decode
+_read = msgspec.msgpack.Decoder(KeptDecisions).decode
 _NO_SCORES: Final = DetectorScores()
+_MOST_WORKERS: Final = 64
 
 
 class DetectorRecount(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,15 +42,16 @@ class DetectorRecount(msgspec.Struct, frozen=True, kw_only=True):
 class GuardRecount(msgspec.Struct, frozen=True, kw_only=True):
     """What a guard decides about sampled past texts, before and after a change.
 
-    Workers keep the last 30 texts of each verdict, so the counts are no shares of the traffic.
+    Rare verdicts are a larger share of the sample than of the traffic.
     """
 
     decisions: int
-    """The number of texts that the counts rest on."""
+    """The number of counted texts."""
     since: float | None
     """The Unix time of the oldest of them, in seconds; `null` without any."""
     unknown: int
-    """The number of further texts, whose scores do not tell the verdict."""
+    """The number of further texts whose verdicts cannot be told: their scores do not say enough,
+    another revision of the model judged them, or a detector in `uncounted` could decide."""
     changed: int
     """The number of texts whose verdict changes."""
     before: dict[Verdict, int]
@@ -58,30 +61,35 @@ class GuardRecount(msgspec.Struct, frozen=True, kw_only=True):
     detectors: dict[str, DetectorRecount]
     """The counts of each detector."""
     uncounted: list[str]
-    """Detectors that the counts leave out, because they are new or look for something else."""
+    """Detectors whose findings are unknown, because they are new or look for something else. A
+    change of their model, `expected`, patterns or examples, or of the guard's `model`, `allow` or
+    `overlap` has this effect."""
 
 
 Recounts = dict[str, GuardRecount]
 
 
 async def kept_decisions(
-    control: "Control", cache_redis: "PipelinedClient"
-) -> dict[str, list[KeptDecisions]] | None:
-    """Return the sampled decisions of each guard, one entry a worker.
+    control: "Control", cache_redis: "PipelinedClient", guard: str
+) -> list[KeptDecisions] | None:
+    """Return the sampled decisions of a guard, one entry a worker, of at most 64 workers.
 
-    Return `None` if the cache Redis, which has them, cannot be reached.
+    Return `None` if the cache Redis, or a node of its cluster, cannot be reached.
     """
-    workers = await control.workers()
+    workers = sorted(await control.workers())[:_MOST_WORKERS]
     try:
-        replies = await cache_redis.execute([(b"GET", key_of(one)) for one in workers])
+        replies = await cache_redis.execute(
+            [(b"HGET", key_of(one), guard.encode()) for one in workers]
+        )
     except OSError:
         return None
-    found: dict[str, list[KeptDecisions]] = {}
+    found = []
     for reply in replies:
+        if isinstance(reply, Exception):
+            return None
         with contextlib.suppress(msgspec.MsgspecError):  # of a worker of another version
-            of_worker = _read(reply) if isinstance(reply, bytes) else {}
-            for guard, kept in of_worker.items():
-                found.setdefault(guard, []).append(kept)
+            found += [_read(reply)] if reply else []
+        await asyncio.sleep(0)  # decoding many of them takes long
     return found
 
 
@@ -97,10 +105,13 @@ async def recount_guards(
     ]
     if not changed:
         return {}
-    kept = await kept_decisions(control, cache_redis)
-    if kept is None:
-        return None
-    return {name: recount(present[name], proposed[name], kept.get(name, ())) for name in changed}
+    found: Recounts = {}
+    for name in changed:
+        kept = await kept_decisions(control, cache_redis, name)
+        if kept is None:
+            return None
+        found[name] = recount(present[name], proposed[name], kept)
+    return found
 
 
 def recount(

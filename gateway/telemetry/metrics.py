@@ -7,9 +7,11 @@ by limits are rare, so they increment the metrics directly.
 
 from bisect import bisect_left
 from collections import Counter as Tally
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from sluicegate.gateway.errors import (
@@ -28,6 +30,7 @@ from sluicegate.gateway.telemetry.phases import DURATIONS, PhaseDurations
 from sluicegate.gateway.telemetry.refused_tenants import RefusedTenants
 from sluicegate.gateway.types import RevisionUsage, Source
 from sluicegate.wire.durations import SECONDS, DurationCounts
+from sluicegate.wire.guards import GuardConfig
 from sluicegate.wire.metric_declaration import Aggregation, Series, counter, gauge, histogram
 
 _REQUESTS: Final = counter(
@@ -178,15 +181,28 @@ class GatewayMetrics:
         self._rows[model] += rows
         self._tokens[model] += tokens
 
-    def verdicts(self, verdicts: GuardVerdicts, tenant: str) -> None:
-        """Count the verdicts about a request of `tenant`, and keep some of them."""
-        self.count(verdicts.counts)
-        self.sample(verdicts, tenant)
+    def verdicts(
+        self,
+        verdicts: GuardVerdicts,
+        tenant: str,
+        guards: Mapping[str, GuardConfig],
+        *,
+        with_texts: bool,
+    ) -> GuardVerdicts:
+        """Count the verdicts about a request of `tenant`, and keep some of them.
 
-    def sample(self, verdicts: GuardVerdicts, tenant: str) -> None:
-        """Keep some of the verdicts about a request of `tenant`."""
-        if verdicts.guard is not None:
-            self.decisions.add(verdicts.name, verdicts.guard, verdicts.decisions, tenant)
+        Return them without texts that must not be kept.
+        """
+        self.count(verdicts.counts)
+        decisions = self.decisions.prepared(verdicts.decisions, tenant, with_texts=with_texts)
+        found = replace(verdicts, decisions=decisions)
+        self.sample(found, guards)
+        return found
+
+    def sample(self, verdicts: GuardVerdicts, guards: Mapping[str, GuardConfig]) -> None:
+        """Keep some of the verdicts, unless `guards` are not those of the current document."""
+        if guards is self.decisions.guards:
+            self.decisions.add(verdicts.name, verdicts.decisions)
 
     def count(self, counts: Counts, answers: int = 1) -> None:
         """Add `counts` to their counters for each of so many equal answers."""
