@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from sluicegate.gateway.telemetry.guard_decisions import (
     GuardDecision,
@@ -101,7 +102,9 @@ async def recount_guards(
 ) -> Recounts | None:
     """Count the verdicts of each guard that changes. Return `None` without the cache Redis."""
     changed = [
-        name for name, guard in proposed.items() if name in present and guard != present[name]
+        name
+        for name, guard in proposed.items()
+        if name in present and _without_texts(guard) != _without_texts(present[name])
     ]
     if not changed:
         return {}
@@ -114,24 +117,37 @@ async def recount_guards(
     return found
 
 
+def _without_texts(guard: GuardConfig) -> GuardConfig:
+    """Return a guard without what no verdict depends on."""
+    return replace(guard, message="", holdback=None)
+
+
 def recount(
     present: GuardConfig, proposed: GuardConfig, kept: Sequence[KeptDecisions]
 ) -> GuardRecount:
     """Count the verdicts of two guards about the same texts by the scores that detectors gave."""
     old, new = subjects_of(present), subjects_of(proposed)
-    uncounted = [name for name, subject in new.items() if old.get(name) != subject]
+    # A detector that was renamed has the scores of its old name.
+    former = {subject: name for name, subject in old.items()}
+    sources = {
+        name: name if old.get(name) == subject else former.get(subject)
+        for name, subject in new.items()
+    }
     decisions = [one for each in kept if each.subjects == old for one in each.decisions]
+    revision = max(decisions, key=lambda one: one.time).revision if decisions else ""
     verdicts: Counter[tuple[Verdict, Verdict]] = Counter()
     finding: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     times = []
     for one in decisions:
-        before, after = (_judge(one, guard, uncounted) for guard in (present, proposed))
-        if before is None or after is None:
+        before = _judge(one, present, {name: name for name in old})
+        after = _judge(one, proposed, sources)
+        if before is None or after is None or one.revision != revision:
             continue
         times.append(one.time)
         verdicts[before[0], after[0]] += 1
         for counter, (_, found) in zip(finding, (before, after), strict=True):
             counter.update(found)
+    uncounted = [name for name, source in sources.items() if source is None]
     names = [each for each in {**old, **new} if each not in uncounted]
     return GuardRecount(
         decisions=len(times),
@@ -155,24 +171,29 @@ def _by_verdict(verdicts: Counter[tuple[Verdict, Verdict]], side: int) -> dict[V
 
 
 def _judge(
-    decision: GuardDecision, guard: GuardConfig, uncounted: Collection[str]
+    decision: GuardDecision, guard: GuardConfig, sources: Mapping[str, str | None]
 ) -> tuple[Verdict, list[str]] | None:
-    """Return the verdict of a guard, and the detectors that find something; `None` if unknown."""
-    if decision.error:
+    """Return the verdict of a guard, and the detectors that find something; `None` if unknown.
+
+    `sources` has the name of each detector in the scores, or `None` if they do not have it.
+    """
+    if decision.error and not decision.findings:
         return guard.on_error, []
     if decision.scores is None:
         return None
-    strongest, names = 0, []
+    strongest, possible, names = 0, 0, []
     for detector in guard.detectors:
-        if detector.name in uncounted:
+        source, action = sources[detector.name], VERDICTS.index(detector.action)
+        if source is None:
+            possible = max(possible, action)
             continue
-        found = _finds(detector, decision.scores.get(detector.name, _NO_SCORES))
+        found = _finds(detector, decision.scores.get(source, _NO_SCORES))
         if found is None:
             return None
         if found:
             names.append(detector.name)
-            strongest = max(strongest, VERDICTS.index(detector.action))
-    return VERDICTS[strongest], names
+            strongest = max(strongest, action)
+    return (VERDICTS[strongest], names) if strongest >= possible else None
 
 
 def _finds(detector: AnyDetector, scores: DetectorScores) -> bool | None:
@@ -182,4 +203,4 @@ def _finds(detector: AnyDetector, scores: DetectorScores) -> bool | None:
     if any(score >= thresholds.get(label, 2.0) for label, score in scores.best.items()):
         return True
     unseen = [least for label, least in thresholds.items() if label not in scores.best]
-    return False if min(unseen, default=1.0) >= scores.least else None
+    return False if min(unseen, default=2.0) >= scores.least else None
