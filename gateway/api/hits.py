@@ -134,8 +134,7 @@ class MemoryHits:
         if is_measured:
             self._measure(times, MEASURED_ONE_OF)
             if replay.verdicts is not None:
-                guards = replay.plan.runtime.document.guards
-                self.events.sampled_verdicts(replay.verdicts, guards)
+                self.events.sampled_verdicts(replay.verdicts)
         if is_recorded:
             self._record(replay, answer, times, "")
         return answer

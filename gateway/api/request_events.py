@@ -10,7 +10,7 @@ delay no answer. The number of lines a second is bounded. One more line counts t
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, Self
 from zlib import crc32
 
@@ -30,7 +30,6 @@ from sluicegate.gateway.types import (
     Source,
     Usage,
 )
-from sluicegate.wire.guards import GuardConfig
 
 _COMPUTED = "computed"
 _FEWEST_IDS, _MOST_IDS = 4, 4096
@@ -228,9 +227,9 @@ class RequestEvents:
         """Keep a replayed hit that is recorded under `traceparent`."""
         self._metrics.exemplar(run.route, run.model, duration, traceparent)
 
-    def sampled_verdicts(self, verdicts: GuardVerdicts, guards: Mapping[str, GuardConfig]) -> None:
-        """Keep the decision of one of `guards` that a replayed hit repeats."""
-        self._metrics.sample(verdicts, guards)
+    def sampled_verdicts(self, verdicts: GuardVerdicts) -> None:
+        """Keep the decision of a guard that a replayed hit repeats."""
+        self._metrics.sample(verdicts)
 
     def _keep(self, run: HitRun) -> None:
         count = run.count

@@ -370,9 +370,9 @@ class RequestProcessor:
         if rendered.verdicts is not None:
             state.verdicts = self._metrics.verdicts(
                 rendered.verdicts,
-                state.caller_and_body()[0].tenant,
                 state.runtime.document.guards,
-                with_texts=not state.options.directives.no_store,
+                state.caller_and_body()[0].tenant,
+                texts=not state.options.directives.no_store,
             )
         state.lines, state.content = lines, rendered.lines
         return self._reply(state, body)

@@ -40,6 +40,8 @@ class DecisionPublisher:
         self._key = key_of(worker)
         self._decisions = decisions
         self._is_used = True
+        self._is_known = False
+        """Whether Redis has exactly what was stored. If not, all is deleted and stored again."""
         self._is_refused = False
         self._storing = PeriodicTask(
             self._store, interval=interval, failure="sampled decisions could not be stored"
@@ -54,7 +56,7 @@ class DecisionPublisher:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._storing.__aexit__(*exc_info)
         with contextlib.suppress(OSError):
-            await self._delete()
+            await self._client.execute([(b"DEL", self._key)])
         await self._client.aclose()
 
     def _follow(self, runtime: Runtime) -> None:
@@ -64,39 +66,32 @@ class DecisionPublisher:
         self._storing.wake()
 
     async def _store(self) -> None:
+        changed, expire = self._decisions.changed, (b"EXPIRE", self._key, _KEPT)
         with contextlib.suppress(OSError):  # the worker's readiness says so
+            if not self._is_known:
+                await self._client.execute([(b"DEL", self._key)])
+                changed.update(self._decisions.guards)
+            self._is_known = False
             if not self._is_used:
-                await self._delete()
                 return
-            for name in [*self._decisions.changed]:
+            for name in [*changed]:
                 # One after the other, because encoding the texts of many guards takes long.
-                if not await self._is_stored(name):
-                    await self._delete()  # old texts must not stay
+                changed.discard(name)
+                replies = await self._client.execute([self._command(name), expire])
+                if isinstance(replies[0], Exception):
+                    self._refused(replies[0])
                     return
-            (exists,) = await self._client.execute([(b"EXPIRE", self._key, _KEPT)])
-            if exists != 1:
-                self._decisions.changed.update(self._decisions.guards)
+            (exists,) = await self._client.execute([expire])
+            self._is_known = exists == 1 or not any(map(self._decisions.of, self._decisions.guards))
+            self._is_refused = False
 
-    async def _delete(self) -> None:
-        await self._client.execute([(b"DEL", self._key)])
-        self._decisions.changed.update(self._decisions.guards)
+    def _command(self, guard: str) -> Command:
+        kept = self._decisions.of(guard)
+        if kept is None:
+            return (b"HDEL", self._key, guard.encode())
+        return (b"HSET", self._key, guard.encode(), msgspec.msgpack.encode(kept))
 
-    async def _is_stored(self, name: str) -> bool:
-        """Store the decisions of a guard, and return whether Redis did not refuse them."""
-        self._decisions.changed.discard(name)
-        kept, field = self._decisions.of(name), name.encode()
-        command: Command = (b"HDEL", self._key, field)
-        if kept is not None:
-            command = (b"HSET", self._key, field, msgspec.msgpack.encode(kept))
-        try:
-            replies = await self._client.execute([command, (b"EXPIRE", self._key, _KEPT)])
-        except OSError:
-            self._decisions.changed.add(name)
-            raise
-        refused = [one for one in replies if isinstance(one, Exception)]
-        if refused and not self._is_refused:
-            _log.error(
-                "Redis refuses sampled decisions of guards", extra={"reason": str(refused[0])}
-            )
-        self._is_refused = bool(refused)
-        return not refused
+    def _refused(self, reply: Exception) -> None:
+        if not self._is_refused:
+            _log.error("Redis refuses sampled decisions of guards", extra={"reason": str(reply)})
+        self._is_refused = True

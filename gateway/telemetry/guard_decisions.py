@@ -113,17 +113,27 @@ class RecentDecisions:
                 kept = _Kept(subjects)
             self._kept[name] = kept
             for decisions in kept.by_kind.values():
-                left = [self._permitted(each) for each in decisions]
-                decisions.clear()
-                decisions.extend(left)
+                for place, one in enumerate(decisions):
+                    if one.tenant not in with_text:
+                        decisions[place] = replace(one, text="")
         self.changed |= former.keys() | self._kept.keys()
 
     def prepared(
-        self, decisions: Sequence[GuardDecision], tenant: str, *, with_texts: bool
+        self,
+        decisions: Sequence[GuardDecision],
+        of: Mapping[str, GuardConfig],
+        tenant: str,
+        *,
+        texts: bool,
     ) -> list[GuardDecision]:
-        """Return decisions about texts of `tenant`, without texts that must not be kept."""
-        of_tenant = [replace(one, tenant=tenant) for one in decisions]
-        return [self._permitted(one) if with_texts else replace(one, text="") for one in of_tenant]
+        """Return decisions about a request of `tenant` that may be kept, with permitted `texts`.
+
+        There are none if the guards `of` an earlier document decided.
+        """
+        if of is not self.guards:
+            return []
+        shown = texts and tenant in self._with_text
+        return [replace(one, tenant=tenant, text=one.text if shown else "") for one in decisions]
 
     def add(self, name: str, decisions: Sequence[GuardDecision]) -> None:
         """Keep decisions that `prepared` has returned."""
@@ -147,11 +157,6 @@ class RecentDecisions:
             return None
         found = [each for decisions in kept.by_kind.values() for each in decisions]
         return KeptDecisions(kept.subjects, found)
-
-    def _permitted(self, decision: GuardDecision) -> GuardDecision:
-        if not decision.text or decision.tenant in self._with_text:
-            return decision
-        return replace(decision, text="")
 
 
 def _bounded(scores: dict[str, DetectorScores] | None) -> dict[str, DetectorScores] | None:

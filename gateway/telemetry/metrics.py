@@ -182,27 +182,21 @@ class GatewayMetrics:
         self._tokens[model] += tokens
 
     def verdicts(
-        self,
-        verdicts: GuardVerdicts,
-        tenant: str,
-        guards: Mapping[str, GuardConfig],
-        *,
-        with_texts: bool,
+        self, verdicts: GuardVerdicts, of: Mapping[str, GuardConfig], tenant: str, *, texts: bool
     ) -> GuardVerdicts:
-        """Count the verdicts about a request of `tenant`, and keep some of them.
+        """Count the verdicts `of` guards about a request of `tenant`, and keep some of them.
 
-        Return them without texts that must not be kept.
+        Return them with the decisions that may be kept, with `texts` if the tenant agreed.
         """
         self.count(verdicts.counts)
-        decisions = self.decisions.prepared(verdicts.decisions, tenant, with_texts=with_texts)
-        found = replace(verdicts, decisions=decisions)
-        self.sample(found, guards)
-        return found
+        kept = self.decisions.prepared(verdicts.decisions, of, tenant, texts=texts)
+        verdicts = replace(verdicts, decisions=kept)
+        self.sample(verdicts)
+        return verdicts
 
-    def sample(self, verdicts: GuardVerdicts, guards: Mapping[str, GuardConfig]) -> None:
-        """Keep some of the verdicts, unless `guards` are not those of the current document."""
-        if guards is self.decisions.guards:
-            self.decisions.add(verdicts.name, verdicts.decisions)
+    def sample(self, verdicts: GuardVerdicts) -> None:
+        """Keep some of the verdicts that `verdicts` has returned."""
+        self.decisions.add(verdicts.name, verdicts.decisions)
 
     def count(self, counts: Counts, answers: int = 1) -> None:
         """Add `counts` to their counters for each of so many equal answers."""

@@ -256,7 +256,9 @@ class Publishing(NamedTuple):
     def add(self) -> None:
         """Keep a decision with a text."""
         decision = GuardDecision(verdict="allow", text=_SHOWN)
-        self.decisions.add("chat", self.decisions.prepared([decision], "acme", with_texts=True))
+        guards = self.decisions.guards
+        kept = self.decisions.prepared([decision], guards, "acme", texts=True)
+        self.decisions.add("chat", kept)
 
     async def stored(self) -> bytes:
         """Return what is stored of the guard."""

@@ -40,11 +40,11 @@ def add(
     verdict: Verdict = "block",
     name: str = "chat",
     tenant: str = "acme",
-    with_texts: bool = True,
+    permits: bool = True,
     **fields: Any,
 ) -> None:
     decision = GuardDecision(verdict=verdict, text=text, **fields)
-    kept.add(name, kept.prepared([decision], tenant, with_texts=with_texts))
+    kept.add(name, kept.prepared([decision], kept.guards, tenant, texts=permits))
 
 
 def decisions(kept: RecentDecisions) -> list[GuardDecision]:
@@ -110,7 +110,7 @@ def test_a_tenant_that_no_longer_agrees_has_no_text(kept: RecentDecisions) -> No
 
 
 def test_a_text_that_must_not_be_stored_is_not_kept(kept: RecentDecisions) -> None:
-    add(kept, with_texts=False)
+    add(kept, permits=False)
 
     found = texts(kept)
 
