@@ -5,7 +5,6 @@ parameters of the task `guard`, so they are part of the cache key. A verdict fro
 the guard is therefore never found in the cache.
 """
 
-import math
 import re
 from collections.abc import Collection
 from typing import Annotated, Final, Literal
@@ -158,18 +157,9 @@ class DetectorScores(msgspec.Struct, frozen=True, omit_defaults=True):
     """The best scores that labels of a detector have in a text, found or not."""
 
     best: dict[str, float] = {}
-    """The best score of each label: at most 16 labels."""
+    """The best score of each label: all detectors together have at most 64."""
     least: float = 0.0
     """A label that is not in `best` scored below this."""
-
-
-def best_scores(scores: DetectorScores, most: int) -> DetectorScores:
-    """Return only the `most` best of scores."""
-    if len(scores.best) <= most:
-        return scores
-    ordered = sorted(scores.best.items(), key=lambda one: -one[1])
-    least = math.nextafter(ordered[most][1], math.inf)
-    return DetectorScores(dict(ordered[:most]), max(scores.least, least))
 
 
 class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

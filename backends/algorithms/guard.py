@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from msgspec import to_builtins
 from numpy.typing import NDArray
 from typing_extensions import override
 
@@ -42,11 +41,9 @@ from sluicegate.wire.guards import (
     VERDICTS,
     AnyDetector,
     ClassifierDetector,
-    DetectorScores,
     EntityDetector,
     ExampleDetector,
     ModelDetector,
-    best_scores,
 )
 from sluicegate.wire.protocol import MAX_ENTITIES, EntitiesParameters, GuardParameters, Task
 
@@ -55,7 +52,7 @@ BoolArray = NDArray[np.bool_]
 _TEXT_SECONDS: Final = 1.0
 # The share of the time until an item's deadline that detectors with a model have.
 _DETECTORS_SHARE: Final = 0.95
-_MOST_SCORES: Final = 16
+_MOST_SCORES: Final = 64
 
 
 class _Finding(NamedTuple):
@@ -145,20 +142,20 @@ class Guard(Algorithm):
             best = by_detector.setdefault(one.detector.name, {})
             # Not rounded: the exact score was compared with the threshold.
             best[one.label] = max(one.score, best.get(one.label, -1.0))
-        best_of = {}
-        for each in detectors:
-            scores = DetectorScores(by_detector.get(each.name, {}), *self._least(each))
-            if scores != DetectorScores():
-                best_of[each.name] = to_builtins(best_scores(scores, _MOST_SCORES))
-        return best_of
+        most = max(1, _MOST_SCORES // len(detectors))
+        summed = [
+            (each.name, _summed_up(by_detector.get(each.name, {}), self._least(each), most))
+            for each in detectors
+        ]
+        return {name: scores for name, scores in summed if scores != {"best": {}}}
 
-    def _least(self, detector: AnyDetector) -> list[float]:
-        """Return the score from which a detector learns of labels, if it does not learn of all."""
+    def _least(self, detector: AnyDetector) -> float:
+        """Return the score from which a detector learns of labels."""
         if not isinstance(detector, EntityDetector):
-            return []
+            return 0.0
         served = self._below.get(detector.model)
         algorithm = served and served.algorithms.get(Task.ENTITIES)
-        return [min(detector.labels.values())] if isinstance(algorithm, LabelledSpans) else []
+        return min(detector.labels.values()) if isinstance(algorithm, LabelledSpans) else 0.0
 
     def _written(self, found: _Finding) -> dict[str, Any]:
         detector, (start, end) = found.detector, found.span
@@ -218,6 +215,16 @@ def _written_error(failure: BaseException) -> dict[str, str]:
         _log.error("a detector failed unexpectedly", exc_info=failure)
         failure = BackendError("the backend failed on this item")
     return {"code": failure.code, "detail": str(failure)}
+
+
+def _summed_up(best: dict[str, float], least: float, most: int) -> dict[str, Any]:
+    """Return the `most` best scores, as `DetectorScores` in JSON."""
+    if len(best) > most:
+        ordered = sorted(best.items(), key=lambda one: -one[1])
+        # The best label that is left out may have the score of one that is not.
+        least = max(least, math.nextafter(ordered[most][1], math.inf))
+        best = dict(ordered[:most])
+    return {"best": best, "least": least} if least else {"best": best}
 
 
 def _find_in_text(

@@ -85,10 +85,12 @@ class GuardsController(Controller):
         """Return the page, or only its changing part if htmx sent the request."""
         document = await active.document()
         is_fragment = request.headers.get("hx-request") == "true"
+        guards = document.guards
+        sampled = await asyncio.gather(*[sampled_decisions(context, name) for name in guards])
         shown = {
             "guards": [
-                _view(name, guard, history, await sampled_decisions(context, name))
-                for name, guard in document.guards.items()
+                _view(name, guards[name], history, decisions)
+                for name, decisions in zip(guards, sampled, strict=True)
             ],
             "most": _MOST_DECISIONS,
         }

@@ -135,39 +135,35 @@ def recount(
     }
     decisions = [one for each in kept if each.subjects == old for one in each.decisions]
     revision = max(decisions, key=lambda one: one.time).revision if decisions else ""
-    verdicts: Counter[tuple[Verdict, Verdict]] = Counter()
-    finding: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-    times = []
+    before, after = (dict.fromkeys(VERDICTS, 0) for _ in range(2))
+    found_before, found_after = Counter[str](), Counter[str]()
+    times, changed = [], 0
     for one in decisions:
-        before = _judge(one, present, {name: name for name in old})
-        after = _judge(one, proposed, sources)
-        if before is None or after is None or one.revision != revision:
+        was = _judge(one, present, {name: name for name in old})
+        becomes = _judge(one, proposed, sources)
+        if was is None or becomes is None or one.revision != revision:
             continue
         times.append(one.time)
-        verdicts[before[0], after[0]] += 1
-        for counter, (_, found) in zip(finding, (before, after), strict=True):
-            counter.update(found)
+        changed += was[0] != becomes[0]
+        before[was[0]] += 1
+        after[becomes[0]] += 1
+        found_before.update(was[1])
+        found_after.update(becomes[1])
     uncounted = [name for name, source in sources.items() if source is None]
-    names = [each for each in {**old, **new} if each not in uncounted]
     return GuardRecount(
         decisions=len(times),
         since=min(times, default=None),
         unknown=len(decisions) - len(times),
-        changed=sum(count for (was, becomes), count in verdicts.items() if was != becomes),
-        before=_by_verdict(verdicts, 0),
-        after=_by_verdict(verdicts, 1),
+        changed=changed,
+        before=before,
+        after=after,
         detectors={
-            each: DetectorRecount(before=finding[0][each], after=finding[1][each]) for each in names
+            each: DetectorRecount(before=found_before[each], after=found_after[each])
+            for each in {**old, **new}
+            if each not in uncounted
         },
         uncounted=uncounted,
     )
-
-
-def _by_verdict(verdicts: Counter[tuple[Verdict, Verdict]], side: int) -> dict[Verdict, int]:
-    return {
-        verdict: sum(count for pair, count in verdicts.items() if pair[side] == verdict)
-        for verdict in VERDICTS
-    }
 
 
 def _judge(

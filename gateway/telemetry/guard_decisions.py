@@ -16,7 +16,6 @@ from sluicegate.wire.guards import (
     ExampleDetector,
     GuardConfig,
     Verdict,
-    best_scores,
     thresholds_of,
 )
 
@@ -25,7 +24,6 @@ MOST_DECISIONS: Final = 30
 MOST_CHARACTERS: Final = 500
 """The code points of a text that are kept."""
 _MOST_GUARDS: Final = 16
-_MOST_SCORES: Final = 64
 _PAUSE: Final = 1.0
 _KEY: Final = b"sg:decisions:"
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
@@ -48,8 +46,8 @@ class GuardDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     findings: Sequence[SeenFinding] = ()
     """At most three findings."""
     scores: dict[str, DetectorScores] | None = None
-    """The best scores of each detector, found or not: together at most 64 labels. `null` if the
-    text could not be looked at completely."""
+    """The best scores of each detector, found or not. `null` if the text could not be looked at
+    completely."""
     error: str = ""
     """The code of the error, if the text could not be looked at completely."""
     tenant: str = ""
@@ -147,7 +145,7 @@ class RecentDecisions:
             if len(others) == MOST_DECISIONS and now - kept.taken[kind] < _PAUSE:
                 continue
             kept.taken[kind] = now
-            others.append(replace(one, time=self._clock(), scores=_bounded(one.scores)))
+            others.append(replace(one, time=self._clock()))
             self.changed.add(name)
 
     def of(self, name: str) -> KeptDecisions | None:
@@ -157,11 +155,6 @@ class RecentDecisions:
             return None
         found = [each for decisions in kept.by_kind.values() for each in decisions]
         return KeptDecisions(kept.subjects, found)
-
-
-def _bounded(scores: dict[str, DetectorScores] | None) -> dict[str, DetectorScores] | None:
-    most = max(1, _MOST_SCORES // len(scores)) if scores else 0
-    return scores and {name: best_scores(each, most) for name, each in scores.items()}
 
 
 def subjects_of(guard: GuardConfig) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Sampled decisions are few, and have texts only of tenants that agree to it."""
 
-import math
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from sluicegate.gateway.telemetry.guard_decisions import (
     GuardDecision,
     RecentDecisions,
 )
-from sluicegate.wire.guards import DetectorScores, GuardConfig, Verdict
+from sluicegate.wire.guards import GuardConfig, Verdict
 from tests.support.clock import Clock
 from tests.support.guards import guard
 
@@ -146,16 +145,3 @@ def test_only_changes_of_thresholds_and_actions_keep_decisions(
     add(kept)
 
     assert len(texts(kept)) == count
-
-
-def test_of_many_scores_the_best_are_kept(kept: RecentDecisions) -> None:
-    best = {f"l{number}": number / 100 for number in range(16)}
-    add(kept, scores={f"d{number}": DetectorScores(best) for number in range(32)})
-
-    (decision,) = decisions(kept)
-
-    assert decision.scores is not None
-    assert list(decision.scores) == [f"d{number}" for number in range(32)]
-    for one in decision.scores.values():
-        assert one.best == {"l15": 0.15, "l14": 0.14}
-        assert one.least == math.nextafter(0.13, 1.0)
