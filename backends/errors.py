@@ -23,7 +23,10 @@
 `code` is part of the API. A message says what was wrong and what to do. It never contains input.
 """
 
+import logging
 from typing import ClassVar
+
+_log = logging.getLogger(__name__)
 
 
 class BackendError(Exception):
@@ -154,6 +157,14 @@ class DeadlineExceeded(BackendError):
     def __init__(self, detail: str, *, retry_after: float | None = None) -> None:
         super().__init__(detail)
         self.retry_after = retry_after
+
+
+def reported(error: BaseException, **extra: str) -> BackendError:
+    """Return an error as callers see it; log it, with `extra`, if it is unexpected."""
+    if isinstance(error, BackendError):
+        return error
+    _log.error("an item failed unexpectedly", exc_info=error, extra=extra)
+    return BackendError("the backend failed on this item")
 
 
 class StartProblem(Exception):

@@ -181,12 +181,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds without a heartbeat after which the supervisor replaces a process. At least 2, or 0
     for never. For backends of `sluicegate up`, the time is three times as long."""
     memory_limit_bytes: Bytes = 1024 * 1024 * 1024
-    """The supervisor replaces a gateway process whose resident memory exceeds this size. 0 means no
-    limit. The limit must be at least 256 MiB above the document's `cache.memory_bytes`. Otherwise,
-    the document is refused."""
+    """The supervisor replaces a gateway process whose memory, without mapped files, exceeds this
+    size. 0 means no limit. The limit must be at least 256 MiB above the document's
+    `cache.memory_bytes`. Otherwise, the document is refused."""
     backend_memory_limit_bytes: Bytes | None = None
-    """The supervisor of `sluicegate up` replaces a backend whose resident memory exceeds this size.
-    By default, the backends share four fifths of the memory of the machine or container."""
+    """The supervisor of `sluicegate up` replaces a backend whose memory, without mapped files,
+    exceeds this size. By default, the backends share four fifths of the memory of the machine or
+    container."""
     max_loop_delay: Duration = 0.5
     """The longest event-loop iteration of an overloaded worker, in seconds. 0 means no limit. The
     worker also keeps iterations below a twentieth of the time that callers allow for a request.

@@ -240,6 +240,8 @@ class ItemOutcome(msgspec.Struct, frozen=True, kw_only=True):
     shadow."""
     shadow: str = ""
     """The number of the shadow revision that got a copy of the item."""
+    is_partial: bool = False
+    """Whether a part of the item failed, so that the result is not stored."""
     region: RegionName = RegionName("")
     """The region of the backend that answered, or that was asked last. It is empty for cached
     results."""

@@ -31,9 +31,11 @@ MAX_WORD_CHARACTERS = 256
 MAX_EXAMPLES = 256
 MAX_EXAMPLE_CHARACTERS = 512
 MAX_RULES = 256
+PLAIN: Final = re.compile(r"[\t\n\r -~]*")
+"""Texts of these characters, which are the most, have one reading. Others may have two."""
 TAGS: Final = re.compile("[\U000e0020-\U000e007e]")
 """Invisible characters that stand for ASCII characters. A text with tags is read with and without
-them."""
+them, so it may have four readings."""
 _WORD = Annotated[str, stated(minLength=1, maxLength=MAX_WORD_CHARACTERS)]
 _EXAMPLE = Annotated[str, stated(minLength=1, maxLength=MAX_EXAMPLE_CHARACTERS)]
 _LABELS = stated(minProperties=1)

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_ar
 
 import msgspec
 
-from sluicegate.wire.guards import TAGS, AnyDetector, EntityDetector, ModelDetector
+from sluicegate.wire.guards import PLAIN, TAGS, AnyDetector, EntityDetector, ModelDetector
 from sluicegate.wire.plans import Assignment, RevisionNumber, RevisionStatistics, Serving
 from sluicegate.wire.settings import stated
 
@@ -51,6 +51,8 @@ MAX_ENTITIES = 20_000
 LABELS = stated(minItems=1, maxItems=MAX_LABELS)
 # The most special tokens of a row of two texts, and of a row with labels.
 _SPECIAL_TOKENS, _PROMPT_TOKENS = 4, 16
+# The most tokens of a relation, besides its name: brackets, marks, `head` and `tail`.
+_RELATION_TOKENS = 24
 # A word, or a part of one, of the models that read words.
 _WORD = re.compile(r"\w+|[^\w\s]")
 _LENGTH = struct.Struct("<I")
@@ -158,8 +160,10 @@ class EntitiesParameters(Parameters, frozen=True, kw_only=True):
       pipeline.
     - The other fields are for models that find entities of any type, such as GLiNER: the types, the
       score that an entity must exceed (0.5), whether entities may not overlap (true), and whether
-      an entity may have several types (false). Fields without a value are not encoded, so that
-      requests without them keep their cache keys.
+      an entity may have several types (false). `relations` are types of relations, whose heads and
+      tails must exceed the same score. `descriptions` say what labels and relations mean, by their
+      names. Fields without a value are not encoded, so that requests without them keep their cache
+      keys.
     """
 
     aggregation: Aggregation = "simple"
@@ -167,6 +171,8 @@ class EntitiesParameters(Parameters, frozen=True, kw_only=True):
     threshold: float | msgspec.UnsetType = msgspec.UNSET
     flat: bool | msgspec.UnsetType = msgspec.UNSET
     multi_label: bool | msgspec.UnsetType = msgspec.UNSET
+    relations: list[str] | msgspec.UnsetType = msgspec.UNSET
+    descriptions: dict[str, str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class AnswerParameters(Parameters, frozen=True, kw_only=True):
@@ -304,14 +310,35 @@ def most_entity_windows(
 
     With labels, each window has them before its words, and two windows share up to half of these. A
     tokenizer may begin each word and each label with a token of its own. GLiNER2 adds a full stop.
+    Relations have windows of their own.
     """
     size = len(item.encode())
-    if parameters.labels is msgspec.UNSET:
+    if parameters.labels is msgspec.UNSET and parameters.relations is msgspec.UNSET:
         room = limits.tokens - _SPECIAL_TOKENS
         return min(MAX_WINDOWS, 1 + _parts(size // token_bytes - room, room - room // 4))
-    size += 1  # the full stop
+    described = parameters.descriptions or {}
+    more = sum(
+        [len(f"{name}{text}".encode()) // token_bytes + 4 for name, text in described.items()]
+    )
     # Each label has a token before it, and another one is before the words.
-    taken = sum([len(label.encode()) // token_bytes + 2 for label in parameters.labels])
+    given = ((parameters.labels, 2), (parameters.relations, _RELATION_TOKENS))
+    return sum(
+        [
+            _word_windows(
+                item,
+                limits,
+                taken=more + sum([len(label.encode()) // token_bytes + own for label in labels]),
+                token_bytes=token_bytes,
+            )
+            for labels, own in given
+            if labels is not msgspec.UNSET
+        ]
+    )
+
+
+def _word_windows(item: str, limits: RowLimits, *, taken: int, token_bytes: int) -> int:
+    """Return an upper bound of the windows of words after labels of `taken` tokens."""
+    size = len(item.encode()) + 1  # the full stop
     room = max(1, limits.tokens - taken - _PROMPT_TOKENS)
     most = limits.words or room
     if 2 * size <= min(room, most):
@@ -329,7 +356,7 @@ def most_guard_windows(item: str, parameters: GuardParameters, limits: RowLimits
     room = limits.tokens - _SPECIAL_TOKENS
     step = room - parameters.window_overlap(limits.tokens)
     windows = min(MAX_WINDOWS, 1 + _parts(len(item.encode()) - room, step))
-    readings = 2 if TAGS.search(item) else 1
+    readings = 1 if PLAIN.fullmatch(item) else 4 if TAGS.search(item) else 2
     return readings * sum(
         most_entity_windows(item, EntitiesParameters(labels=list(one.labels)), limits)
         if isinstance(one, EntityDetector)
@@ -407,7 +434,9 @@ def takes_text(task: Task) -> bool:
 #                        [float, ...]}} or {"multi_vector": [[float, ...], ...]}, by the output;
 #                        with `tokens` also "sparse_tokens" or "multi_vector_tokens": [str, ...]
 #   rerank               {"score": float}     for one document; the gateway sorts the documents
-#   entities             {"entities": [{"label", "score", "text", "start", "end"}, ...]}
+#   entities             {"entities": [{"label", "score", "text", "start", "end"}, ...]}, and with
+#                        `relations` also "relations": [{"label", "head", "tail"}, ...], whose heads
+#                        and tails are {"score", "text", "start", "end"}
 #   answer               {"answers": [{"answer", "score", "start", "end"}, ...],  best first
 #                        "no_answer_score": float}
 #   guard                {"verdict": str, "findings": [{"detector", "action", "label", "score",
@@ -469,6 +498,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=
     - `arm` is the number of the revision that answered, if the model has a traffic split or a
       shadow revision.
     - `shadow` is the number of the shadow revision that gets a copy of the item.
+    - `is_partial` says that a part of the item failed, so gateways do not store the result.
     """
 
     index: int
@@ -480,6 +510,7 @@ class Done(msgspec.Struct, frozen=True, kw_only=True, tag="done", omit_defaults=
     arm: RevisionNumber = ""
     shadow: RevisionNumber = ""
     known_tokens: int = 0
+    is_partial: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -2,11 +2,10 @@
 
 import asyncio
 import itertools
-import logging
 import math
 from collections.abc import Coroutine, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ from sluicegate.backends.algorithms.embedding import Embed
 from sluicegate.backends.algorithms.examples import ExampleVectors
 from sluicegate.backends.algorithms.labelled_spans import LabelledSpans
 from sluicegate.backends.algorithms.labels import Labeller, WindowScores
-from sluicegate.backends.errors import BackendError, DeadlineExceeded, ItemRefused
+from sluicegate.backends.errors import DeadlineExceeded, ItemRefused, reported
 from sluicegate.backends.guards.readable import (
     ReadableText,
     all_folded,
@@ -47,11 +46,13 @@ from sluicegate.wire.guards import (
 )
 from sluicegate.wire.protocol import MAX_ENTITIES, EntitiesParameters, GuardParameters, Task
 
-_log = logging.getLogger(__name__)
+_Found = TypeVar("_Found")
 BoolArray = NDArray[np.bool_]
 _TEXT_SECONDS: Final = 1.0
-# The share of the time until an item's deadline that detectors with a model have.
-_DETECTORS_SHARE: Final = 0.95
+# The time until an item's deadline that detectors leave for the verdict: this share, but at least
+# so many seconds, and at most half of the time.
+_VERDICT_SHARE: Final = 0.05
+_VERDICT_SECONDS: Final = 0.1
 _MOST_SCORES: Final = 64
 
 
@@ -93,20 +94,25 @@ class Guard(Algorithm):
         work = len(item) + sum(map(work_of, parameters.detectors))
         in_text = run_token_work(work, _find_in_text, parameters.detectors, item, read, found)
         # Every detector ends, because what it finds counts even if another one fails.
-        ends = await asyncio.gather(in_text, *by_model, return_exceptions=True)
-        found += itertools.chain(*(end for end in ends if isinstance(end, list)))
+        ends = await asyncio.gather(_in_time(in_text, ask), *by_model, return_exceptions=True)
+        # A thread that is late may still add to `found`.
+        found = [*found, *itertools.chain(*(end for end in ends if isinstance(end, list)))]
         failures += [end for end in ends if isinstance(end, BaseException)]
         hits = [one for one in found if one.is_found]
-        failures += _incomplete(hits, ask)
+        # Several readings of a text have most findings in common.
+        different = {(one.detector.name, one.label, one.span) for one in hits}
+        failures += _incomplete(len(different), ask)
         if failures:
             found = [one for one in hits if one.detector.action == "block"][:MAX_ENTITIES]
         work = len(found) + len(parameters.allow)
         answer = await run_token_work(work, self._answer, item, found, parameters)
-        if not failures:
+        errors = [*map(reported, failures)]
+        if not errors:
             return answer
         if answer["verdict"] != "block":
-            raise failures[0]
-        answer["error"] = _written_error(failures[0])
+            raise errors[0]
+        ask.note_partial()
+        answer["error"] = {"code": errors[0].code, "detail": str(errors[0])}
         del answer["scores"]
         return answer
 
@@ -118,7 +124,6 @@ class Guard(Algorithm):
             found = [one for one in found if same_letters(item[slice(*one.span)]) not in allowed]
         scores = self._scores(parameters.detectors, found)
         found = [one for one in found if one.is_found]
-        # Several readings of a text have most findings in common.
         best = {
             (one.detector.name, one.label, one.span): one
             for one in sorted(found, key=lambda one: one.score)
@@ -195,26 +200,19 @@ class Guard(Algorithm):
         return await _find_labels(detector, served, text, parameters, ask, failures)
 
 
-async def _in_time(
-    finding: Coroutine[Any, Any, list[_Finding]], ask: AlgorithmContext
-) -> list[_Finding]:
-    """Return what a detector finds, before the item's deadline: what others found must count.
+async def _in_time(finding: Coroutine[Any, Any, _Found], ask: AlgorithmContext) -> _Found:
+    """Return what detectors find, or raise early enough for a verdict on what others found.
 
     Raises:
-        BackendError: the detector failed, or is late.
+        BackendError: a detector failed, or is late.
     """
+    left = ask.time_left
+    reserved = min(max(_VERDICT_SHARE * left, _VERDICT_SECONDS), left / 2)
     try:
-        async with asyncio.timeout(_DETECTORS_SHARE * ask.time_left):
+        async with asyncio.timeout(left - reserved):
             return await finding
     except TimeoutError:
         raise DeadlineExceeded("a detector of the guard did not end in time") from None
-
-
-def _written_error(failure: BaseException) -> dict[str, str]:
-    if not isinstance(failure, BackendError):
-        _log.error("a detector failed unexpectedly", exc_info=failure)
-        failure = BackendError("the backend failed on this item")
-    return {"code": failure.code, "detail": str(failure)}
 
 
 def _summed_up(best: dict[str, float], least: float, most: int) -> dict[str, Any]:
@@ -256,12 +254,12 @@ def _find_in_text(
         raise failures[0]
 
 
-def _incomplete(found: Sequence[_Finding], ask: AlgorithmContext) -> Iterator[ItemRefused]:
+def _incomplete(findings: int, ask: AlgorithmContext) -> Iterator[ItemRefused]:
     if ask.is_truncated:
         yield ItemRefused(
             "input_too_long", "a detector cannot read the whole text; send it in parts"
         )
-    if len(found) > MAX_ENTITIES:
+    if findings > MAX_ENTITIES:
         yield ItemRefused(
             "too_many_findings",
             f"the text has more than {MAX_ENTITIES:,} findings; send it in parts",

@@ -20,7 +20,7 @@ from sluicegate.backends.algorithms.long_document import LongZeroShot
 from sluicegate.backends.algorithms.questions import ZeroShotTask
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.ask import AlgorithmContext
-from sluicegate.backends.pipelines.windows import Span, Windows
+from sluicegate.backends.pipelines.windows import MAX_PAIRS, Span, Windows
 from sluicegate.backends.types import FloatArray, Text
 from sluicegate.wire.protocol import Function, Task, ZeroShotParameters
 
@@ -56,6 +56,7 @@ class LabelTree(Labeller):
         self._tree = tree
         self._template = template
         self._beam = beam
+        self._most_children = max(map(len, _sisters(tree)))
         self.version = 1 + judge.version
 
     @override
@@ -90,17 +91,27 @@ class LabelTree(Labeller):
     async def window_scores(
         self, text: str, ask: AlgorithmContext, windows: Windows
     ) -> WindowScores:
-        """Return the scores of a walk for each window of the model below."""
+        """Return the scores of a walk for each window of the model below.
+
+        Raises:
+            ItemRefused: the text has too many windows for the children of a node.
+        """
         judge = self._judge.below if isinstance(self._judge, LongZeroShot) else self._judge
         if not isinstance(judge, WindowedAlgorithm):
             return await super().window_scores(text, ask, windows)
         spans = await ask.window_places(judge.model, text, windows)
+        # With its label, a part may take two windows.
+        if 2 * len(spans) * self._most_children > MAX_PAIRS:
+            raise ItemRefused(
+                "input_too_long",
+                f"the text has {len(spans)} windows, and a node of the label tree has"
+                f" {self._most_children} children; send the text in parts",
+            )
 
         async def walk(span: Span) -> FloatArray:
             part = text[slice(*span)]
 
             async def score(asked: ZeroShotParameters) -> dict[str, float]:
-                # With its label, the part may take several windows.
                 lines = await judge.window_scores(part, asked, ask, windows)
                 return dict(zip(asked.labels, lines.max(axis=0).tolist(), strict=True))
 
@@ -171,6 +182,14 @@ def _read(written: Any) -> list[Node]:
 
 def _read_entry(entry: Any) -> list[Node]:
     return _read(entry) if isinstance(entry, Mapping) else [Node(name=str(entry))]
+
+
+def _sisters(nodes: Sequence[Node]) -> Iterator[Sequence[Node]]:
+    """Yield the children of each node of a tree."""
+    if nodes:
+        yield nodes
+    for node in nodes:
+        yield from _sisters(node.children)
 
 
 def _leaves(node: Node) -> Iterator[Node]:

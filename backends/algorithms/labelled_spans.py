@@ -4,11 +4,13 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from msgspec import UNSET
 from typing_extensions import override
 
-from sluicegate.backends.algorithms.base import Algorithm
+from sluicegate.backends.algorithms.base import Algorithm, all_of
+from sluicegate.backends.algorithms.labelled_relations import LabelledRelations
 from sluicegate.backends.algorithms.labels import Label, rank
 from sluicegate.backends.algorithms.questions import ZeroShotTask, check_labels
 from sluicegate.backends.errors import ItemRefused
@@ -16,7 +18,7 @@ from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.scores import sigmoid, softmax, written
 from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.pipelines.windows import Span
-from sluicegate.backends.pipelines.word_rows import WordFormat, WordOutputs
+from sluicegate.backends.pipelines.word_rows import WordFormat, WordOutputs, describe
 from sluicegate.wire.protocol import MAX_ENTITIES, EntitiesParameters, ZeroShotParameters
 
 _THRESHOLD = 0.5
@@ -32,19 +34,54 @@ class WordSpan(NamedTuple):
 
 
 class LabelledSpans(Algorithm):
-    """Scores spans of words for each label, and keeps the best ones."""
+    """Scores spans of words for each label, and keeps the best ones.
 
-    def __init__(self, *, model: str, form: WordFormat, max_labels: int) -> None:
+    `relations` finds relations, if the model knows some. They have rows of their own, so entities
+    do not depend on them.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        form: WordFormat,
+        max_labels: int,
+        relations: LabelledRelations | None = None,
+    ) -> None:
         self._model = model
         self._form = form
         self._max_labels = max_labels
+        self._relations = relations
 
     @override
     async def run(self, item: str, parameters: EntitiesParameters, ask: AlgorithmContext) -> Any:
+        self._check_descriptions(parameters)
+        asked = parameters.relations
+        if asked is UNSET:
+            return {"entities": await self._find(item, parameters, ask)}
+        if self._relations is None:
+            raise ItemRefused(
+                "relations_not_supported",
+                f"`{self._model}` finds no relations; leave out `relations`, or name a GLiNER2 "
+                "model that was imported by this version",
+            )
+        related = self._relations.find(
+            item, asked, ask, threshold=_threshold(parameters), descriptions=_described(parameters)
+        )
+        if parameters.labels is UNSET:
+            return {"entities": [], "relations": await related}
+        entities, relations = await all_of([self._find(item, parameters, ask), related])
+        return {"entities": entities, "relations": relations}
+
+    async def _find(
+        self, item: str, parameters: EntitiesParameters, ask: AlgorithmContext
+    ) -> list[dict[str, Any]]:
         labels = self._labels(parameters)
         words: list[Span] = []
         candidates: list[WordSpan] = []
-        async for found in ask.word_outputs(self._model, item, labels, self._form):
+        schema = describe(self._form.schema, labels, _described(parameters))
+        form = msgspec.structs.replace(self._form, schema=schema)
+        async for found in ask.word_outputs(self._model, item, labels, form):
             words = found.words
             more = MAX_ENTITIES - len(candidates)
             candidates += await run_token_work(
@@ -62,7 +99,7 @@ class LabelledSpans(Algorithm):
         words: list[Span],
         candidates: list[WordSpan],
         parameters: EntitiesParameters,
-    ) -> dict[str, Any]:
+    ) -> list[dict[str, Any]]:
         flat, several = parameters.flat is not False, parameters.multi_label is True
         if self._form.schema and parameters.multi_label is not False:
             chosen = choose_by_label(candidates, len(labels), flat=flat)
@@ -76,18 +113,30 @@ class LabelledSpans(Algorithm):
             if start < end:
                 place = (span.label, start, end)
                 found[place] = max(span.score, found.get(place, 0.0))
-        return {
-            "entities": [
-                {
-                    "label": labels[label],
-                    "score": written(score),
-                    "text": item[start:end],
-                    "start": start,
-                    "end": end,
-                }
-                for (label, start, end), score in found.items()
-            ]
-        }
+        return [
+            {
+                "label": labels[label],
+                "score": written(score),
+                "text": item[start:end],
+                "start": start,
+                "end": end,
+            }
+            for (label, start, end), score in found.items()
+        ]
+
+    def _check_descriptions(self, parameters: EntitiesParameters) -> None:
+        described = _described(parameters)
+        if described and not self._form.schema:
+            raise ItemRefused(
+                "bad_parameter", f"`{self._model}` reads no `descriptions`; leave them out"
+            )
+        names = {*(parameters.labels or ()), *(parameters.relations or ())}
+        unknown = next((name for name in described if name not in names), None)
+        if unknown is not None:
+            raise ItemRefused(
+                "bad_parameter",
+                f"`descriptions` has `{unknown}`, which is neither in `labels` nor in `relations`",
+            )
 
     def _labels(self, parameters: EntitiesParameters) -> list[str]:
         labels = parameters.labels
@@ -95,15 +144,14 @@ class LabelledSpans(Algorithm):
             raise ItemRefused(
                 "no_labels", f"`{self._model}` finds entities of any type; send `labels`"
             )
-        _check_labels(labels, self._model, self._max_labels)
+        check_labels(labels, self._model, self._max_labels)
         return labels
 
     def _above(
         self, found: WordOutputs, labels: int, parameters: EntitiesParameters, most: int
     ) -> list[WordSpan]:
         """Return the spans with a score above the threshold, in the order of their words."""
-        given = parameters.threshold
-        threshold = np.float32(_THRESHOLD if given is UNSET else given)
+        threshold = np.float32(_threshold(parameters))
         spans: list[WordSpan] = []
         columns = zip(found.windows, found.owned, found.outputs, strict=True)
         for (start, end), (begin, upto), output in columns:
@@ -124,6 +172,14 @@ class LabelledSpans(Algorithm):
             rows = zip(*(column[inside].tolist() for column in found_columns), strict=True)
             spans += [WordSpan(*row) for row in rows]
         return spans
+
+
+def _threshold(parameters: EntitiesParameters) -> float:
+    return _THRESHOLD if parameters.threshold is UNSET else parameters.threshold
+
+
+def _described(parameters: EntitiesParameters) -> dict[str, str]:
+    return parameters.descriptions or {}
 
 
 def choose_spans(
@@ -189,15 +245,6 @@ class LabelledTexts(ZeroShotTask):
     async def rank(
         self, text: str, parameters: ZeroShotParameters, ask: AlgorithmContext
     ) -> list[Label]:
-        _check_labels(parameters.labels, self._model, self._max_labels)
+        check_labels(parameters.labels, self._model, self._max_labels)
         logits = await ask.label_scores(self._model, text, parameters.labels, self._form)
         return rank(parameters.labels, (sigmoid if parameters.multi_label else softmax)(logits))
-
-
-def _check_labels(labels: list[str], model: str, most: int) -> None:
-    check_labels(labels)
-    if len(labels) > most:
-        raise ItemRefused(
-            "too_many_labels",
-            f"`labels` has {len(labels)} entries, but `{model}` takes at most {most}; send fewer",
-        )

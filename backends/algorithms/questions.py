@@ -77,16 +77,23 @@ def hypotheses(parameters: ZeroShotParameters) -> list[str]:
     return [parameters.hypothesis_template.replace(SLOT, label) for label in parameters.labels]
 
 
-def check_labels(labels: list[str]) -> None:
-    """Raise `ItemRefused` if labels are missing, empty, repeated or too many."""
+def check_labels(
+    labels: list[str], model: str = "", most: int = MAX_LABELS, *, field: str = "labels"
+) -> None:
+    """Raise `ItemRefused` if labels are missing, empty, repeated, or more than a model takes."""
     if not labels:
-        raise ItemRefused("no_labels", "`labels` is empty; send at least one")
+        raise ItemRefused("no_labels", f"`{field}` is empty; send at least one")
     if len(labels) > MAX_LABELS:
-        raise ItemRefused("too_many_labels", f"`labels` has more than {MAX_LABELS} entries")
+        raise ItemRefused("too_many_labels", f"`{field}` has more than {MAX_LABELS} entries")
     if len(set(labels)) != len(labels):
-        raise ItemRefused("duplicate_labels", "`labels` contains a label twice")
+        raise ItemRefused("duplicate_labels", f"`{field}` contains a label twice")
     if not all(label.strip() for label in labels):
-        raise ItemRefused("empty_label", "`labels` contains an empty label")
+        raise ItemRefused("empty_label", f"`{field}` contains an empty label")
+    if len(labels) > most:
+        raise ItemRefused(
+            "too_many_labels",
+            f"`{field}` has {len(labels)} entries, but `{model}` takes at most {most}; send fewer",
+        )
 
 
 def check_choices(choices: list[str]) -> None:

@@ -12,6 +12,7 @@ from sluicegate.backends.algorithms.custom import Custom
 from sluicegate.backends.algorithms.embedding import Embed, Rerank
 from sluicegate.backends.algorithms.entities import Entities
 from sluicegate.backends.algorithms.hosts import AlgorithmHosts
+from sluicegate.backends.algorithms.labelled_relations import LabelledRelations
 from sluicegate.backends.algorithms.labelled_spans import LabelledSpans, LabelledTexts
 from sluicegate.backends.algorithms.labels import Labeller
 from sluicegate.backends.algorithms.long_document import LongEmbed
@@ -228,7 +229,16 @@ def _serve_spans(model: Model, manifest: SpanManifest) -> ModelAlgorithms:
     most, name = manifest.max_labels, model.name
     if manifest.schema:
         schema_word()  # The first call takes long, so it must not be in a request.
-    algorithms: Algorithms = {Task.ENTITIES: LabelledSpans(model=name, form=form, max_labels=most)}
+    relations = None
+    if (related := manifest.relations) is not None:
+        relations = LabelledRelations(
+            model=name,
+            form=msgspec.structs.replace(form, label_token=related.label_token, has_relations=True),
+            max_labels=related.max_labels,
+            max_count=related.max_count,
+        )
+    spans = LabelledSpans(model=name, form=form, max_labels=most, relations=relations)
+    algorithms: Algorithms = {Task.ENTITIES: spans}
     if (classes := manifest.classes) is not None:
         form = msgspec.structs.replace(form, label_token=classes.label_token, schema=classes.schema)
         algorithms[Task.ZERO_SHOT] = LabelledTexts(model=name, form=form, max_labels=most)

@@ -47,6 +47,7 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     - `revision` has two parts: the name of a model, and the number of the revision that answers.
       `shadow` is the number of the revision to which the item is mirrored.
     - `label` is the first label of the result.
+    - `is_partial` says that a part of the item failed, although the item has a result.
     """
 
     scope: str
@@ -67,6 +68,7 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     revision: tuple[str, str] | None = None
     shadow: str = ""
     label: str = ""
+    is_partial: bool = False
 
     def spend(self, rows: int) -> None:
         """Deduct rows from the row budget.

@@ -7,6 +7,7 @@ batches by length.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,6 +29,9 @@ RowValue = FloatArray | BackendError
 # After this many event-loop iterations without a new request for rows, all items are assumed to
 # wait for rows or for the tokenizer.
 _QUIET_ITERATIONS = 32
+# On a processor, a batch itself costs as much as about this many tokens, so more padding costs more
+# than another batch. This is no measured cost, because each run must make the same batches.
+_CORES_PADDING = 32
 _Answer = TypeVar("_Answer")
 
 
@@ -39,6 +43,7 @@ class PlannedBatches:
     ) -> None:
         self._executor = executor
         self._limits = limits
+        self._most_padding = _CORES_PADDING if executor.shares_cores else math.inf
         self._pool = pool
 
     def run(self, encodings: Sequence[Encoding], kind: OutputKind) -> list[RowValue]:
@@ -51,7 +56,7 @@ class PlannedBatches:
         # Sort, because items may request rows in any order. Longest first, so that threads finish
         # at nearly the same time.
         unique.sort(key=_place, reverse=True)
-        batches = divide(unique, self._limits)
+        batches = divide(unique, self._limits, most_padding=self._most_padding)
         running = [self._pool.submit(self._run, batch, kind) for batch in batches]
         try:
             values = {
@@ -78,14 +83,19 @@ class PlannedBatches:
         return split_output(output, list(map(_length, batch)), kind, self._executor.joined)
 
 
-def divide(encodings: Sequence[Encoding], limits: BatchLimits) -> list[list[Encoding]]:
-    """Divide rows, sorted from long to short, into batches."""
+def divide(
+    encodings: Sequence[Encoding], limits: BatchLimits, *, most_padding: float = math.inf
+) -> list[list[Encoding]]:
+    """Divide rows, sorted from long to short; a batch has at most `most_padding` padding tokens."""
     batches: list[list[Encoding]] = []
-    most = 0
+    most = longest = padding = 0
     for encoding in encodings:
-        if not batches or len(batches[-1]) >= most:
+        length = _length(encoding)
+        padding += longest - length
+        if not batches or len(batches[-1]) >= most or padding > most_padding:
             batches.append([])
-            most = max(1, min(limits.rows, limits.tokens // _length(encoding)))
+            longest, padding = length, 0
+            most = max(1, min(limits.rows, limits.tokens // length))
         batches[-1].append(encoding)
     return batches
 

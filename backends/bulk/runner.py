@@ -1,9 +1,10 @@
 """Runs items through one model of a repository in this process, for synchronous callers."""
 
 import asyncio
+import itertools
 import threading
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,6 +43,7 @@ from sluicegate.backends.serving.core import ModelSet
 from sluicegate.backends.serving.loading import LoadingTools, load_models, make_shared
 from sluicegate.backends.settings import BackendSettings, quiet_libraries, read_settings
 from sluicegate.backends.telemetry.spans import NO_TRACING
+from sluicegate.backends.tokenization.tokenizer import Texts, Tokenizer
 from sluicegate.backends.types import Encoding, OutputKind
 from sluicegate.wire.protocol import ITEMS, PARAMETERS, Parameters, Task, takes_text
 
@@ -51,6 +53,8 @@ _SCOPE = "bulk"
 _FIRST_TEXT = "warm-up"
 # No item takes this long, but algorithm hosts need a finite time.
 _LONGEST = 3600.0
+# The texts of this many items are tokenized at a time.
+_READ_AT_ONCE = 256
 _Answer = TypeVar("_Answer")
 
 
@@ -157,7 +161,7 @@ class BulkRunner:
 
     def _load(self, settings: BackendSettings, name: str) -> None:
         catalogue = _needed_for(name, read_catalogue(settings.models, servers(settings)))
-        pool = self._stack.enter_context(
+        self._tokenizers = pool = self._stack.enter_context(
             ThreadPoolExecutor(settings.tokenizer_threads, thread_name_prefix="tokenizer")
         )
         tools = LoadingTools(
@@ -216,7 +220,7 @@ class BulkRunner:
         opened = self._open(items, algorithm, outcomes)
         groups = [item.prepared.texts for item in opened]
         checked: list[tuple[_OpenQuery, Sequence[Encoding]]] = []
-        for item, found in zip(opened, encoder.tokenizer.encode_short(groups), strict=True):
+        for item, found in zip(opened, self._encode_each(encoder.tokenizer, groups), strict=True):
             try:
                 if isinstance(found, BackendError):
                     raise found
@@ -238,6 +242,16 @@ class BulkRunner:
             else:
                 outcomes[item.index] = _result(answer, item.caller)
         return [outcome for outcome in outcomes if outcome is not None]
+
+    def _encode_each(
+        self, tokenizer: Tokenizer, groups: Sequence[Texts]
+    ) -> Iterator[list[Encoding] | BackendError]:
+        """Tokenize each item's texts, in several threads unless they would wait for the GIL."""
+        slices = [
+            groups[start : start + _READ_AT_ONCE] for start in range(0, len(groups), _READ_AT_ONCE)
+        ]
+        read = map if tokenizer.has_word_table else self._tokenizers.map
+        return itertools.chain.from_iterable(read(tokenizer.encode_short, slices))
 
     def _open(
         self, items: Sequence[Any], algorithm: QueryAlgorithm, outcomes: list[Outcome | None]

@@ -1,8 +1,9 @@
 """Caches graphs whose weights ONNX Runtime has packed for this kind of processor.
 
 Sessions and processes that open a packed graph map the same pages, so they share one copy of the
-weights. The first start of a backend writes the packed graph to the folder `.prepacked` beside the
-graph, and deletes outdated packed graphs of this kind of processor.
+weights. Models of a repository share the copies of their equal weights. The first start of a
+backend writes the packed graph to the folder `.prepacked` beside the graph, and deletes outdated
+packed graphs of this kind of processor.
 """
 
 import contextlib
@@ -10,22 +11,21 @@ import fcntl
 import hashlib
 import os
 import platform
-import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+from sluicegate.backends.executors.shared_weights import share_weights
 
 _FOLDER = ".prepacked"
 _GRAPH, _WEIGHTS = "model.onnx", "weights.bin"
 _LOCK = "lock"
 _LOCK_TIMEOUT, _PAUSE = 60.0, 0.02
-# Smaller tensors stay in the graph file; every packed tensor has at least this many bytes.
-_LEAST_BYTES = "1024"
-# The alignment in bytes that the widest vector loads need, and the pattern of a packed weight's
-# offset in the graph file.
-_ALIGNMENT = 64
-_PACKED = re.compile(rb"\+\d+\|(\d+);\d+;\d")
+# Smaller tensors stay in the graph file.
+_LEAST_BYTES = "16384"
+# Raised when the files of a packed graph change their layout.
+_LAYOUT = 2
 
 # Session options that make ONNX Runtime write the packed graph.
 SAVING = {
@@ -41,21 +41,21 @@ def prepacked_graph(
     """Return the path of the packed `graph`.
 
     If the packed graph does not exist yet, `save` writes it to the path that it gets. The result is
-    `None` if the packed graph cannot be written, or if a weight in it is misaligned.
+    `None` if the packed graph cannot be written.
     """
     machine = _short(_processor())
-    folder = graph.parent / _FOLDER / f"{machine}-{_short(f'{digest} {runtime}')}"
+    folder = graph.parent / _FOLDER / f"{machine}-{_short(f'{digest} {runtime} {_LAYOUT}')}"
     if (folder / _GRAPH).is_file():
-        return _aligned(folder / _GRAPH)
+        return folder / _GRAPH
     try:
         folder.parent.mkdir(exist_ok=True)
         with _exclusive(folder.parent):
             if not (folder / _GRAPH).is_file():
-                _build(folder, save)
+                _build(folder, save, others=_packed_files(graph))
                 _delete_stale(folder, machine)
     except OSError:
         return None
-    return _aligned(folder / _GRAPH) if (folder / _GRAPH).is_file() else None
+    return folder / _GRAPH if (folder / _GRAPH).is_file() else None
 
 
 @contextlib.contextmanager
@@ -77,11 +77,26 @@ def _exclusive(folder: Path) -> Iterator[None]:
         yield
 
 
-def _build(folder: Path, save: Callable[[Path], None]) -> None:
+def _packed_files(graph: Path) -> Iterator[Path]:
+    """Yield the files of all packed graphs in the repository.
+
+    The graph is in the folder of a revision, of a model, of the repository. During an import, it is
+    in the same folders of a hidden folder in the repository.
+    """
+    for folder in graph.absolute().parents[2:4]:
+        yield from folder.glob(f"*/*/{_FOLDER}/*/*")
+        if not folder.name.startswith("."):
+            return
+
+
+def _build(folder: Path, save: Callable[[Path], None], *, others: Iterable[Path]) -> None:
     building = folder.with_name(f"building-{os.getpid()}-{folder.name}")
     try:
         building.mkdir()
         save(building / _GRAPH)
+        # ONNX Runtime writes no second file if all weights are small.
+        if (building / _WEIGHTS).is_file():
+            share_weights(building / _GRAPH, building / _WEIGHTS, others)
         # Another process may have been faster. Its files are equal.
         with contextlib.suppress(OSError):
             building.rename(folder)
@@ -102,16 +117,6 @@ def _delete_stale(folder: Path, machine: str) -> None:
 
 def _short(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _aligned(graph: Path) -> Path | None:
-    """Return the graph, or `None` if one of its packed weights is misaligned.
-
-    ONNX Runtime 1.31 writes weights without alignment and maps the file. Its kernels crash the
-    process when they load a misaligned weight.
-    """
-    places = _PACKED.finditer(graph.read_bytes())
-    return graph if all(int(place[1]) % _ALIGNMENT == 0 for place in places) else None
 
 
 def _processor() -> str:

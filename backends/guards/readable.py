@@ -3,11 +3,13 @@
 Compatibility characters become plain ones (NFKC, Unicode Standard Annex 15), digits of any script
 become 0 to 9, and characters that are not displayed are left out, like marks that cross out or
 enclose a letter. Tags (U+E0020 to U+E007E), which can carry invisible instructions to a language
-model, become the ASCII characters they stand for. As people do not see tags, a text with tags has a
-second reading without them.
+model, become the ASCII characters they stand for. As people do not see tags, a text with tags is
+also read without them.
 
-What is left out may stand in a word or between two words, and signs such as letters in squares may
-be letters of the word beside them or not. So there is a second reading with spaces at these places.
+What is left out may stand in a word or between two words. Tags, and signs such as letters in
+squares, may belong to the word beside them or not. These places are the *cuts* of a reading. Words
+can begin or end there. For other detectors, a reading with cuts is followed by a copy with spaces
+at all of them.
 """
 
 import re
@@ -15,7 +17,7 @@ import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
@@ -23,10 +25,8 @@ from numpy.typing import NDArray
 
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.pipelines.windows import Span
-from sluicegate.wire.guards import TAGS
+from sluicegate.wire.guards import PLAIN, TAGS
 
-# Texts of these characters, which are the most, are read as they are.
-_PLAIN: Final = re.compile(r"[\t\n\r -~]*")
 _SPACES: Final = re.compile(r"\s+")
 _WIDE_SPACE: Final = re.compile(r"\s\s|[^\S ]")
 # What stands for a letter, but is not its compatibility character.
@@ -34,6 +34,8 @@ _STYLED: Final = re.compile(
     "(?:(?:CROSSED )?NEGATIVE (?:CIRCLED|SQUARED) LATIN CAPITAL LETTER|LATIN LETTER SMALL CAPITAL"
     "|REGIONAL INDICATOR SYMBOL LETTER) ([A-Z])"
 )
+# Categories of letters and digits that may belong to the word beside them or not.
+_SIGNS: Final = frozenset(("Lm", "No", "So"))
 _OVERLAY: Final = 1  # the combining class of marks over the whole letter
 _BLANK: Final = 0x2800  # Braille without a dot
 # WordPiece reads a word with a character that it does not know, or of more than 100 characters, as
@@ -94,11 +96,13 @@ _MOST_FOLDED: Final = 128
 class ReadableText(msgspec.Struct, frozen=True):
     """Holds the readable characters of a text, and the place of each in the original text.
 
-    Without `places`, both texts have the same characters.
+    Without `places`, both texts have the same characters. `cuts` are the places in `text` before
+    which a word may end without white space.
     """
 
     text: str
     places: Sequence[int] | None = None
+    cuts: Sequence[int] = ()
 
     def original(self, span: Span) -> Span:
         """Return the span of the original text that a span of `text` stands for."""
@@ -130,36 +134,43 @@ _READABLE, _UNTAGGED, _FOLDED = _Table(), _Table(has_tags=False), _Table(folds=T
 def readings(text: str) -> list[ReadableText]:
     """Return a text as its readers see it: with tags as letters and, if it has tags, without.
 
-    Each reading is followed by one in which words are apart that may be one word or several.
+    Each reading with cuts is followed by one with spaces there.
 
     Raises:
         ItemRefused: the readable text is much longer than the text.
     """
-    if _PLAIN.fullmatch(text):
+    if PLAIN.fullmatch(text):
         return [ReadableText(text)]
     tables = (_READABLE, _UNTAGGED) if TAGS.search(text) else (_READABLE,)
-    found = [_mapped(text, table) for table in tables]
+    found = [_with_cuts(text, _mapped(text, table)) for table in tables]
     if len(found[0].text) > _MOST_GROWTH * len(text) + _FREE_GROWTH:
         raise ItemRefused(
             "input_too_long",
             "the text has many characters that stand for several others; send it in parts",
         )
-    return [each for one in found for each in (one, _parted(text, one)) if each is not None]
+    parted = [_with_spaces(one, np.array(one.cuts)) if one.cuts else None for one in found]
+    return [one for pair in zip(found, parted, strict=True) for one in pair if one is not None]
 
 
-def _parted(text: str, read: ReadableText) -> ReadableText | None:
-    """Return a reading with spaces where words are joined by what is left out, or by signs."""
+def _with_cuts(text: str, read: ReadableText) -> ReadableText:
     if read.places is None:
-        return None
-    is_sign = [unicodedata.category(each) == "So" for each in text]
+        return read
+    kinds = {each: _kind(each) for each in set(text)}
     cuts = [
         place
         for place, (first, second) in enumerate(pairwise(read.places), 1)
-        if (second - first > 1 or is_sign[first] != is_sign[second])
+        if (second - first > 1 or kinds[text[first]] != kinds[text[second]])
         and _is_of_word(read.text[place - 1])
         and _is_of_word(read.text[place])
     ]
-    return _with_spaces(read, np.array(cuts)) if cuts else None
+    return ReadableText(read.text, read.places, cuts)
+
+
+def _kind(character: str) -> Literal["tag", "sign", "plain"]:
+    if ord(character) in _TAGS:
+        return "tag"
+    is_sign = unicodedata.category(character) in _SIGNS
+    return "sign" if is_sign and _READABLE[ord(character)] != character else "plain"
 
 
 def _is_of_word(character: str) -> bool:

@@ -1,8 +1,12 @@
 """Looks for formats, patterns, words and length, without a model."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sluicegate.backends.errors import ItemRefused
 from sluicegate.backends.guards.formats import find_format
@@ -30,6 +34,7 @@ _SPACELESS: Final = (
     (0x20000, 0x33480),
 )
 _MOST_PATTERNS: Final = 4096
+_MOST_WORD_LISTS: Final = 128
 
 
 def find_in_text(
@@ -61,9 +66,8 @@ def _find(
         for span in _matches(detector.pattern, read.text, limit):
             yield detector.label, span
     elif isinstance(detector, WordDetector):
-        compared = folded(read.text)
-        for span in _find_words(detector.words, compared.text, limit):
-            yield detector.label, compared.original(span)
+        for span in _find_words(detector.words, read, limit):
+            yield detector.label, span
 
 
 def work_of(detector: AnyDetector) -> int:
@@ -93,12 +97,43 @@ def compiled(pattern: str) -> Any:  # Any: RE2 has no types
         raise ItemRefused("guard_invalid", detail) from None
 
 
-def _find_words(words: tuple[str, ...], text: str, limit: TimeLimit) -> Iterator[Span]:
-    for word in limit.each(all_folded(words)):
-        for start in limit.each(_places(word, text)):
-            end = start + len(word)
-            if _ends_between(text, start) and _ends_between(text, end):
-                yield start, end
+def _find_words(words: tuple[str, ...], read: ReadableText, limit: TimeLimit) -> Iterator[Span]:
+    """Yield the spans of words. Between the words of a phrase is white space or a cut."""
+    compared = folded(read.text)
+    text = compared.text.replace(" ", "")
+    is_space = np.frombuffer(compared.text.encode("utf-32-le"), np.uint32) == ord(" ")
+    places, gaps = np.flatnonzero(~is_space), _without_spaces(np.flatnonzero(is_space))
+    known = places if compared.places is None else np.asarray(compared.places)[places]
+    breaks = {*gaps, *np.searchsorted(known, read.cuts).tolist()}
+    for letters, inner in limit.each(_phrases(words)):
+        for start in limit.each(_places(letters, text)):
+            end = start + len(letters)
+            within = gaps[bisect_right(gaps, start) : bisect_left(gaps, end)]
+            expected = {start + place for place in inner}
+            if (
+                expected.issuperset(within)
+                and breaks.issuperset(expected)
+                and all(place in breaks or _ends_between(text, place) for place in (start, end))
+            ):
+                yield compared.original((int(places[start]), int(places[end - 1]) + 1))
+
+
+@lru_cache(_MOST_WORD_LISTS)
+def _phrases(words: tuple[str, ...]) -> list[tuple[str, list[int]]]:
+    """Return the letters of each phrase, and where its spaces were among them."""
+    return [
+        (
+            phrase.replace(" ", ""),
+            _without_spaces(np.array([at for at, each in enumerate(phrase) if each == " "])),
+        )
+        for phrase in all_folded(words)
+    ]
+
+
+def _without_spaces(spaces: NDArray[np.int64]) -> list[int]:
+    """Return where these places of spaces are after the spaces were removed."""
+    found: list[int] = (spaces - np.arange(len(spaces))).tolist()
+    return found
 
 
 def _places(word: str, text: str) -> Iterator[int]:

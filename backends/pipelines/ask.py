@@ -1,7 +1,7 @@
 """Runs models on behalf of an item's algorithm."""
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -92,9 +92,16 @@ class AlgorithmContext:
     callers.
     """
 
-    def __init__(self, pipelines: Mapping[str, Pipeline], caller: RowCaller) -> None:
+    def __init__(
+        self,
+        pipelines: Mapping[str, Pipeline],
+        caller: RowCaller,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pipelines = pipelines
         self._caller = caller
+        self._clock = clock
 
     @property
     def rows_left(self) -> float:
@@ -108,7 +115,7 @@ class AlgorithmContext:
     @property
     def time_left(self) -> float:
         """The seconds until the item's deadline, at most an hour."""
-        return min(self._caller.deadline - time.monotonic(), LONGEST)
+        return min(self._caller.deadline - self._clock(), LONGEST)
 
     @contextmanager
     def hosted(self) -> Iterator[None]:
@@ -134,7 +141,7 @@ class AlgorithmContext:
             lane=BULK,
             revision=self._caller.revision,
         )
-        return AlgorithmContext(self._pipelines, caller)
+        return AlgorithmContext(self._pipelines, caller, clock=self._clock)
 
     def note_revision(self, model: str, number: str) -> None:
         """Note the revision of `model` that answers the item.
@@ -143,6 +150,10 @@ class AlgorithmContext:
         """
         if self._caller.revision is None:
             self._caller.revision = (model, number)
+
+    def note_partial(self) -> None:
+        """Note that a part of the item failed, so another try may have another result."""
+        self._caller.is_partial = True
 
     def note_shadow(self, number: str) -> None:
         """Note the shadow revision that the item is also sent to."""
@@ -278,10 +289,16 @@ class AlgorithmContext:
         )
 
     def word_outputs(
-        self, model: str, text: str, labels: Sequence[str], form: WordFormat
+        self,
+        model: str,
+        text: str,
+        labels: Sequence[str],
+        form: WordFormat,
+        *,
+        kind: OutputKind = OutputKind.TOKENS,
     ) -> AsyncIterator[WordOutputs]:
         """Yield `model`'s raw outputs for the words of `text`; see `Encoder.word_outputs`."""
-        return self._encoder(model).word_outputs(text, labels, form, self._caller)
+        return self._encoder(model).word_outputs(text, labels, form, self._caller, kind=kind)
 
     async def label_scores(
         self, model: str, text: str, labels: Sequence[str], form: WordFormat

@@ -339,6 +339,7 @@ class Encoder:
         Raises:
             ItemRefused: the text is empty, or has too many windows.
         """
+        self._check_whole(text)
         parts = [self._prompt, text] if self._prompt else [text]
         *before, tokens = await self.tokenizer.placed(parts)
         if not len(tokens.ids):
@@ -483,7 +484,13 @@ class Encoder:
         return segment.pieces, vectors[: len(segment.ids)]
 
     async def word_outputs(
-        self, text: str, labels: Sequence[str], form: WordFormat, caller: RowCaller
+        self,
+        text: str,
+        labels: Sequence[str],
+        form: WordFormat,
+        caller: RowCaller,
+        *,
+        kind: OutputKind = OutputKind.TOKENS,
     ) -> AsyncIterator[WordOutputs]:
         """Yield the outputs for a text's words, after the labels in each row.
 
@@ -514,7 +521,7 @@ class Encoder:
                 words=words.places,
                 windows=windows,
                 owned=owned[first : first + WINDOWS_AT_ONCE],
-                outputs=await self.rows.ask(rows, kind=OutputKind.TOKENS, caller=caller),
+                outputs=await self.rows.ask(rows, kind=kind, caller=caller),
             )
 
     async def label_scores(
@@ -544,7 +551,7 @@ class Encoder:
         self, text: str, labels: Sequence[str], form: WordFormat, caller: RowCaller
     ) -> ReadWords:
         self._check_whole(text)
-        characters = sum(map(len, labels))
+        characters = len(form.schema) + sum(map(len, labels))
         if characters > self._max_characters:
             raise self._labels_too_long(f"{characters} characters")
         most = MAX_WINDOWS * form.max_words

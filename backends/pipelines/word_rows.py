@@ -5,7 +5,7 @@ words. `backends.model_tools.graphs.spans` says what the token types of a row me
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -17,9 +17,12 @@ from sluicegate.backends.types import Encoding, FloatArray, IntArray
 
 WINDOWS_AT_ONCE = 8
 """The most windows of an item whose outputs are in memory."""
-_WORD_TYPE, _OTHER_TYPE, _LABEL_TYPE, _PROMPT_TYPE = 0, 1, 2, 3
-# GLiNER2 puts its labels and their name in brackets, and marks the name with a token.
-_PROMPT_TOKEN, _OPEN, _CLOSE = "[P]", "(", ")"
+_WORD_TYPE, _OTHER_TYPE, _LABEL_TYPE, _PROMPT_TYPE, _HEAD_TYPE, _TAIL_TYPE = range(6)
+_DESCRIPTION = "[DESCRIPTION]"
+# GLiNER2 puts its labels and their name in brackets, and marks the name with a token. A relation is
+# a name with two labels of its own.
+_PROMPT_TOKEN, _OPEN, _CLOSE, _BETWEEN = "[P]", "(", ")", "[SEP_STRUCT]"
+_HEAD, _TAIL = "head", "tail"
 
 
 class WordFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +32,8 @@ class WordFormat(msgspec.Struct, frozen=True, kw_only=True):
     which token stands for a label: the `label_token`, or the token after it. `word_place` says
     which token stands for a word. A span has at most `max_width` words, and a row has at most
     `max_words` words. Rows of GLiNER2 have the name of a `schema` before the labels, no special
-    tokens of the tokenizer, and words in lower case.
+    tokens of the tokenizer, and words in lower case. If a row `has_relations`, each label is a
+    relation, and the `label_token` is put before its head and its tail.
     """
 
     label_token: str
@@ -39,12 +43,22 @@ class WordFormat(msgspec.Struct, frozen=True, kw_only=True):
     max_width: int
     max_words: int
     schema: str = ""
+    has_relations: bool = False
 
     @property
     def extra_texts(self) -> tuple[str, ...]:
         """The texts of a prompt other than the labels."""
         own = (_PROMPT_TOKEN, self.schema, _OPEN, _CLOSE) if self.schema else ()
-        return (self.label_token, self.text_token, *own)
+        ends = (_BETWEEN, _HEAD, _TAIL) if self.has_relations else ()
+        return (self.label_token, self.text_token, *own, *ends)
+
+
+def describe(schema: str, labels: Sequence[str], descriptions: Mapping[str, str]) -> str:
+    """Return the name of a schema with the descriptions of its labels."""
+    texts = [
+        f" {_DESCRIPTION} {each}: {descriptions[each]}" for each in labels if each in descriptions
+    ]
+    return "".join([schema, *texts])
 
 
 class ReadWords(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -75,22 +89,49 @@ def prompt_row(
     labels: Sequence[str], tokens: Mapping[str, IntArray], form: WordFormat
 ) -> tuple[IntArray, IntArray]:
     """Return the tokens before the words, and the type of each; `tokens` has those of each text."""
-    before, after = [], [tokens[form.text_token]]
-    if form.schema:
-        before = [tokens[text] for text in (_OPEN, _PROMPT_TOKEN, form.schema, _OPEN)]
-        after = [tokens[_CLOSE], tokens[_CLOSE], *after]
-    marker = tokens[form.label_token]
-    parts, places, length = [], [], sum(map(len, before))
-    for label in labels:
-        places.append(length + (form.label_place == "after"))
-        parts += [marker, tokens[label]]
-        length += len(marker) + len(tokens[label])
-    ids = np.concatenate([*before, *parts, *after])
-    types = np.full(len(ids), _OTHER_TYPE, dtype=np.int32)
-    types[places] = _LABEL_TYPE
-    if form.schema:
-        types[len(before[0])] = _PROMPT_TYPE
+    # The token after the marker of a label may stand for the label.
+    shift = int(form.label_place == "after")
+    parts, places, length = [], [], 0
+    for text, kind in _prompt(labels, form):
+        if kind != _OTHER_TYPE:
+            places.append((length + shift, kind))
+        parts.append(tokens[text])
+        length += len(tokens[text])
+    ids = np.concatenate(parts)
+    types = np.full(length, _OTHER_TYPE, dtype=np.int32)
+    for place, kind in places:
+        types[place] = kind
     return ids, types
+
+
+def _prompt(labels: Sequence[str], form: WordFormat) -> Iterator[tuple[str, int]]:
+    """Yield the texts before the words, and the type of the token that stands for each."""
+    if form.has_relations:
+        for number, label in enumerate(labels):
+            if number:
+                yield _BETWEEN, _OTHER_TYPE
+            ends = ((_HEAD, _HEAD_TYPE), (_TAIL, _TAIL_TYPE))
+            yield from _schema(label, ends, form.label_token)
+    else:
+        marked = [(label, _LABEL_TYPE) for label in labels]
+        if form.schema:
+            yield from _schema(form.schema, marked, form.label_token)
+        else:
+            yield from _marked(marked, form.label_token)
+    yield form.text_token, _OTHER_TYPE
+
+
+def _schema(name: str, labels: Iterable[tuple[str, int]], marker: str) -> Iterator[tuple[str, int]]:
+    yield from ((_OPEN, _OTHER_TYPE), (_PROMPT_TOKEN, _PROMPT_TYPE), (name, _OTHER_TYPE))
+    yield _OPEN, _OTHER_TYPE
+    yield from _marked(labels, marker)
+    yield from ((_CLOSE, _OTHER_TYPE), (_CLOSE, _OTHER_TYPE))
+
+
+def _marked(labels: Iterable[tuple[str, int]], marker: str) -> Iterator[tuple[str, int]]:
+    for label, kind in labels:
+        yield marker, kind
+        yield label, _OTHER_TYPE
 
 
 def word_spans(lengths: Sequence[int], *, room: int, form: WordFormat, most: int) -> list[Span]:

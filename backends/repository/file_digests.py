@@ -31,7 +31,8 @@ def digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: Fal
     A file is read only if its size, inode or times have changed since the last call, also by
     another process. Copies of the folder have other inodes, so their files are read again. Some
     network and object stores keep neither inodes nor times of changes. There, a change that keeps
-    size and modification time is not seen.
+    size and modification time is not seen. Nor is it seen in a file with several names (hard
+    links), because every new name changes the time of the last change.
 
     Raises:
         ModelProblem: a file cannot be read.
@@ -57,7 +58,8 @@ def digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: Fal
 def _digest(path: Path, known: _Known | None) -> _Known:
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
-        stamp = (stat.st_size, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns)
+        changed = stat.st_ctime_ns if stat.st_nlink == 1 else 0
+        stamp = (stat.st_size, stat.st_ino, stat.st_mtime_ns, changed)
         if known is not None and known.stamp == stamp:
             return known
         return _Known(stamp, hashlib.file_digest(file, "blake2b").digest())

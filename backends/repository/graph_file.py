@@ -5,12 +5,12 @@ names and shapes, and skips the weights.
 """
 
 import mmap
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.wire_format import Span
 
 # Field numbers of `onnx.proto`.
 _MODEL_GRAPH = 7
@@ -21,9 +21,6 @@ _TYPE_TENSOR = 1
 _TENSOR_SHAPE = 2
 _SHAPE_DIMENSION = 1
 _DIMENSION_VALUE = 1
-# Wire types of protocol buffers.
-_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5
-_CONTINUES = 0x80
 
 
 class GraphValue(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +61,7 @@ def read_graph_file(path: Path) -> GraphFile:
 
 
 def _read(content: mmap.mmap) -> GraphFile:
-    whole = _Span(content, 0, len(content))
+    whole = Span(content, 0, len(content))
     graphs = [field for number, field in whole if number == _MODEL_GRAPH]
     if not graphs:
         raise ValueError("no graph")
@@ -82,47 +79,7 @@ def _read(content: mmap.mmap) -> GraphFile:
     return GraphFile(inputs=[i for i in inputs if i.name not in weights], outputs=outputs)
 
 
-class _Span:
-    """One field of a protocol buffer: a number, or where a message's bytes are in the file."""
-
-    def __init__(self, content: mmap.mmap, start: int, end: int, number: int = 0) -> None:
-        if end > len(content):
-            raise ValueError("cut short")
-        self._content, self._start, self._end = content, start, end
-        self.number = number
-
-    def __iter__(self) -> Iterator[tuple[int, "_Span"]]:
-        at = self._start
-        while at < self._end:
-            key, at = self._varint(at)
-            kind = key & 7
-            number, length = 0, 0
-            if kind == _VARINT:
-                number, at = self._varint(at)
-            elif kind == _BYTES:
-                length, at = self._varint(at)
-            elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
-                length = 8 if kind == _EIGHT_BYTES else 4
-            else:
-                raise ValueError("unknown wire type")
-            yield key >> 3, _Span(self._content, at, at + length, number)
-            at += length
-
-    def text(self) -> str:
-        return self._content[self._start : self._end].decode()
-
-    def _varint(self, at: int) -> tuple[int, int]:
-        value = shift = 0
-        while True:
-            byte = self._content[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < _CONTINUES:
-                return value, at
-
-
-def _value(span: _Span) -> GraphValue:
+def _value(span: Span) -> GraphValue:
     name = ""
     shape: list[int | None] = []
     for number, field in span:
@@ -133,7 +90,7 @@ def _value(span: _Span) -> GraphValue:
     return GraphValue(name=name, shape=shape)
 
 
-def _shape(tensor: _Span) -> list[int | None]:
+def _shape(tensor: Span) -> list[int | None]:
     sizes: list[int | None] = []
     for number, shape in tensor:
         if number == _TENSOR_SHAPE:

@@ -190,6 +190,25 @@ class LabelClasses(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     schema: str
 
 
+class LabelRelations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Describes the output with the relations of a row.
+
+    The output has the scores, and then the places, of the best spans for the heads and the tails:
+    of at most `max_count` relations of each of `max_labels` types. The rows for it have another
+    `label_token`.
+    """
+
+    output: str
+    label_token: str
+    max_count: Count
+    max_labels: Count
+
+    @property
+    def width(self) -> int:
+        """The values of a row."""
+        return 2 * self.max_count * self.max_labels * 2
+
+
 class SpanManifest(_GraphManifest, frozen=True, kw_only=True, tag="spans"):
     """Describes a graph that scores spans of words for the labels of a request, as GLiNER does.
 
@@ -207,6 +226,7 @@ class SpanManifest(_GraphManifest, frozen=True, kw_only=True, tag="spans"):
     word_place: Literal["first", "last"] = "first"
     schema: str = ""
     classes: LabelClasses | None = None
+    relations: LabelRelations | None = None
 
     @property
     def tasks(self) -> list[Task]:

@@ -1,22 +1,29 @@
 """Publishes revisions and files in a repository atomically."""
 
 import errno
+import filecmp
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+WEIGHTS = ".weights"
+"""The end of the names of files with weights. Revisions may share these files as hard links."""
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 def publish_revision(entry: Path, model: Path) -> Path:
     """Rename the folder `entry` to the next revision of `model`, and return its path.
 
+    Files of weights that another revision of the repository also has become hard links.
     If another process publishes a revision of this number first, the next number is tried.
 
     Raises:
         OSError: the repository cannot be written.
     """
     model.mkdir(exist_ok=True)
+    for weights in entry.glob(f"*{WEIGHTS}"):
+        _link_equal(weights, model.parent.glob(f"*/*/{weights.name}"))
     while True:
         newest = max((int(p.name) for p in model.iterdir() if p.name.isdecimal()), default=0)
         try:
@@ -24,6 +31,17 @@ def publish_revision(entry: Path, model: Path) -> Path:
         except OSError as error:
             if error.errno not in _TAKEN or not entry.is_dir():
                 raise
+
+
+def _link_equal(file: Path, others: Iterable[Path]) -> None:
+    """Make a file a hard link to an equal one, if there is one and the disk has hard links."""
+    for other in others:
+        with suppress(OSError):
+            if filecmp.cmp(file, other, shallow=False):
+                draft = file.with_name(f".{file.name}")
+                draft.hardlink_to(other)
+                draft.replace(file)
+                return
 
 
 def replace_file(path: Path, content: bytes) -> bool:

@@ -71,8 +71,12 @@ def item_bytes(task: Task, item: Any, parameters: Any, *, length: int, max_token
     elif isinstance(item, ChooseItem):
         size = _ROW_TOKEN * (len(item.choices) * min(max_tokens, length) + length)
     elif isinstance(parameters, EntitiesParameters) and parameters.labels is not UNSET:
-        tokens = _tokens_at_once(parameters.labels, length=length, max_tokens=max_tokens)
-        size = _TOKENS[task] * length + _SPANS * tokens
+        described = (parameters.descriptions or {}).items()
+        before = [*parameters.labels[:MAX_LABELS], *(text for each in described for text in each)]
+        tokens = _tokens_at_once(before, length=length, max_tokens=max_tokens)
+        # The words are split once more for relations.
+        readings = 1 if parameters.relations is UNSET else 2
+        size = readings * _TOKENS[task] * length + _SPANS * tokens
     elif isinstance(parameters, TokenizeParameters) and parameters.counts_only:
         size = _COUNTED * length
     else:
@@ -80,9 +84,9 @@ def item_bytes(task: Task, item: Any, parameters: Any, *, length: int, max_token
     return size if size > LARGE else 0
 
 
-def _tokens_at_once(labels: Sequence[str], *, length: int, max_tokens: int) -> int:
-    """Return the tokens of the rows whose outputs are in memory; each row has all labels."""
-    taken = sum([len(label.encode()) + 1 for label in labels[:MAX_LABELS]])
+def _tokens_at_once(before: Sequence[str], *, length: int, max_tokens: int) -> int:
+    """Return the tokens of the rows whose outputs are in memory; each has the texts `before`."""
+    taken = sum([len(text.encode()) + 1 for text in before])
     taken = min(taken, max_tokens)
     rows = 1 + length // max(1, (max_tokens - taken) // 2)
     if rows == 1:

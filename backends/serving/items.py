@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal
 
@@ -10,7 +9,13 @@ import msgspec
 import numpy as np
 
 from sluicegate.backends.batching.coalescing import RowCaller
-from sluicegate.backends.errors import BackendError, BadCall, DeadlineExceeded, ItemRefused
+from sluicegate.backends.errors import (
+    BackendError,
+    BadCall,
+    DeadlineExceeded,
+    ItemRefused,
+    reported,
+)
 from sluicegate.backends.pipelines.ask import LONGEST, AlgorithmContext, encode_result
 from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.serving.call_work import CallWork
@@ -30,7 +35,6 @@ from sluicegate.wire.protocol import (
     Task,
 )
 
-_log = logging.getLogger(__name__)
 # A caller that disconnects at most this many seconds before its deadline counts as late.
 _LATE_CANCELLATION = 0.05
 # Encoding so many numbers as JSON takes as long as processing one token.
@@ -98,7 +102,7 @@ class ItemAnswerer:
         try:
             body, time_left = self.admit(index, item, caller)
             async with asyncio.timeout(time_left), self._memory_of(body, item, caller) as size:
-                ask = AlgorithmContext(self.pipelines, caller)
+                ask = AlgorithmContext(self.pipelines, caller, clock=self._clock)
                 answer = await self.algorithm.run(body, self.parameters, ask)
                 work = max(size, _encoding_work(answer))
                 result = await run_token_work(work, encode_result, answer)
@@ -185,17 +189,16 @@ class ItemAnswerer:
             truncated_from=caller.truncated_from,
             arm=self._revision(caller) if caller.revision is not None else "",
             shadow=caller.shadow,
+            is_partial=caller.is_partial,
         )
         self._end(index, caller, "done")
         return outcome
 
     def failed(self, index: int, caller: RowCaller, error: Exception) -> Outcome:
         """End an item with an error; log the error if it is not a `BackendError`."""
-        if not isinstance(error, BackendError):
-            _log.error(
-                "an item failed unexpectedly", exc_info=error, extra={"model": self.call.model}
-            )
-            error = BackendError("the backend failed on this item")
+        error = reported(error, model=self.call.model)
+        if isinstance(error, DeadlineExceeded) and error.retry_after is None:
+            error = self.too_late(str(error))
         self._end(index, caller, _kind(error), error)
         return _failed(index, error, self._revision(caller))
 

@@ -488,6 +488,9 @@ def graph_source(model: Model, manifest: GraphManifest) -> GraphSource:
         outputs = {OutputKind.TOKENS: manifest.output}
         if manifest.classes is not None:
             outputs[OutputKind.POOLED] = manifest.classes.output
+        if manifest.relations is not None:
+            outputs[OutputKind.JOINED] = manifest.relations.output
+            joined = JoinedWidth(fixed=manifest.relations.width)
         dimensions = manifest.max_width * manifest.max_labels
     else:
         named = {

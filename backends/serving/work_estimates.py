@@ -108,7 +108,11 @@ def _predict_labels(call: Call, info: ModelInfo) -> _Rows:
 
 def _predict_entities(call: Call, info: ModelInfo) -> _Rows:
     parameters = _entities.decode(call.parameters)
-    taken = 0 if parameters.labels is UNSET else _label_tokens(parameters.labels)
+    given = [each for each in (parameters.labels, parameters.relations) if each is not UNSET]
+    # Entities and relations have rows of their own.
+    taken = sum(map(_label_tokens, given)) // max(1, len(given))
+    if parameters.descriptions is not UNSET:
+        taken += _label_tokens([*parameters.descriptions.values()])
     return [
         (
             float(most_entity_windows(text, parameters, info.row_limits, token_bytes=_TOKEN_BYTES)),

@@ -6,6 +6,7 @@ that the rows equal the rows that the tokenizer itself makes.
 """
 
 import itertools
+from array import array
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -49,8 +50,8 @@ class Layout:
 
     def single_of(self, tokens: list[int]) -> Encoding:
         """Return the row of one text whose tokens are in a list; this is faster than `single`."""
-        ids = np.array([*self._head, *tokens, *self._tail], dtype=np.int32)
-        return Encoding(ids=ids, type_ids=None, key=ids.tobytes())
+        key = array("i", [*self._head, *tokens, *self._tail]).tobytes()
+        return Encoding(ids=np.frombuffer(key, dtype=np.int32), type_ids=None, key=key)
 
     def inner(self, ids: IntArray) -> IntArray:
         """Return a text's tokens without the special tokens around them, if there are any."""

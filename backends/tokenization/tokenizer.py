@@ -7,6 +7,7 @@ import json
 import math
 import operator
 import threading
+from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -127,6 +128,11 @@ class Tokenizer:
         """The number of calls to the tokenizer so far: while it grows, the tokenizer is alive."""
         self.failure: str | None = None
 
+    @property
+    def has_word_table(self) -> bool:
+        """Whether most texts are looked up, which holds the GIL."""
+        return self._table is not None
+
     def leave_thread(self) -> None:
         """Free what the calling thread uses, for the thread that calls `move_here`."""
         self._copies.leave_thread()
@@ -162,16 +168,7 @@ class Tokenizer:
 
     def encode_short(self, groups: Sequence[Texts]) -> list[list[Encoding] | BackendError]:
         """Return the same result as `encode_each`, without awaiting."""
-        try:
-            found = [[self._look_up(text) for text in group] for group in groups]
-        except BaseException:  # noqa: BLE001 - `_tokenize_groups` finds out which text fails
-            return self._tokenize_groups(groups, "rows")
-        others = [place for place, group in enumerate(found) if None in group]
-        if others:
-            results = self._tokenize_groups([groups[place] for place in others], "rows")
-            for place, result in zip(others, results, strict=True):
-                found[place] = result
-        return found  # type: ignore[return-value]  # no `None` is left
+        return self._tokenize_groups(groups, "rows")
 
     async def ids(self, texts: Sequence[str]) -> list[IntArray]:
         """Return the token ids of `texts`, without special tokens and without truncation."""
@@ -280,6 +277,8 @@ class Tokenizer:
             if len(groups) > 1:
                 return [self._tokenize_groups([group], kind)[0] for group in groups]
             return [ModelFailed(f"the tokenizer failed with `{type(error).__name__}`")]
+        if len(groups) == 1:
+            return [list(results)]
         remaining = iter(results)
         return [list(itertools.islice(remaining, len(group))) for group in groups]
 
@@ -314,12 +313,21 @@ class Tokenizer:
 
     def encode_now(self, texts: Texts) -> list[Encoding]:
         """Return the encodings of `texts`; blocks the calling thread."""
-        found = [self._look_up(text) for text in texts]
-        others: list[Any] = [text for text, one in zip(texts, found, strict=True) if one is None]
-        read = iter(self._encode_now(others) if others else ())
-        return [next(read) if one is None else one for one in found]
+        found = self._look_up(texts)
+        if None not in found:
+            return found  # type: ignore[return-value]
+        others: list[Any] = [
+            text
+            for text, row in zip(texts, found, strict=True)
+            if row is None and not isinstance(text, TokenIds)
+        ]
+        read = iter(self._encode_others(others) if others else ())
+        return [
+            row or (self._row_of(text) if isinstance(text, TokenIds) else next(read))
+            for text, row in zip(texts, found, strict=True)
+        ]
 
-    def _encode_now(self, texts: Sequence[Text]) -> list[Encoding]:
+    def _encode_others(self, texts: Sequence[Text]) -> list[Encoding]:
         return [
             _encoding(
                 encoding,
@@ -339,17 +347,13 @@ class Tokenizer:
             yield portion
             self.portions += 1
 
-    def _look_up(self, text: RowInput) -> Encoding | None:
-        """Return a text's encoding from the word table; `None` if the tokenizer must read it.
-
-        An input that the caller sent as token ids gets its encoding without a look-up.
-        """
-        if not isinstance(text, str):
-            return self._row_of(text) if isinstance(text, TokenIds) else None
+    def _look_up(self, texts: Texts) -> Sequence[Encoding | None]:
+        """Return the encodings of texts that the word table has, and `None` for other inputs."""
         if self._table is None:
-            return None
-        tokens = self._table.find(text, most=self._most_tokens)
-        return None if tokens is None else self.layout.single_of(tokens)
+            return [None] * len(texts)
+        single = self.layout.single_of
+        found = self._table.find(texts, most=self._most_tokens)
+        return [None if tokens is None else single(tokens) for tokens in found]
 
     def _row_of(self, tokens: TokenIds) -> Encoding:
         """Return the encoding of token ids that a caller sent, truncated like a text."""
@@ -415,8 +419,11 @@ class _Copies:
 
     def read_words(self, words: list[str]) -> list[list[int]]:
         """Return the tokens of each word."""
-        found = self.get(None).encode_batch_fast(words, add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+        return [
+            encoding.ids
+            for portion in _portions(words)
+            for encoding in self.get(None).encode_batch_fast(portion, add_special_tokens=False)
+        ]
 
     def leave_thread(self) -> None:
         """Offer the calling thread's copies to the thread that calls `move_here`."""
@@ -506,8 +513,8 @@ def _placed(encoding: tokenizers.Encoding) -> PlacedTokens:
 def _encoding(
     encoding: tokenizers.Encoding, text: Text, *, truncated_from: int, token_types: bool
 ) -> Encoding:
-    ids = np.array(encoding.ids, dtype=np.int32)
-    key, type_ids = ids.tobytes(), None
+    key, type_ids = array("i", encoding.ids).tobytes(), None
+    ids = np.frombuffer(key, dtype=np.int32)
     if not isinstance(text, str):
         type_ids = np.array(encoding.type_ids, dtype=np.int32) * np.int32(token_types)
         key += b"|" + type_ids.tobytes()

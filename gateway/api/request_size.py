@@ -42,6 +42,9 @@ _CHARGED_BYTES: Final = 64 * 1024
 _ITEM, _LABEL, _SCORE, _NUMBER = 100, 48, 25, 15
 # An entity without its text, and the least bytes of text that have an entity.
 _ENTITY, _ENTITY_TEXT = 96, 2
+# The most relations of a type in a window, the least bytes of a window's words, and the bytes of an
+# end of a relation. A backend limits how much text the ends repeat.
+_RELATIONS, _WINDOW, _RELATION_END = 19, 1024, 160
 # A finding of a guard without its text, and the bytes of text that rarely have more than one.
 _FINDING, _FINDING_TEXT = 256, 8
 # An answer to a question, without its text.
@@ -197,17 +200,29 @@ def _rerank(asked: _Asked) -> _Product:
 def _entities(asked: _Asked) -> _Product:
     parameters = _decode(asked.request.parameters, type=EntitiesParameters)
     what = f"the entities of {asked.texts:,} bytes of text"
-    if parameters.labels is UNSET:
+    labels, items = parameters.labels, len(asked.request.items)
+    if parameters.descriptions is not UNSET:
+        _label_lengths(asked, [*parameters.descriptions.values()])
+    related = 0
+    if parameters.relations is not UNSET:
+        relations = parameters.relations[:MAX_LABELS]
+        _label_lengths(asked, relations)
+        most = _RELATIONS * (items + asked.texts // _WINDOW)
+        related = most * (2 * _RELATION_END * len(relations) + sum(_json_lengths(relations)))
+        what = f"the entities and relations of {asked.texts:,} bytes of text"
+        if labels is UNSET:
+            return _Product(items * len(asked.request.parameters), related, what)
+    if labels is UNSET:
         each = _ENTITY + max(_json_lengths(_labels(asked.info)), default=0)
         return _Product(0, asked.texts // _ENTITY_TEXT * each, what)
-    labels, items = parameters.labels[:MAX_LABELS], len(asked.request.items)
+    labels = labels[:MAX_LABELS]
     _label_lengths(asked, labels)
     each = _ENTITY + max(_json_lengths(labels), default=0)
     copies = len(labels) if parameters.multi_label is True else 1
     copies *= 1 if parameters.flat is not False else _NESTED
     entities = min(asked.texts // _ENTITY_TEXT * copies, items * MAX_ENTITIES)
     expanded = items * len(asked.request.parameters)
-    return _Product(expanded, entities * each + asked.texts * copies, what)
+    return _Product(expanded, entities * each + asked.texts * copies + related, what)
 
 
 def _answer(asked: _Asked) -> _Product:

@@ -94,11 +94,37 @@ class Entity(msgspec.Struct, frozen=True, kw_only=True):
     """The character after its last."""
 
 
-class EntitiesResult(msgspec.Struct, frozen=True, kw_only=True):
+class RelationEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """A head or a tail: `start` and `end` are character offsets into the text."""
+
+    score: float
+    """How sure the model is of it."""
+    text: str
+    """How it is written."""
+    start: int
+    """Its first character."""
+    end: int
+    """The character after its last."""
+
+
+class Relation(msgspec.Struct, frozen=True, kw_only=True):
+    """A relation, such as `lives in` from a person to a city."""
+
+    label: str
+    """The type of the relation."""
+    head: RelationEnd
+    """Where the relation begins."""
+    tail: RelationEnd
+    """Where the relation leads."""
+
+
+class EntitiesResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The entities of a text, in order."""
 
     entities: list[Entity]
     """In the order of the text."""
+    relations: list[Relation] | None = None
+    """In the order of the types in `relations` of the request; left out without it."""
 
 
 class AnswerSpan(msgspec.Struct, frozen=True, kw_only=True):

@@ -217,6 +217,11 @@ class EntitiesBody(InputBody, frozen=True, kw_only=True):
     `false`, an entity may be inside another one."""
     multi_label: bool | None = None
     """With `labels`: whether the same words may be entities of several types."""
+    relations: Annotated[list[str], LABELS, stated(uniqueItems=True)] | None = None
+    """The types of relations to find; for GLiNER2 models. `threshold` applies to heads and tails,
+    too. Without `labels`, the answer has no entities."""
+    descriptions: dict[str, str] | None = None
+    """What some of the `labels` and `relations` mean, by their names; for GLiNER2 models."""
 
 
 class AnswerBody(InputBody, frozen=True, kw_only=True):

@@ -157,6 +157,7 @@ class BackendCall:
                     truncated_from=frame.truncated_from,
                     arm=frame.arm,
                     shadow=frame.shadow,
+                    is_partial=frame.is_partial,
                     region=region,
                 )
                 ended.append((item, outcome))

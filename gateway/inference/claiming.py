@@ -84,8 +84,8 @@ class ClaimingRunner:
             return
         unanswered: list[CacheKey] = []
         for item in items:
-            is_held = self._held.pop(item, None) is not None
-            if is_held and (item.outcome is None or item.outcome.failure is not None):
+            is_held, outcome = self._held.pop(item, None) is not None, item.outcome
+            if is_held and (outcome is None or outcome.failure or outcome.is_partial):
                 unanswered.append(item.key)
         if unanswered:
             self._cache.release(unanswered)

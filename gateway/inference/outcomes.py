@@ -14,7 +14,7 @@ from sluicegate.wire.protocol import ModelInfo
 
 REFUSED = 422
 """The status of an item that a model does not accept."""
-PASSING_REFUSALS = frozenset({"algorithm_too_slow"})
+PASSING_REFUSALS = frozenset({"algorithm_too_slow", "guard_too_slow"})
 """The codes of refusals that depend on other work, so the next try may succeed."""
 LATE = ItemOutcome(
     source=Source.FAILED,

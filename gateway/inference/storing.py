@@ -76,7 +76,8 @@ def _entry(work: PlannedWork, outcome: ItemOutcome | None, now: float) -> Cached
     if outcome is None or ttl <= 0:
         return None
     if (failure := outcome.failure) is None:
-        if outcome.source is not _COMPUTED:  # another worker stores it
+        # Another worker stores it, or another try may have a whole result.
+        if outcome.source is not _COMPUTED or outcome.is_partial:
             return None
         return CachedResult(
             payload=outcome.result,

@@ -175,7 +175,7 @@ def _judge(
     """
     if decision.error and not decision.findings:
         return guard.on_error, []
-    if decision.scores is None:
+    if decision.scores is None:  # A detector has blocked, and another one has failed.
         return None
     strongest, possible, names = 0, 0, []
     for detector in guard.detectors:

@@ -44,8 +44,8 @@ class BodyVerdict(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 class EnvoyBody(HookBody, frozen=True, kw_only=True):
     """Holds the body of a request to a language model, or of its answer."""
 
-    body: ModelBody | None
-    """`None` if it cannot be read."""
+    raw: bytes
+    """The body."""
     originals: Mapping[str, str] | None
     """If it is an answer, the original text of each placeholder of the request."""
     most_restored: int
@@ -53,25 +53,27 @@ class EnvoyBody(HookBody, frozen=True, kw_only=True):
 
     @override
     def asked(self) -> HookTexts:
-        if self.body is None:
+        body = self._read()
+        if body is None:
             return HookTexts(is_whole=False)
-        return self.body.asked(is_request=self.originals is None)
+        return body.asked(is_request=self.originals is None)
 
     @override
     def answer(self, found: HookVerdict) -> BodyVerdict:
         if found.verdict == "block":
             return BodyVerdict(reason=found.reason)
         is_redacted = found.verdict == "redact"
-        if self.body is None or not (is_redacted or self.originals):
+        body = self._read() if is_redacted or self.originals else None
+        if body is None:
             return BodyVerdict()
         if self.originals is None:
-            written = self.body.redacted(found.texts, found.originals)
+            written = body.redacted(found.texts, found.originals)
             if written is None:
                 return BodyVerdict(reason=CALL_NOT_REDACTED)
         else:
             # New placeholders of this answer never collide with the request's: they occur in none
             # of its texts.
-            given = [*self.body.texts(), *self.body.calls()]
+            given = [*body.texts(), *body.calls()]
             named = [name for text in given for name in PLACEHOLDER.findall(text)]
             restored = {name: self.originals[name] for name in self.originals.keys() & named}
             if sum(len(restored.get(name, "")) for name in named) > self.most_restored:
@@ -79,10 +81,17 @@ class EnvoyBody(HookBody, frozen=True, kw_only=True):
             if not (is_redacted or restored):
                 return BodyVerdict()
             restore = partial(_with_originals, originals=restored)
-            written = self.body.written([*map(restore, found.texts)], restore)
+            written = body.written([*map(restore, found.texts)], restore)
         return BodyVerdict(
             is_redacted=is_redacted, body=written.decode(), placeholders=found.originals
         )
+
+    def _read(self) -> ModelBody | None:
+        """Return the values of the body, or `None` if it cannot be read."""
+        try:
+            return ModelBody(self.raw)
+        except (ValueError, RecursionError):
+            return None
 
 
 class EnvoyRoute(HookRoute):
@@ -90,7 +99,7 @@ class EnvoyRoute(HookRoute):
 
     headers = (PLACEHOLDERS,)
     errors = OIP_ERRORS
-    # Not for models: this keeps parsed bodies, which hold originals and change, out of the cache.
+    # Not for models: this keeps bodies, which may hold originals, out of the cache.
     reads_models = True
     takes_json = False
 
@@ -108,13 +117,9 @@ class EnvoyRoute(HookRoute):
         if _is_streamed_answer(source.raw, source.fields):
             for line in source.raw.splitlines():
                 check_json_size(line, max_values=source.document.request.max_values)
-        try:
-            body = ModelBody(source.raw)
-        except (ValueError, RecursionError):
-            body = None
         originals = source.fields[0]
         return EnvoyBody(
-            body=body,
+            raw=source.raw,
             originals=msgspec.json.decode(originals, type=dict[str, str]) if originals else None,
             most_restored=source.document.request.max_body_bytes,
         )

@@ -86,7 +86,7 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of silence after which the child is replaced. If the value is 0, silence is
     ignored."""
     memory_bytes: int = 0
-    """A child with more resident memory than this is replaced. 0 means no limit."""
+    """A child with more private memory than this is replaced. 0 means no limit."""
     gives_way: bool = False
     """Whether the child has a low priority (`gateway.supervisor.priority`) until it is stopped."""
 

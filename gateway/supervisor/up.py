@@ -168,6 +168,8 @@ class _Up:
 
     async def run(self) -> None:
         settings = self._plan.settings
+        # The commands that `models import` prints read this file.
+        (settings.data_dir / "gateway-url").write_text(f"{self._url}\n")
         await supervise(
             self._supervisor,
             self._start,

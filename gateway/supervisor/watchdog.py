@@ -53,7 +53,7 @@ class Watchdog:
             self._look_at_memory(child, activity, group)
 
     def _look_at_memory(self, child: Child, activity: Activity, group: asyncio.TaskGroup) -> None:
-        bound, taken = child.spec.memory_bytes, activity.resident_bytes
+        bound, taken = child.spec.memory_bytes, activity.private_bytes
         if not bound or taken <= bound:
             return
         why = f"uses {taken // _MEBIBYTE} MiB, more than its limit of {bound // _MEBIBYTE} MiB"

@@ -16,7 +16,8 @@ TEXTS: Final = counter(
 )
 FINDINGS: Final = counter(
     "sluicegate_guard_findings_total",
-    "Findings of a guard's detectors. `action` is what the detector asks for.",
+    "Findings of a guard's detectors. `action` is what the detector asks for, `flag` through "
+    "Presidio's API.",
     *("guard", "detector", "action"),
 )
 FAILED_TEXTS: Final = counter(

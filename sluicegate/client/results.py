@@ -74,10 +74,28 @@ class Entity(msgspec.Struct, frozen=True, kw_only=True):
     end: int
 
 
+class RelationEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds a head or a tail; `start` and `end` count characters of the text."""
+
+    score: float
+    text: str
+    start: int
+    end: int
+
+
+class Relation(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds a relation of the type `label`, from its head to its tail."""
+
+    label: str
+    head: RelationEnd
+    tail: RelationEnd
+
+
 class Entities(Result, frozen=True, kw_only=True):
-    """Holds the named entities of a text, in their order."""
+    """Holds the named entities of a text, in their order, and the relations that you ask for."""
 
     entities: list[Entity] = []
+    relations: list[Relation] = []
 
 
 class AnswerSpan(msgspec.Struct, frozen=True, kw_only=True):

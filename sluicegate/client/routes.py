@@ -133,10 +133,16 @@ def entities(
     threshold: float | None = None,
     flat: bool | None = None,
     multi_label: bool | None = None,
+    relations: Sequence[str] | None = None,
+    descriptions: Mapping[str, str] | None = None,
     truncate: bool = True,
     on_error: OnError = "fail",
 ) -> Call[Answer[Entities]]:
-    """Find named entities in texts; `labels` are their types, for models that find any type."""
+    """Find named entities in texts, and relations of the types `relations`.
+
+    `labels` are the types of entities. Only some models find types that you name. `descriptions`
+    say what these types mean.
+    """
     fields = {
         "model": model,
         "input": texts,
@@ -145,6 +151,8 @@ def entities(
         "threshold": threshold,
         "flat": flat,
         "multi_label": multi_label,
+        "relations": relations,
+        "descriptions": descriptions,
     }
     return _infer("/v1/entities", Answer[Entities], fields, truncate, on_error)
 

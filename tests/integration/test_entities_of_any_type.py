@@ -119,6 +119,18 @@ async def test_texts_and_labels_that_cannot_fit_are_refused_unread(backend: Back
     assert "the labels have 90004 characters" in characters.detail
 
 
+async def test_a_model_refuses_relations_and_descriptions_that_it_does_not_read(
+    backend: Backend,
+) -> None:
+    described = {"labels": ["city"], "descriptions": {"city": "A place."}}
+
+    related = await refusal(backend, NAME, "a text", labels=["city"], relations=["lives in"])
+    meant = await failure(backend, NAME, "a text", **described)
+
+    assert related == "relations_not_supported"
+    assert "reads no `descriptions`" in meant.detail
+
+
 async def test_a_model_of_fixed_types_refuses_labels(tmp_path: Path) -> None:
     models = tmp_path / "models"
     write_encoder(models, "plain-encoder", tasks=[])
@@ -131,7 +143,8 @@ async def test_a_model_of_fixed_types_refuses_labels(tmp_path: Path) -> None:
         output="tokens",
     )
     async with running_backend(models, DummyExecutor(dimensions=DIMENSIONS)) as backend:
-        assert await refusal(backend, "plain", "a text", labels=["city"]) == "labels_not_supported"
+        for asked in ({"labels": ["city"]}, {"relations": ["lives in"]}):
+            assert await refusal(backend, "plain", "a text", **asked) == "labels_not_supported"
 
 
 def test_a_variant_that_cannot_be_judged_is_refused(models: Path) -> None:

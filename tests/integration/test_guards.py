@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from sluicegate.backends.executors.dummy import DummyExecutor
+from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
 from sluicegate.wire.guards import AnyDetector
 from sluicegate.wire.protocol import (
     MAX_ENTITIES,
@@ -24,6 +24,7 @@ from testing.model_repository import DIMENSIONS, write_head, write_model, write_
 from tests.parity.library_fixtures import unpack
 from tests.parity.library_served import import_folder
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio
 _MODELS = ["mood", "intents", "names", "long-mood", "quick-mood", "tiny", "tree"]
@@ -59,6 +60,23 @@ def declared(*detectors: dict[str, Any], **more: Any) -> GuardParameters:
         detectors=msgspec.convert(named, tuple[AnyDetector, ...]),
         **more,
     )
+
+
+async def test_a_late_guard_tells_when_to_retry(tmp_path: Path) -> None:
+    """So the gateway can tell an overload from a slow text."""
+    models, gate = write_repository(tmp_path / "models"), Gate()
+    manifest = {"kind": "algorithm", "algorithm": "guard", "uses": ["mood"], "tasks": ["guard"]}
+    write_model(models, "detectors", manifest)
+    executor = PacedExecutor(gate, dimensions=DIMENSIONS)
+    async with running_backend(models, executor) as paced:
+        (late,) = await paced.ask(
+            "detectors", Task.GUARD, ["bad"], parameters=declared(mood()), remaining=0.2
+        )
+        gate.open()
+
+    assert isinstance(late, Failed)
+    assert late.code == "deadline_exceeded"
+    assert late.retry_after is not None
 
 
 async def judge(backend: Backend, text: str, *detectors: dict[str, Any], **more: Any) -> Any:

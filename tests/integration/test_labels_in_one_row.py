@@ -1,4 +1,4 @@
-"""A GLiNER2 model finds entities and labels texts by the labels of a request."""
+"""A GLiNER2 model finds entities and relations, and labels texts, by the labels of a request."""
 
 import itertools
 import json
@@ -7,15 +7,18 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sluicegate.backends.pipelines.words import schema_word
 from sluicegate.wire.protocol import (
+    Done,
     EntitiesParameters,
     Failed,
     Parameters,
     Task,
     ZeroShotParameters,
+    most_entity_windows,
 )
 from tests.parity.library_fixtures import unpack
 from tests.parity.library_served import import_folder
@@ -24,6 +27,7 @@ from tests.support.backend_calls import Backend, running_backend
 pytestmark = pytest.mark.anyio
 NAME = "gliner2-03"
 LABELS = ["city", "person", "a date"]
+RELATIONS = ["lives in", "knows"]
 WORDS = ["Paris", "naïve", "cafe\u0301", "👩‍👩‍👧", "שלום", "x-y_z", "ada@mail.org", "a\u200bb"]
 LONG = " ".join(itertools.islice(itertools.cycle(WORDS), 900))
 
@@ -67,6 +71,13 @@ async def refusal(backend: Backend, task: Task, text: str, parameters: Parameter
     return outcome.code
 
 
+async def relate(backend: Backend, text: str, **given: Any) -> list[dict[str, Any]]:
+    parameters = EntitiesParameters(**{"relations": RELATIONS, "threshold": 0.2, **given})
+    answer = await backend.answer(NAME, Task.ENTITIES, text, parameters=parameters)
+    found: list[dict[str, Any]] = answer["relations"]
+    return found
+
+
 def overlap(entities: list[dict[str, Any]]) -> bool:
     return any(one["end"] > other["start"] for one, other in itertools.pairwise(entities))
 
@@ -87,6 +98,87 @@ async def test_types_exclude_each_other_on_request(backend: Backend) -> None:
     assert not overlap(one)
     for label in LABELS:
         assert not overlap([entity for entity in several if entity["label"] == label])
+
+
+async def test_relations_of_a_long_text_are_found_once_from_its_begin_to_its_end(
+    backend: Backend,
+) -> None:
+    found = await relate(backend, LONG)
+
+    ends = [relation[side] for relation in found for side in ("head", "tail")]
+    assert min(end["start"] for end in ends) < 200
+    assert max(end["end"] for end in ends) > len(LONG) // 2
+    assert all(end["text"] == LONG[end["start"] : end["end"]] for end in ends)
+    places = [
+        (each["label"], *(each[side][at] for side in ("head", "tail") for at in ("start", "end")))
+        for each in found
+    ]
+    assert len(set(places)) == len(places)
+    assert sorted(places, key=lambda place: RELATIONS.index(place[0])) == places
+
+
+async def test_entities_and_relations_do_not_depend_on_each_other(backend: Backend) -> None:
+    text = LONG[:300]
+    asked = EntitiesParameters(labels=LABELS, relations=RELATIONS, threshold=0.2)
+
+    both = await backend.answer(NAME, Task.ENTITIES, text, parameters=asked)
+
+    assert both["entities"] == await find(backend, text, threshold=0.2)
+    assert both["relations"] == await relate(backend, text)
+    assert both["entities"]
+    assert both["relations"]
+
+
+async def test_heads_and_tails_exceed_the_threshold(backend: Backend) -> None:
+    def least(relation: dict[str, Any]) -> float:
+        score: float = min(relation["head"]["score"], relation["tail"]["score"])
+        return score
+
+    every = await relate(backend, LONG[:300])
+    first, second, *_ = sorted(set(map(least, every)))
+    threshold = (first + second) / 2
+
+    some = await relate(backend, LONG[:300], threshold=threshold)
+
+    assert some == [each for each in every if least(each) > threshold]
+    assert some
+
+
+async def test_descriptions_of_labels_and_relations_are_read(backend: Backend) -> None:
+    text = "The Café in São Paulo was closed."
+    meant = {"city": "A place where people live.", "knows": "Two people have met."}
+    asked = EntitiesParameters(labels=LABELS, relations=RELATIONS, threshold=0.2)
+    described = msgspec.structs.replace(asked, descriptions=meant)
+
+    plain, other = [
+        await backend.answer(NAME, Task.ENTITIES, text, parameters=each)
+        for each in (asked, described)
+    ]
+
+    assert plain["entities"] != other["entities"]
+    assert plain["relations"] != other["relations"]
+
+
+async def test_no_text_has_more_rows_than_limits_reserve(backend: Backend) -> None:
+    asked = EntitiesParameters(
+        labels=LABELS,
+        relations=RELATIONS,
+        descriptions={"city": "very " * 40, "knows": "very " * 40},
+        threshold=0.9999,
+    )
+
+    (outcome,) = await backend.ask(NAME, Task.ENTITIES, [LONG[:3000]], parameters=asked)
+
+    assert isinstance(outcome, Done)
+    info = backend.info(NAME)
+    assert 2 < outcome.rows <= most_entity_windows(LONG[:3000], asked, info.row_limits)
+
+
+async def test_relations_that_repeat_too_much_text_are_refused(backend: Backend) -> None:
+    """A word of a text may be as long as the text, and each relation has it again."""
+    many = EntitiesParameters(relations=[f"type {number}" for number in range(8)], threshold=0.0)
+
+    assert await refusal(backend, Task.ENTITIES, "https://" + "a" * 90_000, many) == "bad_parameter"
 
 
 async def test_labels_of_a_text_share_a_row(backend: Backend) -> None:
@@ -118,6 +210,38 @@ async def test_labels_and_texts_that_do_not_fit_are_refused(backend: Backend) ->
     assert await refusal(backend, Task.ZERO_SHOT, LONG, given) == "input_too_long"
     assert await refusal(backend, Task.ZERO_SHOT, " \n", given) == "empty_input"
     assert await refusal(backend, Task.ENTITIES, "a", EntitiesParameters()) == "no_labels"
+
+
+@pytest.mark.parametrize(
+    ("relations", "code"),
+    [
+        ([], "no_labels"),
+        (["knows", "knows"], "duplicate_labels"),
+        ([f"relation {number}" for number in range(33)], "too_many_labels"),
+    ],
+)
+async def test_relations_that_a_model_cannot_read_are_refused(
+    backend: Backend, relations: list[str], code: str
+) -> None:
+    asked = EntitiesParameters(relations=relations)
+
+    assert await refusal(backend, Task.ENTITIES, "a text", asked) == code
+
+
+@pytest.mark.parametrize(
+    ("descriptions", "code"),
+    [
+        ({"town": "A place."}, "bad_parameter"),
+        ({"city": "y" * 90_000}, "input_too_long"),
+        ({"city": "place " * 900}, "input_too_long"),
+    ],
+)
+async def test_descriptions_that_a_model_cannot_read_are_refused(
+    backend: Backend, descriptions: dict[str, str], code: str
+) -> None:
+    asked = EntitiesParameters(labels=LABELS, descriptions=descriptions)
+
+    assert await refusal(backend, Task.ENTITIES, "a text", asked) == code
 
 
 def configured(**fields: object) -> Callable[[Path], None]:

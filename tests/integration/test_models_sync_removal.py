@@ -200,6 +200,41 @@ def test_one_that_watches_sees_what_was_altered_and_equal_files_are_two(pair: Pa
     assert files(pair.models) == content
 
 
+def test_equal_weights_are_fetched_and_stored_once(pair: Pair) -> None:
+    content = {f"{name}/1/model.weights": b"weights" for name in ("one", "two")}
+    pair.push(content)
+    pair.sync()
+    (pair.folder / "layout/blobs/sha256" / sha256(b"weights").partition(":")[2]).write_bytes(b"")
+    pair.push(content | {"three/1/model.weights": b"weights"})
+
+    pair.sync()
+
+    assert len({path.stat().st_ino for path in pair.models.glob("*/1/model.weights")}) == 1
+    assert len(files(pair.models)) == 3
+
+
+def test_shared_weights_that_were_altered_are_fetched_anew(pair: Pair) -> None:
+    content = {f"{name}/1/model.weights": b"weights" for name in ("one", "two")}
+    pair.push(content)
+    pair.sync()
+    write(pair.models, {"one/1/model.weights": b"altered"})
+
+    pair.sync()
+
+    assert files(pair.models) == content
+
+
+def test_a_model_that_left_leaves_the_weights_that_it_shared(pair: Pair) -> None:
+    content = {f"{name}/1/model.weights": b"weights" for name in ("one", "two")}
+    pair.push(content)
+    pair.sync()
+    pair.push({"two/1/model.weights": b"weights"})
+
+    pair.sync("--prune")
+
+    assert files(pair.models) == {"two/1/model.weights": b"weights"}
+
+
 def test_a_file_may_become_a_folder_and_a_folder_a_file(pair: Pair) -> None:
     first = {"s/1/model.onnx": b"graph", "s/assets": b"a", "s/2": b"a"}
     second = {"s/1/model.onnx": b"graph", "s/assets/b/c.txt": b"c", "s/2/model.onnx": b"b"}

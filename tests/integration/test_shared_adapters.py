@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sluicegate.backends.cli import main
 from sluicegate.backends.executors.provider import DeviceOptions, open_session
+from sluicegate.backends.model_tools.graphs import weight_file
 from sluicegate.backends.model_tools.graphs.weights import read_safetensors
 from sluicegate.wire.protocol import EmbedParameters, Failed, RerankParameters, Task
 from testing.weight_files import write_safetensors
@@ -25,6 +26,8 @@ pytestmark = pytest.mark.anyio
 TEXTS = ["Paris is big", "a", "The Café in São Paulo  was   closed.", "tabs\tand\nlines " * 5]
 NAMES = ["one", "two", "three"]
 TOLERANCE = 1e-5
+# A graph of toy size is no faster in another precision, and its random vectors move easily.
+LOOSE = ("--max-flips", "100", "--max-loss", "100", "--min-cosine", "-1", "--min-speedup", "0")
 
 
 def run(folder: Path, models: Path, name: str, *options: object) -> Result:
@@ -32,11 +35,14 @@ def run(folder: Path, models: Path, name: str, *options: object) -> Result:
     return CliRunner().invoke(main, ["models", *map(str, given)])
 
 
-def adapter(folder: Path, base: Path, *, seed: int, **config: Any) -> Path:
-    """Write an adapter of all layers and tables of an encoder; every second has another rank."""
+def adapter(folder: Path, base: Path, *, seed: int, only: str = "", **config: Any) -> Path:
+    """Write an adapter of all layers and tables of an encoder; every second has another rank.
+
+    It adapts `only` modules with this in their name.
+    """
     generator, tensors = np.random.default_rng(seed), {}
     for place, (name, weight) in enumerate(read_safetensors(base / "model.safetensors").items()):
-        if weight.ndim != 2 or "bias" in name:
+        if weight.ndim != 2 or "bias" in name or only not in name:
             continue
         rank, module = 2 + (place + seed) % 2, name.removesuffix(".weight")
         is_table = "embeddings" in name and "dense" not in name and "projection" not in name
@@ -108,6 +114,62 @@ def test_the_graph_for_compilers_computes_the_same(tmp_path: Path) -> None:
     ]
 
     assert np.abs(found[0] - found[1]).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("most_inside", [0, weight_file.MOST_INSIDE])
+async def test_merged_adapters_share_a_file_of_the_other_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_inside: int
+) -> None:
+    monkeypatch.setattr(weight_file, "MOST_INSIDE", most_inside)
+    base = write_checkpoint(Checkpoint(family="bert", purpose="embed"), tmp_path / "base")
+    models, options, files = tmp_path / "models", list[object](), []
+    for seed, name in enumerate(NAMES):
+        folder = adapter(tmp_path / name, base, seed=seed, only="query")
+        options += ["--adapter", f"{name}={folder}"]
+
+        await asyncio.to_thread(run, folder, models, name, "--base", base)
+        files.append(models / name / "1" / weight_file.NAME)
+
+    await asyncio.to_thread(run, base, models, "shared", *options)
+    assert len({path.stat().st_ino for path in files}) == 1
+    assert files[0].stat().st_size > files[0].with_name("model.onnx").stat().st_size
+    assert files[0].with_name(weight_file.CHANGED).is_file() is (most_inside == 0)
+    packed = [{p.name: p.stat().st_ino for p in f.parent.glob(".prepacked/*/*")} for f in files]
+    assert set(packed[0].items()) & set(packed[1].items()) & set(packed[2].items())
+    await check_alike(models, NAMES)
+
+
+def make_variant(base: Path, root: Path, precision: str) -> Result:
+    """Import a merged adapter, and make a variant of it."""
+    folder = adapter(root / "one", base, seed=1, only="query")
+    assert run(folder, root / "m", "own", "--base", base).exit_code == 0
+    texts, judge = root / "texts.txt", root / "judge.txt"
+    texts.write_text("\n".join(f"{text} {number}" for text in TEXTS for number in range(20)))
+    judge.write_text("\n".join(f"{number} {text}" for text in TEXTS for number in range(20)))
+    given = ["--models", root / "m", "--precision", precision]
+    given += ["--calibrate", texts, "--judge", judge]
+    return CliRunner().invoke(main, ["models", "tune", "own", *map(str, given), *LOOSE])
+
+
+@pytest.mark.parametrize("precision", ["int8", "fp16"])
+def test_a_variant_of_a_merged_adapter_has_all_weights(
+    base: Path, tmp_path: Path, precision: str
+) -> None:
+    result = make_variant(base, tmp_path, precision)
+
+    assert result.exit_code == 0, result.output
+    assert not list((tmp_path / "m" / "own" / "2").glob("*.weights"))
+
+
+def test_a_graph_that_is_too_large_for_fp16_is_refused(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_file, "MOST_BYTES", 0)
+
+    result = make_variant(base, tmp_path, "fp16")
+
+    assert result.exit_code == 2
+    assert "is too large for a variant in fp16" in result.output
 
 
 async def test_the_adapters_of_jina_are_chosen_by_a_request(tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from sluicegate.gateway.cache.entry import CachedResult
 from sluicegate.gateway.redis.client import connect
 from sluicegate.wire.protocol import Call, Failed
 from testing.raw_http import Response, post
-from testing.stub_backend import Behaviour, Reply, StubBackend, answer, answer_when, hang
+from testing.stub_backend import Behaviour, Reply, StubBackend, answer, answer_when, echo, hang
 from testing.valkey import Valkey
 from testing.waiting import eventually, until
 from tests.support.worker import RunningWorker, classify, running_worker
@@ -277,22 +278,33 @@ def failing(status: int, code: str) -> Behaviour:
     return fail_all
 
 
+async def answer_partly(stub: StubBackend, call: Call, reply: Reply) -> None:
+    """Answer items of which a part failed."""
+    frames = [echo(call, index, stub.backend_id) for index in range(len(call.items))]
+    await reply.send(*[replace(frame, is_partial=True) for frame in frames])
+    await reply.end(stub.report)
+
+
 @pytest.mark.parametrize(
-    ("status", "code", "shown"), [(500, "odd", 502), (422, "algorithm_too_slow", 422)]
+    ("behaviour", "shown"),
+    [
+        (failing(500, "odd"), 502),
+        (failing(422, "algorithm_too_slow"), 422),
+        (answer_partly, 200),
+    ],
 )
 @pytest.mark.parametrize("texts", [("a",), ("a", "b")])
 async def test_the_claim_on_what_failed_is_released(
     texts: Sequence[str],
-    status: int,
-    code: str,
+    behaviour: Behaviour,
     shown: int,
     tmp_path: Path,
     own: Valkey,
     stub: StubBackend,
 ) -> None:
-    """Also where an item is refused whose next try may be answered: that is not stored."""
+    """Also where another try may have another result, which is therefore not stored."""
     redis = connect(own.url, timeout=60.0)
-    stub.behaviour = failing(status, code)
+    stub.behaviour = behaviour
     async with sharing_workers(tmp_path, own, stub, lease=600.0, names=["one"]) as (one,):
         response = await ask(one, *texts)
 

@@ -6,6 +6,8 @@ import msgspec
 
 # A label, the first character, the character after the last one, and a score.
 Found = tuple[str, int, int, float]
+# A label, and the same of the head and of the tail.
+Related = tuple[str, int, int, float, int, int, float]
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +20,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     multi_label: bool
 
 
+def descriptions(asked: Asked) -> dict[str, str]:
+    """Return a description of every second label of a question."""
+    return {label: f"What is called {label}, or not." for label in asked.labels[::2]}
+
+
 class GlinerAnswers(msgspec.Struct, frozen=True, kw_only=True):
     """Holds the entities of each question: asked alone, and in batches of eight questions."""
 
@@ -27,6 +34,12 @@ class GlinerAnswers(msgspec.Struct, frozen=True, kw_only=True):
     scores: list[list[float]] = []
     batched_scores: list[list[float]] = []
     """The scores of the labels for the whole text, in their order."""
+    relations: list[list[Related]] = []
+    batched_relations: list[list[Related]] = []
+    """The relations whose types are the labels."""
+    described: list[list[Found]] = []
+    described_relations: list[list[Related]] = []
+    """What the first questions find alone, if some labels have descriptions."""
 
 
 def answers_file(folder: Path) -> Path:

@@ -7,18 +7,27 @@ import argparse
 import asyncio
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from sluicegate.wire.protocol import Done, EntitiesParameters, Task, ZeroShotParameters
-from tests.parity.gliner_answers import Asked, Found, read_answers
+from tests.parity.gliner_answers import (
+    Asked,
+    Found,
+    GlinerAnswers,
+    Related,
+    descriptions,
+    read_answers,
+)
 from tests.parity.library_served import import_folder
 from tests.support.backend_calls import Backend, running_backend
 
 _TOLERANCE = 1e-4
+_Answer = TypeVar("_Answer")
 
 
 async def compare_folder(folder: Path, models: Path) -> tuple[int, list[str]]:
@@ -31,37 +40,82 @@ async def compare_folder(folder: Path, models: Path) -> tuple[int, list[str]]:
     assert refused is None, refused
     expected = read_answers(folder)
     lines, entities = [], 0
-    for way, right, scores in (
-        ("alone", expected.alone, expected.scores),
-        ("batched", expected.batched, expected.batched_scores),
+    for way, right, scores, relations in (
+        ("alone", expected.alone, expected.scores, expected.relations),
+        ("batched", expected.batched, expected.batched_scores, expected.batched_relations),
     ):
         # Each way has its own backend, because a backend caches all rows.
         async with running_backend(models, threads=1, max_queue_rows=8192) as backend:
             asks = [_ask(backend, folder.name, asked) for asked in expected.asked]
             labels = [_labels(backend, folder.name, each) for each in expected.asked[: len(scores)]]
-            if way == "batched":
-                found, named = await asyncio.gather(asyncio.gather(*asks), asyncio.gather(*labels))
-            else:
-                found, named = [await ask for ask in asks], [await ask for ask in labels]
+            related = [
+                _relations(backend, folder.name, each) for each in expected.asked[: len(relations)]
+            ]
+            at_once = way == "batched"
+            found = await _all(asks, at_once=at_once)
+            named = await _all(labels, at_once=at_once)
+            pairs = await _all(related, at_once=at_once)
         entities += sum(map(len, found))
         lines += _apart(way, expected.asked, found, right)
+        lines += _related_apart(way, expected.asked, pairs, relations)
         lines += _scored_apart(way, expected.asked, named, scores)
+    if expected.described:
+        lines += await _compare_described(models, folder.name, expected)
     return entities // 2, lines
 
 
-async def _ask(backend: Backend, model: str, asked: Asked) -> list[Found]:
+async def _compare_described(models: Path, name: str, expected: GlinerAnswers) -> list[str]:
+    """Return a line for each question with another answer, if labels have descriptions."""
+    asked = expected.asked[: len(expected.described)]
+    async with running_backend(models, threads=1, max_queue_rows=8192) as backend:
+        found = [await _ask(backend, name, each, descriptions(each)) for each in asked]
+        related = [await _relations(backend, name, each, descriptions(each)) for each in asked]
+    return [
+        *_apart("described", asked, found, expected.described),
+        *_related_apart("described", asked, related, expected.described_relations),
+    ]
+
+
+async def _all(asks: Sequence[Coroutine[Any, Any, _Answer]], *, at_once: bool) -> list[_Answer]:
+    return await asyncio.gather(*asks) if at_once else [await ask for ask in asks]
+
+
+async def _ask(
+    backend: Backend, model: str, asked: Asked, described: dict[str, str] | UnsetType = UNSET
+) -> list[Found]:
     parameters = EntitiesParameters(
         labels=asked.labels,
         threshold=asked.threshold,
         flat=asked.flat,
         # In `gliner2`, entities of different types do not exclude each other.
         multi_label=asked.multi_label or UNSET,
+        descriptions=described,
     )
     (outcome,) = await backend.ask(model, Task.ENTITIES, [asked.text], parameters=parameters)
     assert isinstance(outcome, Done), outcome
     answer = msgspec.json.decode(outcome.result)
     assert all(e["text"] == asked.text[e["start"] : e["end"]] for e in answer["entities"])
     return [(e["label"], e["start"], e["end"], e["score"]) for e in answer["entities"]]
+
+
+async def _relations(
+    backend: Backend, model: str, asked: Asked, described: dict[str, str] | UnsetType = UNSET
+) -> list[Related]:
+    parameters = EntitiesParameters(
+        relations=asked.labels, threshold=asked.threshold, descriptions=described
+    )
+    (outcome,) = await backend.ask(model, Task.ENTITIES, [asked.text], parameters=parameters)
+    assert isinstance(outcome, Done), outcome
+    answer = msgspec.json.decode(outcome.result)
+    assert answer["entities"] == []
+    return [
+        (
+            each["label"],
+            *(each["head"][key] for key in ("start", "end", "score")),
+            *(each["tail"][key] for key in ("start", "end", "score")),
+        )
+        for each in answer["relations"]
+    ]
 
 
 async def _labels(backend: Backend, model: str, asked: Asked) -> list[float]:
@@ -91,6 +145,29 @@ def _apart(
         ):
             lines.append(f"{way}: {question.text[:40]!r}: scores")
     return lines
+
+
+def _places(related: Related) -> tuple[str, int, int, int, int]:
+    label, start, end, _, first, last, _ = related
+    return label, start, end, first, last
+
+
+def _related_apart(
+    way: str,
+    asked: Sequence[Asked],
+    served: Sequence[list[Related]],
+    expected: Sequence[list[Related]],
+) -> list[str]:
+    """Return a line for each text with other relations, another order, or other scores."""
+    return [
+        f"{way}: {question.text[:40]!r}: {found[:2]} instead of {right[:2]}"
+        for question, found, right in zip(asked, served, expected, strict=False)
+        if [_places(each) for each in found] != [_places(each) for each in right]
+        or any(
+            max(abs(one[3] - other[3]), abs(one[6] - other[6])) > _TOLERANCE
+            for one, other in zip(found, right, strict=True)
+        )
+    ]
 
 
 def _scored_apart(

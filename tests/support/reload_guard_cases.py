@@ -19,7 +19,9 @@ def _guard(scene: ReloadScene, **fields: Any) -> Section:
 
 
 async def _answer_all(stub: StubBackend, call: Call, reply: Reply, verdict: bytes) -> None:
-    result = b'{"verdict":"%b","findings":[]}' % verdict
+    finding = b'{"detector":"words","action":"block","label":"x","score":1,"start":0,"end":1}'
+    found = finding if verdict == b"block" else b""
+    result = b'{"verdict":"%b","findings":[%b]}' % (verdict, found)
     await reply.send(
         *(Done(index=i, result=result, rows=1, tokens=4) for i in range(len(call.items)))
     )

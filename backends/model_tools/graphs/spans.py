@@ -5,7 +5,8 @@ words of a text in one row, an LSTM reads the words, and the score of a span for
 product of their vectors. The weights have the names of the package `gliner` (Apache-2.0).
 
 The input `token_type_ids` says what each token is: 0 for the token that stands for a word, 2 for
-the token that stands for a label, 3 for the token that stands for all labels, and 1 for all others.
+the token that stands for a label, 3 for the token that stands for all labels or for a relation, 4
+and 5 for those that stand for the head and the tail of a relation, and 1 for all others.
 The output `spans` has one line for each token, but line `i` belongs to the `i`-th word. It has the
 scores of the spans that begin with that word: for each length from 1 to `max_width`, the scores of
 `max_labels` labels.
@@ -16,7 +17,7 @@ each span, and the last layer is applied to the labels instead of the spans.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,7 +32,7 @@ from sluicegate.backends.model_tools.graphs.heads import extend_model
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 
 SPANS = "spans"
-WORD, OTHER, LABEL, PROMPT = 0, 1, 2, 3
+WORD, OTHER, LABEL, PROMPT, HEAD, TAIL = range(6)
 _KINDS = "token_type_ids"
 _ENCODER = "token_rep_layer.bert_layer.model."
 _SPAN = "span_rep_layer.span_rep_layer"
@@ -165,14 +166,15 @@ class SpanWriter(ABC):
         product = graph.plain("MatMul", [state, kernel], f"{output}.product")
         return graph.plain("Add", [product, graph.weight(f"{name}.bias")], output)
 
-    def mlp(self, name: str, state: str, outer: int = 3) -> str:
+    def mlp(self, name: str, state: str, outer: int = 3, output: str = "") -> str:
         """Append a linear layer, a ReLU and another linear layer, which is module `outer`."""
-        inner = self.linear(f"{name}.0", state, f"{name}.inner")
-        active = self.graph.plain("Relu", [inner], f"{name}.active")
-        return self.linear(f"{name}.{outer}", active, f"{name}.outer")
+        output = output or name
+        inner = self.linear(f"{name}.0", state, f"{output}.inner")
+        active = self.graph.plain("Relu", [inner], f"{output}.active")
+        return self.linear(f"{name}.{outer}", active, f"{output}.outer")
 
-    def score(self, prefix: str, words: str, labels: str, output: str = SPANS) -> None:
-        """Append the scores of all spans by the weights that begin with `prefix`."""
+    def _read_spans(self, prefix: str, words: str) -> list[str]:
+        """Append the hidden layer of all spans: for each width `[batch, words, inner]`."""
         graph, size = self.graph, self.shape.hidden_size
         name = f"{prefix}.out_project"
         inner = graph.weights[f"{name}.0.weight"]
@@ -186,34 +188,45 @@ class SpanWriter(ABC):
         # The ends of spans that reach beyond the text are zero, whatever the other rows are.
         graph.plain("Unsqueeze", ["spans.words.mask", "spans.last"], "spans.words.column")
         graph.plain("Mul", ["spans.end.biased", "spans.words.column"], "spans.end.real")
-        width = self.shape.max_width
-        pads = self.integers("end.pads", [0, 0, 0, 0, width - 1, 0])
+        pads = self.integers("end.pads", [0, 0, 0, 0, self.shape.max_width - 1, 0])
         graph.plain("Pad", ["spans.end.real", pads], "spans.ends")
-        outer = graph.weight(f"{name}.3.weight")
-        graph.plain("MatMul", [labels, outer], "spans.labels.rows")
-        graph.plain("Transpose", ["spans.labels.rows"], "spans.labels.columns", perm=[0, 2, 1])
-        bias = graph.floats(f"{name}.3.column", graph.weights[f"{name}.3.bias"][:, None])
-        graph.plain("MatMul", [labels, bias], "spans.labels.bias")
-        graph.plain("Transpose", ["spans.labels.bias"], "spans.labels.offset", perm=[0, 2, 1])
-        scores = [self._score_width(number) for number in range(width)]
-        graph.plain("Concat", scores, "spans.scores", axis=2)
-        self._finish(output)
+        return [self._read_width(number) for number in range(self.shape.max_width)]
 
-    def _score_width(self, number: int) -> str:
-        """Append the scores of all spans of `number + 1` words: `[batch, words, 1, labels]`."""
+    def _read_width(self, number: int) -> str:
+        """Append the hidden layer of all spans of `number + 1` words."""
         graph, prefix = self.graph, f"spans.{number}"
         start = self.integers(f"{number}.start", [number])
         graph.plain("Add", ["spans.words.most", start], f"{prefix}.stop")
         graph.plain("Slice", ["spans.ends", start, f"{prefix}.stop", "spans.one"], f"{prefix}.ends")
         graph.plain("Add", ["spans.start", f"{prefix}.ends"], f"{prefix}.hidden")
-        graph.plain("Relu", [f"{prefix}.hidden"], f"{prefix}.active")
-        graph.plain("MatMul", [f"{prefix}.active", "spans.labels.columns"], f"{prefix}.products")
-        graph.plain("Add", [f"{prefix}.products", "spans.labels.offset"], f"{prefix}.scores")
-        return graph.plain("Unsqueeze", [f"{prefix}.scores", "spans.two"], f"{prefix}.line")
+        return graph.plain("Relu", [f"{prefix}.hidden"], f"{prefix}.active")
 
-    def _finish(self, output: str) -> None:
+    def score(self, prefix: str, words: str, queries: str) -> list[str]:
+        """Append the scores of all spans: for each width `[batch, words, queries]`.
+
+        `queries` are vectors `[batch, queries, hidden]`. The weights begin with `prefix`.
+        """
+        graph, layer = self.graph, f"{prefix}.out_project.3"
+        spans = self._read_spans(prefix, words)
+        graph.plain("MatMul", [queries, graph.weight(f"{layer}.weight")], "spans.rows")
+        columns = graph.plain("Transpose", ["spans.rows"], "spans.columns", perm=[0, 2, 1])
+        bias = graph.floats(f"{layer}.column", graph.weights[f"{layer}.bias"][:, None])
+        graph.plain("MatMul", [queries, bias], "spans.bias")
+        offset = graph.plain("Transpose", ["spans.bias"], "spans.offset", perm=[0, 2, 1])
+        return [
+            graph.plain(
+                "Add",
+                [graph.plain("MatMul", [state, columns], f"spans.{number}.products"), offset],
+                f"spans.{number}.scores",
+            )
+            for number, state in enumerate(spans)
+        ]
+
+    def finish(self, scores: Sequence[str], output: str = SPANS) -> None:
         """Set scores of places without a word or a label to 0, and pad to the output's size."""
         graph, shape = self.graph, self.shape
+        lines = [graph.plain("Unsqueeze", [each, "spans.two"], f"{each}.line") for each in scores]
+        graph.plain("Concat", lines, "spans.scores", axis=2)
         axes = self.integers("mask.axes", [2, 3])
         graph.plain("Unsqueeze", ["spans.words.mask", axes], "spans.mask.words")
         axes = self.integers("mask.label.axes", [1, 2])
@@ -236,7 +249,8 @@ class _GlinerWriter(SpanWriter):
         self.begin()
         words = self._read(self._projected("words", WORD))
         labels = self._projected("labels", LABEL)
-        self.score(_SPAN, words, self.mlp("prompt_rep_layer", labels))
+        queries = self.mlp("prompt_rep_layer", labels)
+        self.finish(self.score(_SPAN, words, queries))
 
     def _projected(self, name: str, kind: int) -> str:
         state = self.select(name, kind)

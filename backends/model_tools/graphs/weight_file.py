@@ -1,7 +1,8 @@
 """Writes large weights to a file beside their graph.
 
 An ONNX file has at most 2 GiB. Therefore the weights of larger graphs are in a second file (ONNX's
-external data), from which ONNX Runtime maps them into memory.
+external data), from which ONNX Runtime maps them into memory. So are the weights that a merged
+adapter leaves as they are: models with adapters of one base share this file.
 """
 
 import os
@@ -21,7 +22,7 @@ from onnx.external_data_helper import (
     uses_external_data,
 )
 
-NAME = "model.weights"
+NAME, CHANGED = "model.weights", "adapter.weights"
 # Graphs with more bytes of weights have a second file.
 MOST_INSIDE = 1024**3
 _LEAST_BYTES = 1024
@@ -42,12 +43,11 @@ def temporary_graph(graph: bytes, beside: Path) -> Iterator[Path]:
 
     If the graph refers to the weights of the graph `beside`, these get a second name.
     """
-    weights = beside.with_name(NAME)
-    shared = weights.is_file()
+    shared = [path for name in (NAME, CHANGED) if (path := beside.with_name(name)).is_file()]
     folder = beside.parent if shared else None
     with tempfile.TemporaryDirectory(dir=folder, prefix=".trial-") as made:
-        if shared:
-            os.link(weights, Path(made, NAME))
+        for weights in shared:
+            os.link(weights, Path(made, weights.name))
         path = Path(made, "model.onnx")
         path.write_bytes(graph)
         yield path
@@ -69,10 +69,10 @@ def include_weights(graph: bytes, beside: Path) -> bytes:
 
 
 class WeightFile:
-    """Appends weights to the file `model.weights` in a folder."""
+    """Appends weights to a file in a folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self._file = (folder / NAME).open("wb")
+    def __init__(self, folder: Path, name: str = NAME) -> None:
+        self._name, self._file = name, (folder / name).open("wb")
 
     def add(self, name: str, tensor: NDArray[np.float32]) -> TensorProto | None:
         """Write a tensor, and return the reference to it; `None` for a small tensor."""
@@ -83,7 +83,7 @@ class WeightFile:
         self._file.write(np.ascontiguousarray(tensor, dtype="<f4").data)
         stored = TensorProto(name=name, dims=tensor.shape, data_type=TensorProto.FLOAT)
         stored.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", NAME), ("offset", at), ("length", tensor.nbytes)):
+        for key, value in (("location", self._name), ("offset", at), ("length", tensor.nbytes)):
             stored.external_data.add(key=key, value=str(value))
         return stored
 

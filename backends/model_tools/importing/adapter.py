@@ -111,6 +111,11 @@ class Adapter(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             merged[_find(name, merged, prefix) or name] = tensor
         return merge_factors(merged, self.factors(merged, prefix))
 
+    def changed(self, merged: Weights, prefix: str) -> set[str]:
+        """Return the names of the weights in which `merged` differs from the base model."""
+        names = (*(f"{module}.weight" for module in self.matrices), *self.replaced)
+        return {_find(name, merged, prefix) or name for name in names}
+
     def check_shared(self, weights: Weights, prefix: str) -> None:
         """Check that the adapter only adds to the weights of the base model.
 

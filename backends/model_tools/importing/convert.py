@@ -4,19 +4,24 @@ import importlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import yaml
-from onnx import ModelProto
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto
 
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.graphs.checkpoint import FAMILIES, build_checkpoint
+from sluicegate.backends.model_tools.graphs.graph_builder import StoredWeights, nothing_stored
 from sluicegate.backends.model_tools.graphs.options import GraphOptions
 from sluicegate.backends.model_tools.graphs.static import build_static
-from sluicegate.backends.model_tools.graphs.weight_file import WeightFile, is_large
+from sluicegate.backends.model_tools.graphs.weight_file import CHANGED, NAME, WeightFile, is_large
 from sluicegate.backends.model_tools.graphs.weights import Weights, WeightsError
 from sluicegate.backends.model_tools.importing.device_graphs import (
     write_device_graphs,
@@ -183,13 +188,33 @@ def _write_graph(source: CheckpointFolder, target: Path) -> tuple[str, Weights |
 def _build(
     source: CheckpointFolder, weights: Weights, target: Path, options: GraphOptions
 ) -> ModelProto:
-    """Return the graph of a checkpoint; large weights are written beside it."""
-    if not is_large(weights.values()):
-        return build_checkpoint(source.config, weights, pooling=source.pooling(), options=options)
-    with WeightFile(target) as file:
+    """Return the graph of a checkpoint; large and shared weights are written beside it."""
+    stored: StoredWeights = nothing_stored
+    shared = source.unchanged(weights)
+    own = [tensor for name, tensor in weights.items() if name not in shared]
+    with ExitStack() as stack:
+        if is_large(own):
+            name = CHANGED if shared else NAME
+            stored = stack.enter_context(WeightFile(target, name)).add
+        if shared:
+            file = stack.enter_context(WeightFile(target))
+            stored = partial(_store, file=file, shared=[*shared.values()], other=stored)
         return build_checkpoint(
-            source.config, weights, pooling=source.pooling(), options=options, stored=file.add
+            source.config, weights, pooling=source.pooling(), options=options, stored=stored
         )
+
+
+def _store(
+    name: str,
+    tensor: NDArray[np.float32],
+    *,
+    file: WeightFile,
+    shared: Sequence[NDArray[np.float32]],
+    other: StoredWeights,
+) -> TensorProto | None:
+    """Write a weight to the file of `shared` weights if it is one of them, also transposed."""
+    is_shared = any(np.may_share_memory(tensor, each) for each in shared)
+    return file.add(name, tensor) if is_shared else other(name, tensor)
 
 
 def _export(folder: Path, config: Mapping[str, Any], target: Path) -> None:

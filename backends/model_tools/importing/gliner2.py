@@ -1,4 +1,4 @@
-"""Converts a GLiNER2 checkpoint, which finds entities and classifies by labels of a request."""
+"""Converts a GLiNER2 checkpoint: entities, relations and classes by the labels of a request."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +13,9 @@ from sluicegate.backends.model_tools.graphs.schema_spans import (
     COUNT,
     COUNTING,
     ENCODER,
+    MOST_COUNT,
+    MOST_RELATIONS,
+    RELATIONS,
     SPAN,
     build_schema_spans,
 )
@@ -29,8 +32,8 @@ from sluicegate.backends.model_tools.importing.gliner import (
 
 MODEL_TYPE = "extractor"
 ENCODER_FILE = "encoder_config/config.json"
-_ENTITY, _LABEL, _TEXT = "[E]", "[L]", "[SEP_TEXT]"
-_TOKENS = ("[P]", _ENTITY, _LABEL, _TEXT)
+_ENTITY, _LABEL, _RELATION, _TEXT = "[E]", "[L]", "[R]", "[SEP_TEXT]"
+_TOKENS = ("[P]", _ENTITY, _LABEL, _RELATION, _TEXT, "[SEP_STRUCT]")
 _PARTS = (ENCODER, f"{SPAN}.", "classifier.", "count_pred.", f"{COUNT}.")
 # Words of a window; `gliner2` itself reads long texts so.
 _WORDS = 384
@@ -139,6 +142,12 @@ def write_gliner2(
         "text_token": _TEXT,
         "schema": _ENTITIES,
         "classes": {"output": CLASSES, "label_token": _LABEL, "schema": _CLASSES},
+        "relations": {
+            "output": RELATIONS,
+            "label_token": _RELATION,
+            "max_count": MOST_COUNT,
+            "max_labels": MOST_RELATIONS,
+        },
     }
     write_span_model(model, manifest, target, fields)
     return f"GLiNER2 weights with a `{encoder.get('model_type')}` encoder"

@@ -246,6 +246,13 @@ class CheckpointFolder(msgspec.Struct, frozen=True, kw_only=True):
             found.append(adapter.factors(own, prefix))
         return stack_factors(own, found) if found else own
 
+    def unchanged(self, weights: Weights) -> Weights:
+        """Return those of the `weights` that the merged adapter leaves as they are."""
+        if self.adapter is None:
+            return {}
+        changed = self.adapter.changed(weights, weight_prefix(self.config))
+        return {name: tensor for name, tensor in weights.items() if name not in changed}
+
     def module_weights(self, folder: str) -> Weights:
         """Return the weights of a sentence transformer's module.
 

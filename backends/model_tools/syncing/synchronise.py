@@ -6,7 +6,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
@@ -25,6 +25,7 @@ from sluicegate.backends.model_tools.syncing.manifest import (
 from sluicegate.backends.model_tools.syncing.stores import ArtifactStore
 from sluicegate.backends.repository.last_good import read_last_good
 from sluicegate.backends.repository.names import is_hidden
+from sluicegate.backends.repository.publishing import WEIGHTS
 from sluicegate.backends.repository.sync_record import FILE, FileDigest, SyncRecord, read_record
 from sluicegate.wire.folders import sync_folder
 
@@ -160,6 +161,7 @@ class Synchroniser:
 
     def _fetch(self, files: Files) -> dict[str, Path]:
         blobs = self._folder("blobs")
+        self._reuse_weights(files, blobs)
         return {
             path: fetch_blob(
                 self._store,
@@ -169,6 +171,14 @@ class Synchroniser:
             )
             for path, each in sorted(files.items())
         }
+
+    def _reuse_weights(self, files: Files, blobs: Path) -> None:
+        """Link the weights that a file in place also has, so that they are not fetched."""
+        known = {each: path for path, each in read_record(self._root).files.items()}
+        for path, each in files.items():
+            if path.endswith(WEIGHTS) and each in known:
+                with suppress(OSError):  # the file is gone, or the disk has no hard links
+                    (blobs / each.digest.partition(":")[2]).hardlink_to(self._root / known[each])
 
     def _holds(self, unit: str, files: Files) -> bool:
         """Return whether the files of a unit are in place with the right content."""
@@ -320,10 +330,10 @@ def _link(source: Path, target: Path) -> None:
     """Hard-link a file, or copy it if it already has another link.
 
     Two files of the repository must not be links to the same content, because a change of one file
-    would change the other file, too.
+    would change the other file, too. Only weights may be, because nobody edits them.
     """
     try:
-        if source.stat().st_nlink == 1:
+        if source.stat().st_nlink == 1 or target.name.endswith(WEIGHTS):
             target.hardlink_to(source)
             return
     except OSError:

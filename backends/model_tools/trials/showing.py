@@ -39,10 +39,14 @@ def request_body(example: Example, model: str) -> dict[str, Any]:
 
 
 def curl(example: Example, model: str) -> str:
-    """Return a command for a shell that sends the example to the system that `up` starts."""
+    """Return a command for a shell that sends the example to the system that `up` starts.
+
+    `up` keeps its address and a key in its data directory.
+    """
     body = json.dumps(request_body(example, model), ensure_ascii=False).replace("'", "'\\''")
     return (
-        f'curl -s http://127.0.0.1:8080/v1/{example.task} -H "Authorization: Bearer $KEY" '
+        f'curl -sS "$(cat .sluicegate/gateway-url)/v1/{example.task}" '
+        '-H "Authorization: Bearer $(cat .sluicegate/demo-key)" '
         f"-H 'Content-Type: application/json' -d '{body}'"
     )
 

@@ -8,7 +8,7 @@ import msgspec
 import yaml
 
 from sluicegate.backends.errors import StartProblem
-from sluicegate.backends.model_tools.graphs.weight_file import NAME
+from sluicegate.backends.model_tools.graphs.weight_file import CHANGED, NAME
 from sluicegate.backends.model_tools.tuning.tuned_model import TunedModel
 from sluicegate.backends.model_tools.tuning.variant_gate import VariantReport
 from sluicegate.backends.qualification.certificate import FILE
@@ -86,7 +86,7 @@ def _write(
         # graph.
         stale: tuple[str, ...] = () if set(files) <= {FILE} else (DEVICE_GRAPH_FILES,)
         if any(NAME.encode() not in files[name] for name in files if name.endswith(".onnx")):
-            stale = (*stale, NAME)
+            stale = (*stale, NAME, CHANGED)
         ignored = shutil.ignore_patterns(".*", *stale, *files)
         shutil.copytree(source.folder, draft, ignore=ignored)
         for file, content in files.items():

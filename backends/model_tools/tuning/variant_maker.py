@@ -6,6 +6,8 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 import onnx
+from onnx import ModelProto
+from onnx.external_data_helper import uses_external_data
 
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.graphs.half import halve
@@ -53,8 +55,8 @@ class VariantMaker:
         The graph is `None` if the model's own files can run in that precision.
 
         Raises:
-            StartProblem: no product can be computed in int8, there is no text to calibrate with, or
-                there is no graph in bf16.
+            StartProblem: no product can be computed in int8, there is no text to calibrate with,
+                there is no graph in bf16, or the graph is too large for fp16.
         """
         if precision != "int8" and (found := self._subject.find_graph(precision)) is not None:
             return None, gate.judge(found, precision=precision)
@@ -64,12 +66,20 @@ class VariantMaker:
                 "import the model again"
             )
         if precision == "fp16" or calibrate is None:
-            graph: bytes = halve(self._model).SerializeToString()
+            graph = self._halve()
             return graph, self._judge(gate, graph, "fp16")
         graph, products, floats = self._quantize(calibrate, judging=gate.texts)
         report = self._judge(gate, graph, "int8")
         graph = include_weights(graph, self._subject.graph)
         return graph, msgspec.structs.replace(report, products=products, float_products=floats)
+
+    def _halve(self) -> bytes:
+        path = self._subject.graph
+        whole = ModelProto.FromString(include_weights(self._model.SerializeToString(), path))
+        if any(map(uses_external_data, whole.graph.initializer)):
+            raise StartProblem(f"`{path}` is too large for a variant in fp16; use int8")
+        halved: bytes = halve(whole).SerializeToString()
+        return halved
 
     def _judge(self, gate: VariantGate, graph: bytes, precision: VariantPrecision) -> VariantReport:
         with temporary_graph(graph, self._subject.graph) as path:

@@ -12,8 +12,12 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final
 
 from sluicegate.gateway.dialects.guards.hooks import HookTexts
-from sluicegate.gateway.dialects.guards.redaction import PLACEHOLDER
-from sluicegate.gateway.dialects.guards.tool_calls import call_text, strings, with_strings
+from sluicegate.gateway.dialects.guards.tool_calls import (
+    call_text,
+    redacted_arguments,
+    strings,
+    with_strings,
+)
 
 _TEXTS: Final = frozenset(
     (
@@ -115,7 +119,7 @@ class ModelBody:
     def calls(self) -> list[str]:
         """Return the text of each call of a tool: its name, and names and values of arguments."""
         return [
-            *map(_call_text, self._calls.values()),
+            *[call_text(*_call(slots)) for slots in self._calls.values()],
             *[call_text(use.get("name"), use.get("input")) for use in self._uses],
         ]
 
@@ -140,20 +144,19 @@ class ModelBody:
         """Return the body with `texts` in the order of `asked`, redacted with some placeholders.
 
         Return `None` if a call has what cannot be replaced, such as a name of a tool or a number.
+        The values of this object change, too.
         """
-        calls = texts[len(self._texts) :]
-        names = {name for call in calls for name in PLACEHOLDER.findall(call)} & originals.keys()
-        hidden = {originals[name]: name for name in names}
-        longest_first = sorted(hidden, key=len, reverse=True)
-
-        def change(text: str) -> str:
-            for original in longest_first:
-                text = text.replace(original, hidden[original])
-            return text
-
-        written = self.written(texts[: len(self._texts)], change)
-        kept = any(original in call for call in self.calls() for original in hidden)
-        return None if kept else written
+        calls = iter(texts[len(self._texts) :])
+        try:
+            for slots, text in zip(self._calls.values(), calls, strict=False):
+                _write(_arguments(slots), redacted_arguments(*_call(slots), text, originals))
+            for use, text in zip(self._uses, calls, strict=False):
+                new = redacted_arguments(use.get("name"), use.get("input"), text, originals)
+                if "input" in use:
+                    use["input"] = new
+        except ValueError:
+            return None
+        return self.written(texts[: len(self._texts)], str)
 
     def written(self, texts: list[str], change: Callable[[str], str]) -> bytes:
         """Return the body with other `texts`; `change` maps each string of a call's arguments.
@@ -163,7 +166,7 @@ class ModelBody:
         for slots, text in zip(self._texts.values(), texts, strict=True):
             _write(slots, text)
         for slots in self._calls.values():
-            arguments = [slot for slot in slots if slot[1] == "arguments"]
+            arguments = _arguments(slots)
             _write(arguments, with_strings(_joined(arguments), change))
         for use in self._uses:
             if "input" in use:
@@ -292,12 +295,13 @@ def _write(slots: _Slots, text: str) -> None:
         values[name], text = text, ""
 
 
-def _call_text(slots: _Slots) -> str:
-    name, arguments = (
-        "".join([values[key] for values, key in slots if key == kind])
-        for kind in ("name", "arguments")
-    )
-    return call_text(name, arguments)
+def _call(slots: _Slots) -> tuple[str, str]:
+    """Return the name and the arguments of a call."""
+    return _joined([slot for slot in slots if slot[1] == "name"]), _joined(_arguments(slots))
+
+
+def _arguments(slots: _Slots) -> _Slots:
+    return [slot for slot in slots if slot[1] == "arguments"]
 
 
 def _line(line: bytes) -> Any:

@@ -227,7 +227,7 @@ class GuardedTexts(msgspec.Struct, frozen=True):
 
 
 def flagging(detectors: Sequence[AnyDetector]) -> tuple[AnyDetector, ...]:
-    """Return detectors that only flag: one that blocks would hide that another one failed."""
+    """Return detectors that only flag, so that the whole item fails if one of them fails."""
     return tuple([replace(one, action="flag") for one in detectors])
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from sluicegate.backends.model_tools.trials.examples import Example
+from sluicegate.backends.model_tools.trials.showing import curl
 from sluicegate.bulk.cli import main as bulk
-from testing.system import System, pretty
+from sluicegate.wire.protocol import Task
+from testing.system import DEMO_KEY, System, pretty
 from tests.clients.checks import Row
 from tests.clients.matrix import run_client, target_of
 from tests.clients.slow_region import slow_region
@@ -39,6 +43,19 @@ def test_sentiment_tells_praise_from_blame(system: System) -> None:
     assert first["labels"][0]["label"] == "positive"
     assert second["labels"][0]["label"] == "negative"
     assert math.isclose(sum(label["score"] for label in first["labels"]), 1.0, abs_tol=1e-4)
+
+
+def test_the_command_that_an_import_prints_is_answered(system: System, tmp_path: Path) -> None:
+    folder = tmp_path / ".sluicegate"
+    folder.mkdir()
+    (folder / "gateway-url").symlink_to(system.data_dir / "gateway-url")
+    # `up` keeps a key that it generated, but the key of this system is given.
+    (folder / "demo-key").write_text(DEMO_KEY)
+    example = Example(task=Task.CLASSIFY, items=['it\'s "witty"', "$HOME"], source="card")
+
+    answered = subprocess.check_output(curl(example, "sentiment"), shell=True, cwd=tmp_path)  # noqa: S602 - our own command
+
+    assert len(json.loads(answered)["results"]) == 2
 
 
 def test_banking_intents_names_the_intent(system: System) -> None:

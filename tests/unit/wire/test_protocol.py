@@ -90,3 +90,14 @@ def test_the_full_stop_of_gliner2_may_need_a_window() -> None:
 
     assert len(words) == limits.words + 1
     assert found == 2
+
+
+def test_relations_have_windows_of_their_own() -> None:
+    text, limits = "a " * 300, RowLimits(tokens=4096, words=128)
+    labels = most_entity_windows(text, EntitiesParameters(labels=["city"]), limits)
+    relations = most_entity_windows(text, EntitiesParameters(relations=["knows"]), limits)
+
+    both = EntitiesParameters(labels=["city"], relations=["knows"])
+
+    assert most_entity_windows(text, both, limits) == labels + relations
+    assert relations > 1

@@ -1,6 +1,7 @@
 """A guard keeps what its detectors find when a model fails or is late."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -17,9 +18,10 @@ from sluicegate.backends.algorithms.guard import Guard
 from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.errors import DeadlineExceeded, ModelFailed
 from sluicegate.backends.pipelines.ask import AlgorithmContext
+from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.types import FloatArray, Prompt
 from sluicegate.wire.guards import Action, ClassifierDetector, ExampleDetector, WordDetector
-from sluicegate.wire.protocol import GuardParameters, Task
+from sluicegate.wire.protocol import MAX_ENTITIES, GuardParameters, Task
 from tests.support.fake_models import FakeModel, asking
 from tests.support.inference_scene import INFO
 
@@ -97,9 +99,88 @@ async def test_a_late_detector_fails_and_hides_no_block(text: str) -> None:
         return_exceptions=True,
     )
 
+    assert caller.is_partial is (text == "a film")
     for one in found:
         if text == "a film":
             assert isinstance(one, dict)
             assert (one["verdict"], one["error"]["code"]) == ("block", "deadline_exceeded")
         else:
             assert isinstance(one, DeadlineExceeded)
+
+
+async def test_late_words_hide_no_block() -> None:
+    """The thread that looks for words is busy with other texts."""
+    bad = Classify(model="m", labels=["ok", "bad"], function="none")
+    info = msgspec.structs.replace(INFO, name="m")
+    guard = Guard(
+        [ModelAlgorithms(info=info, encoder="m", algorithms={Task.CLASSIFY: bad}, tokens={})]
+    )
+    words = WordDetector(name="w", words=tuple(map(str, range(200))))
+    found_by_model = ClassifierDetector(name="c", model="m", labels={"bad": 0.9})
+    caller = RowCaller(scope="tenant", deadline=time.monotonic() + 0.2)
+    ask = AlgorithmContext({"m": FakeModel(lambda _: [0.1, 0.9])}, caller)
+    is_over = threading.Event()
+
+    async def run() -> Any:
+        try:
+            return await guard.run("7", GuardParameters(detectors=(words, found_by_model)), ask)
+        finally:
+            is_over.set()
+
+    _, answer = await asyncio.gather(run_token_work(1000, is_over.wait), run())
+
+    assert (answer["verdict"], answer["error"]["code"]) == ("block", "deadline_exceeded")
+    assert [one["detector"] for one in answer["findings"]] == ["c"]
+    assert caller.is_partial
+
+
+async def test_what_two_readings_have_in_common_is_counted_once() -> None:
+    model = Classify(model="m", labels=["ok", "bad"], function="none")
+    info = msgspec.structs.replace(INFO, name="m")
+    guard = Guard(
+        [ModelAlgorithms(info=info, encoder="m", algorithms={Task.CLASSIFY: model}, tokens={})]
+    )
+    detector = ClassifierDetector(name="c", model="m", labels={"bad": 0.9}, action="flag")
+    windows = MAX_ENTITIES // 2 + 1
+    text = "|".join(["a"] * (windows - 1)) + "|b\u200bc"
+
+    answer = await guard.run(
+        text, GuardParameters(detectors=(detector,)), asking(m=FakeModel(lambda _: [0.1, 0.9]))
+    )
+
+    assert len(answer["findings"]) == windows
+
+
+class _BuggyModel(FakeModel):
+    def __init__(self, bug: type[Exception]) -> None:
+        super().__init__(self._fail)
+        self._bug = bug
+
+    def _fail(self, _: object) -> list[float]:
+        raise self._bug
+
+
+async def test_each_unexpected_error_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    models = [Classify(model=name, labels=["ok", "bad"], function="none") for name in "ab"]
+    guard = Guard(
+        [
+            ModelAlgorithms(
+                info=msgspec.structs.replace(INFO, name=model.model),
+                encoder=model.model,
+                algorithms={Task.CLASSIFY: model},
+                tokens={},
+            )
+            for model in models
+        ]
+    )
+    detectors = [ClassifierDetector(name=n, model=n, labels={"bad": 0.9}) for n in "ab"]
+    words = WordDetector(name="w", words=("film",))
+    bugs: Any = {"a": _BuggyModel(KeyError), "b": _BuggyModel(ZeroDivisionError)}
+
+    answer = await guard.run(
+        "a film", GuardParameters(detectors=(*detectors, words)), asking(**bugs)
+    )
+
+    assert answer["error"]["code"] == "internal_error"
+    errors = [record.exc_info[0] for record in caplog.records if record.exc_info]
+    assert errors == [KeyError, ZeroDivisionError]

@@ -245,6 +245,18 @@ async def test_a_tree_is_walked_for_each_window(*, is_long: bool) -> None:
     assert await read.places("kitten|hot dog|kitten") == [(0, 6), (7, 14), (15, 21)]
 
 
+async def test_a_tree_is_not_walked_for_too_many_windows() -> None:
+    walk, model = tree(beam=1)
+    most = "|".join(["kitten"] * 256)
+
+    read = await walk.window_scores(most, asking(m=model), Windows(overlap=0))
+    with pytest.raises(ItemRefused, match="257 windows") as refused:
+        await walk.window_scores(f"{most}|kitten", asking(m=model), Windows(overlap=0))
+
+    assert len(read.scores) == 256
+    assert refused.value.code == "input_too_long"
+
+
 @pytest.mark.parametrize(
     "written", [None, "a", [], {}, {"a": []}, ["a", "a"], {"a": ["x"], "b": ["x"]}, [" "]]
 )

@@ -1,6 +1,7 @@
 """The runner of bulk jobs: a backend's answers, in a plain process, the same every time."""
 
 import asyncio
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
 
 from sluicegate.backends.batching.policy import BatchLimits
 from sluicegate.backends.bulk.planned_rows import PlannedBatches, divide
@@ -22,6 +24,7 @@ from sluicegate.backends.errors import (
 from sluicegate.backends.executors.dummy import SimulatedExecutor
 from sluicegate.backends.executors.padded_batch import PaddedBatch
 from sluicegate.backends.types import Encoding, OutputKind
+from testing.model_repository import make_tokenizer, write_encoder
 
 _TEXTS = ["a gorgeous, witty movie", "labored gags", "an idea", "a gorgeous, witty movie"]
 
@@ -54,6 +57,25 @@ def test_items_have_their_answers_in_order_and_a_bad_one_ends_no_other(
             **beside.value["labels"][0],
             "score": pytest.approx(beside.value["labels"][0]["score"], abs=1e-5),
         }
+
+
+@pytest.mark.parametrize("splits", ["BertPreTokenizer", "Whitespace"])
+def test_many_items_have_their_answers_in_order(tmp_path: Path, splits: str) -> None:
+    file = write_encoder(tmp_path, real=True) / "tokenizer.json"
+    made = make_tokenizer()
+    made.pre_tokenizer = getattr(pre_tokenizers, splits)()
+    made.save(str(file))
+    texts = [f"{'good ' * (n % 7)}{'film ' * (n % 11)}{'is ' * (n % 13)}bad" for n in range(600)]
+    places = [0, 255, 256, 599]
+
+    with BulkRunner(tmp_path, model="tiny", task="embed") as runner:
+        together = runner.run(texts)
+        alone = [runner.run([texts[place]])[0] for place in places]
+
+    for place, one in zip(places, alone, strict=True):
+        assert isinstance(one, BulkResult)
+        assert isinstance(other := together[place], BulkResult)
+        assert np.abs(one.value["embedding"] - other.value["embedding"]).max() < 1e-5
 
 
 def test_equal_parts_have_equal_answers_whatever_runs_beside_them(classifier: BulkRunner) -> None:
@@ -166,18 +188,22 @@ def test_wrong_wishes_are_named(
         BulkRunner(light_models, model=model, task=task, parameters=parameters)
 
 
-def test_batches_are_bounded_by_rows_and_by_tokens_of_the_longest() -> None:
+@pytest.mark.parametrize(
+    ("most_padding", "expected"),
+    [
+        (math.inf, [[30], [10, 9], [8, 5], [5, 5, 5]]),
+        (2, [[30], [10, 9], [8], [5, 5, 5], [5]]),
+    ],
+)
+def test_batches_are_bounded_by_rows_by_tokens_of_the_longest_and_by_padding(
+    most_padding: float, expected: list[list[int]]
+) -> None:
     limits = BatchLimits(rows=3, tokens=20)
     rows = [
         Encoding(ids=np.arange(length, dtype=np.int32), type_ids=None, key=bytes([n]))
         for n, length in enumerate([30, 10, 9, 8, 5, 5, 5, 5])
     ]
 
-    batches = divide(rows, limits)
+    batches = divide(rows, limits, most_padding=most_padding)
 
-    assert [[len(each.ids) for each in batch] for batch in batches] == [
-        [30],
-        [10, 9],
-        [8, 5],
-        [5, 5, 5],
-    ]
+    assert [[len(each.ids) for each in batch] for batch in batches] == expected

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
@@ -17,18 +18,23 @@ from sluicegate.backends.executors.packing import save_packed_apart
 from sluicegate.backends.executors.padded_batch import ones
 from sluicegate.backends.executors.prepacked import prepacked_graph
 from sluicegate.backends.executors.provider import runtime_version, save_packed
+from sluicegate.backends.executors.shared_weights import share_weights
 from sluicegate.backends.types import OutputKind
 
 WIDTH = 64
 
 
-def write_graph(path: Path, *, words: int) -> None:
-    """Write a graph whose weight stands behind a table of so many integers."""
+def write_graph(path: Path, *, words: int, factor: float = 1.0) -> None:
+    """Write a graph whose weights stand behind a table of so many integers.
+
+    Its vectors are `WIDTH` times the `factor` of the last weight.
+    """
     weights: dict[str, NDArray[Any]] = {
         "table": np.arange(words, dtype=np.int64) % WIDTH,
         "words": np.ones((WIDTH, WIDTH), dtype=np.float32),
-        "kernel": np.ones((WIDTH, WIDTH), dtype=np.float32),
+        "kernel": np.full((WIDTH, WIDTH), factor, dtype=np.float32),
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     rows = ["batch", "sequence"]
     nodes = [
         helper.make_node("Gather", ["table", "input_ids"], ["places"]),
@@ -46,34 +52,70 @@ def write_graph(path: Path, *, words: int) -> None:
     path.write_bytes(model.SerializeToString())
 
 
-@pytest.mark.parametrize(("words", "is_kept"), [(512, True), (511, False)])
-def test_a_graph_is_packed_where_its_weights_are_aligned(
-    tmp_path: Path, words: int, *, is_kept: bool
+def open_graph(path: Path) -> OnnxExecutor:
+    outputs = {OutputKind.TOKENS: "tokens"}
+    given = GraphSource(path=path, outputs=outputs, dimensions=WIDTH, digest="d")
+    return OnnxExecutor(given, worker_threads=1)
+
+
+def packed_files(graph: Path) -> dict[str, int]:
+    """Return the inodes of the files with packed weights, by name."""
+    files = (graph.parent / ".prepacked").glob("*/*")
+    return {file.name: file.stat().st_ino for file in files if file.name != "model.onnx"}
+
+
+@pytest.mark.parametrize(("words", "files"), [(511, 2), (2048, 3), (2049, 3)])
+def test_a_packed_graph_runs_wherever_its_weights_are(
+    tmp_path: Path, words: int, files: int
 ) -> None:
     path = tmp_path / "model.onnx"
     write_graph(path, words=words)
 
-    kept = prepacked_graph(
-        path,
-        digest="d",
-        runtime=runtime_version(),
-        save=lambda target: save_packed(path, target),
-    )
+    tokens = open_graph(path).run(ones(2, 5, OutputKind.TOKENS))
 
-    assert (kept is not None) is is_kept
+    assert np.array_equal(tokens, np.full((2, 5, WIDTH), WIDTH))
+    assert len(packed_files(path)) == files
 
 
-def test_a_graph_with_odd_weights_runs(tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    write_graph(path, words=511)
-    source = GraphSource(
-        path=path, outputs={OutputKind.TOKENS: "tokens"}, dimensions=WIDTH, digest="d"
-    )
+def test_models_share_the_files_of_equal_weights(tmp_path: Path) -> None:
+    one, two = (tmp_path / name / "1" / "model.onnx" for name in ("one", "two"))
+    write_graph(one, words=2049)
+    write_graph(two, words=2049, factor=2.0)
 
-    executor = OnnxExecutor(source, worker_threads=1)
+    executors = [open_graph(one), open_graph(two)]
 
-    tokens = executor.run(ones(2, 5, OutputKind.TOKENS))
-    assert tokens.shape == (2, 5, WIDTH)
+    tokens = [each.run(ones(1, 1, OutputKind.TOKENS))[0, 0, 0] for each in executors]
+    assert tokens == [WIDTH, 2 * WIDTH]
+    assert len(packed_files(one).items() & packed_files(two).items()) == 2
+    assert len(packed_files(two)) == 3
+
+
+def test_a_damaged_file_of_another_model_is_not_shared(tmp_path: Path) -> None:
+    one, two = (tmp_path / name / "1" / "model.onnx" for name in ("one", "two"))
+    write_graph(one, words=2049)
+    write_graph(two, words=2049, factor=2.0)
+    open_graph(one)
+    for file in (one.parent / ".prepacked").glob("*/*"):
+        file.write_bytes(bytes(file.stat().st_size))
+
+    tokens = open_graph(two).run(ones(1, 1, OutputKind.TOKENS))
+
+    assert tokens[0, 0, 0] == 2 * WIDTH
+    assert not packed_files(one).items() & packed_files(two).items()
+
+
+def test_a_description_of_weights_that_is_unknown_is_refused(tmp_path: Path) -> None:
+    path, weights = tmp_path / "model.onnx", tmp_path / "weights.bin"
+    write_graph(path, words=4)
+    weights.write_bytes(bytes(64))
+    model = onnx.load(str(path))
+    tensor = model.graph.initializer[0]
+    for key, value in (("location", "weights.bin"), ("length", "32"), ("packed", "a|1")):
+        tensor.external_data.add(key=key, value=value)
+    path.write_bytes(model.SerializeToString())
+
+    with pytest.raises(OSError, match="unknown fields: packed"):
+        share_weights(path, weights, [])
 
 
 def test_weights_packed_of_an_earlier_graph_are_deleted(tmp_path: Path) -> None:

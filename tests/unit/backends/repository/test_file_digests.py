@@ -44,6 +44,20 @@ def test_a_change_that_keeps_size_and_time_is_seen(
     assert digest_files(folder) != first
 
 
+def test_another_name_of_a_linked_file_does_not_change_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle(monkeypatch)
+    weights, record = folder / "weights", folder / RECORD
+    weights.with_name(".second").hardlink_to(weights)
+    first, written = digest_files(folder), record.stat().st_mtime_ns
+
+    weights.with_name(".third").hardlink_to(weights)
+
+    assert digest_files(folder) == first
+    assert record.stat().st_mtime_ns == written
+
+
 def test_a_file_that_has_just_changed_is_read_again(folder: Path) -> None:
     digest_files(folder)
 

@@ -69,6 +69,15 @@ def test_labels_of_entities_are_predicted() -> None:
     assert many > 2 * few
 
 
+def test_relations_of_a_text_are_predicted_as_rows_of_their_own() -> None:
+    alone = predicted(Task.ENTITIES, EntitiesParameters(labels=["city"]), _TEXT)
+
+    parameters = EntitiesParameters(labels=["city"], relations=["knows"])
+    both = predicted(Task.ENTITIES, parameters, _TEXT)
+
+    assert both == pytest.approx(2 * alone, rel=0.1)
+
+
 def test_labels_that_are_read_at_once_are_one_row() -> None:
     parameters = ZeroShotParameters(labels=["one", "two", "three", "four"])
     apart, together = (

@@ -52,24 +52,47 @@ def table(made: Tokenizer) -> WordTable:
 
 TABLES = {name: table(made) for name, made in TOKENIZERS.items()}
 words = st.sampled_from([*WORDS, "Good", "goods", "it's", "a-b", "film noir", "<x>", "[CLS]"])
-texts = st.lists(words | st.text(st.characters(max_codepoint=255), max_size=8), max_size=12)
+characters = st.characters(max_codepoint=255) | st.characters(exclude_categories=["Cs"])
+texts = st.lists(words | st.text(characters, max_size=8), max_size=12)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-@given(texts=texts)
-def test_what_is_found_is_what_the_tokenizer_says(name: str, texts: list[str]) -> None:
-    text = " ".join(texts)
+@given(parts=st.lists(texts, max_size=4), space=st.sampled_from(" \n\N{NO-BREAK SPACE}"))
+def test_what_is_found_is_what_the_tokenizer_says(
+    name: str, parts: list[list[str]], space: str
+) -> None:
+    texts = [space.join(each) for each in parts]
 
-    found = TABLES[name].find(text)
+    found = TABLES[name].find(texts)
 
-    expected = TOKENIZERS[name].encode(text, add_special_tokens=False).ids
-    assert found is None or found == expected
+    encodings = TOKENIZERS[name].encode_batch(texts, add_special_tokens=False)
+    for one, encoding in zip(found, encodings, strict=True):
+        assert one is None or one == encoding.ids
 
 
 def test_plain_texts_are_found() -> None:
     texts = ["good film", "Good  film!", "Is this the good film, about money?", "good film goods!"]
 
-    assert all(TABLES["uncased"].find(text) is not None for text in texts)
+    assert None not in TABLES["uncased"].find(texts)
+
+
+def test_texts_with_a_few_other_characters_are_found() -> None:
+    texts = ["good film\nbad film", "good film, good caf\xe9: \N{EN DASH} good film, bad film"]
+
+    assert None not in TABLES["uncased"].find(texts)
+
+
+@pytest.mark.parametrize("text", ["good f\xedlm noir", "good film\nnoir"])
+def test_a_text_that_may_become_an_added_token_is_read_by_the_tokenizer(text: str) -> None:
+    made = uncased()
+    made.normalizer = normalizers.BertNormalizer()
+    made.add_tokens([AddedToken("film noir", normalized=True)])
+
+    found = table(made).find([text])
+
+    read = made.encode(text, add_special_tokens=False).ids
+    assert read[-1] == made.token_to_id("film noir")
+    assert found == [None]
 
 
 def test_a_longer_word_than_the_tokenizer_reads_is_unknown() -> None:
@@ -77,7 +100,7 @@ def test_a_longer_word_than_the_tokenizer_reads_is_unknown() -> None:
     made = Tokenizer(models.WordPiece({"[UNK]": 0, long: 1, "b": 2}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
-    assert table(made).find(f"b b b {long}") == [2, 2, 2, 0]
+    assert table(made).find([f"b b b {long}"]) == [[2, 2, 2, 0]]
 
 
 @pytest.mark.parametrize(
@@ -108,22 +131,24 @@ def test_a_text_is_read_by_the_tokenizer_where_that_is_quicker_or_has_to_be(text
     found = read_word_table(made.to_str(), read_words)
 
     assert found is not None
-    assert found.find(text, most=math.inf if len(text) > 4096 else 30) is None
+    assert found.find([text], most=math.inf if len(text) > 4096 else 30) == [None]
     assert not read
 
 
-def test_a_word_that_comes_again_is_read_once() -> None:
-    made, read = uncased(), list[str]()
+def test_words_that_come_again_are_read_once() -> None:
+    made, calls = uncased(), list[list[str]]()
 
     def read_words(words: list[str]) -> list[list[int]]:
-        read.extend(words)
+        calls.append(words)
         return [each.ids for each in made.encode_batch(words, add_special_tokens=False)]
 
     found = read_word_table(made.to_str(), read_words)
 
     assert found is not None
-    assert found.find("good bad film zebra " * 10) is not None
-    assert read == ["zebra"]
+    assert None not in found.find(
+        ["good bad film zebra " * 10, "good", "good bad film goods zebra film good bad"]
+    )
+    assert calls == [["zebra", "goods"]]
 
 
 def test_an_added_token_that_is_also_found_without_its_accent_leaves_no_table() -> None:

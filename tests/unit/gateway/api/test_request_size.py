@@ -133,6 +133,17 @@ async def test_the_tokens_of_many_texts_are_refused_by_their_answer(
             "the entities of 2,000,",
         ),
         (Task.ENTITIES, {"input": "a", "labels": ["x" * 4097]}, "a label has 4,097 bytes"),
+        (
+            Task.ENTITIES,
+            {"input": ["A " * 20_000] * 100, "relations": ["a", "b", "c", "d"]},
+            "the entities and relations of 4,000,",
+        ),
+        (Task.ENTITIES, {"input": "a", "relations": ["x" * 4097]}, "a label has 4,097 bytes"),
+        (
+            Task.ENTITIES,
+            {"input": "a", "labels": ["x"], "descriptions": {"x": "y" * 4097}},
+            "a label has 4,097 bytes",
+        ),
         (Task.TOKENIZE, {"input": ["a b " * 10_000] * 100}, "the tokens of 4,000,"),
         (
             Task.ANSWER,
@@ -176,6 +187,7 @@ def test_the_answer_of_a_model_with_many_numbers_or_labels_is_bounded() -> None:
         (Task.ANSWER, {"input": [{"question": "q" * 90, "context": "c" * 9000}] * 300}),
         (Task.ENTITIES, {"input": ["A text. " * 60] * 512, "labels": ["a label"] * 60}),
         (Task.ENTITIES, {"input": ["A text. " * 60] * 64, "labels": ["a label"], "flat": False}),
+        (Task.ENTITIES, {"input": ["A text. " * 60] * 512, "relations": ["lives in"] * 20}),
         (Task.TOKENIZE, {"input": ["word " * 400] * 1000}),
         (Task.TOKENIZE, {"input": ["word " * 800] * 1900, "counts_only": True}),
         (Task.CLASSIFY, {"input": ["t" * 3000] * 2048}),

@@ -61,6 +61,8 @@ _OTHER: dict[type[TaskBody], dict[str, Any]] = {
         "threshold": 0.5,
         "flat": True,
         "multi_label": False,
+        "relations": ["knows"],
+        "descriptions": {"x": "what"},
     },
     AnswerBody: {
         "model": "n",

@@ -272,3 +272,60 @@ def test_strings_of_arguments_change_however_they_are_written() -> None:
     arguments = sent["tool_calls"][0]["function"]["arguments"]
     assert arguments == r'{"to":"A\"da", "n":1e999} "'
     assert sent["content"][0]["input"] == {"to": 'A"da'}
+
+
+def _call(arguments: str) -> dict[str, Any]:
+    return {"function": {"name": "mail", "arguments": arguments}}
+
+
+@pytest.mark.parametrize(
+    ("calls", "redacted", "sent"),
+    [
+        # A finding over two texts hides no part of it.
+        (
+            ['{"names":["Bob","Ada"]}', '{"to":"Ada"}'],
+            ["mail\nnames\n<PER_1>", "mail\nto\n<PER_2>"],
+            None,
+        ),
+        (['{"names":["Bob","Ada"]}'], ["mail\nnames\nBob<PER_3>"], None),
+        (['{"to":"Ada"}'], ["<PER_4>\nto\nAda"], None),
+        (['{"n":"Anna","k":1}'], ["mail\nn\n<PER_5>\nk\n<AGE_1>"], None),
+        (
+            ['{"n":"Anna","k":"1","":"","x":1e0}'],
+            ["mail\nn\n<PER_5>\nk\n<AGE_1>\nx\n1e0"],
+            ['{"n":"<PER_5>","k":"<AGE_1>","":"","x":1e0}'],
+        ),
+        (['{"n":"PER"}'], ["mail\nn\n<PER_6>"], ['{"n":"<PER_6>"}']),
+        (['{"Ada": "to Ada"}'], ["mail\n<PER_2>\nto Ada"], ['{"<PER_2>": "to Ada"}']),
+        (["{to Ada"], ["mail\n{to <PER_2>"], ["{to <PER_2>"]),
+        (['"A\\u0064a"'], ["mail\n<PER_2>"], ['"<PER_2>"']),
+        (["", "2"], ["mail", "mail\n2"], ["", "2"]),
+    ],
+)
+def test_a_call_is_redacted_where_its_text_is_or_not_at_all(
+    calls: list[str], redacted: list[str], sent: list[str] | None
+) -> None:
+    found_texts = ["Bob\nAda", "Ada", "\nAda", "mail", "Anna", "PER"]
+    originals = {f"<PER_{place}>": text for place, text in enumerate(found_texts, 1)}
+    originals["<AGE_1>"] = "1"
+    found = message(tool_calls=[*map(_call, calls)])
+
+    written = found.redacted(redacted, originals)
+
+    if sent is None:
+        assert written is None
+    else:
+        assert written is not None
+        assert written == message(tool_calls=[*map(_call, sent)]).written([], str)
+
+
+@pytest.mark.parametrize("given", [{"to": ["Ada", 1.50, True]}, '{"to": ["Ada", 1.50, true]}'])
+def test_what_anthropic_calls_a_use_of_a_tool_is_redacted(given: Any) -> None:
+    number = "1.5" if isinstance(given, dict) else "1.50"
+    found = message(content=[{"type": "tool_use", "name": "mail", "input": given}])
+
+    written = found.redacted([f"mail\nto\n<PER_1>\n{number}"], {"<PER_1>": "Ada"})
+
+    assert written is not None
+    assert "Ada" not in written.decode()
+    assert ModelBody(written).calls() == [f"mail\nto\n<PER_1>\n{number}"]

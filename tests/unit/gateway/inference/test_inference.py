@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 from msgspec.structs import replace
+from typing_extensions import override
 
 from sluicegate.gateway.errors import (
     ModelNotFound,
@@ -13,10 +14,17 @@ from sluicegate.gateway.errors import (
     TaskNotSupported,
     UpstreamUnavailable,
 )
-from sluicegate.gateway.types import CacheDirectives, Criticality, ItemFailure, KeyId, Source
+from sluicegate.gateway.types import (
+    CacheDirectives,
+    Criticality,
+    ItemFailure,
+    ItemOutcome,
+    KeyId,
+    Source,
+)
 from sluicegate.wire.protocol import Task
 from testing.waiting import until
-from tests.support.inference_scene import INFO, FailsOnce, Scene, sources
+from tests.support.inference_scene import INFO, FailsOnce, GatedRunner, Scene, sources
 
 pytestmark = pytest.mark.anyio
 _HIT, _COMPUTED, _COLLAPSED = Source.HIT, Source.COMPUTED, Source.COLLAPSED
@@ -170,8 +178,26 @@ async def test_a_refusal_is_remembered_for_a_short_while(scene: Scene) -> None:
     assert len(scene.runner.computed) == 2
 
 
-async def test_a_lack_of_time_is_not_remembered(scene: Scene) -> None:
-    slow = ItemFailure(status=422, code="algorithm_too_slow", detail="It took too long.")
+class _PartialRunner(GatedRunner):
+    """Answers items of which a part failed."""
+
+    @override
+    def _outcome(self, body: bytes) -> ItemOutcome:
+        return replace(super()._outcome(body), is_partial=True)
+
+
+async def test_a_result_of_which_a_part_failed_is_not_stored(anyio_backend: str) -> None:
+    scene = Scene(runner=_PartialRunner())
+
+    first, second = await scene.ask("a"), await scene.ask("a")
+
+    assert [*sources(first), *sources(second)] == [_COMPUTED, _COMPUTED]
+    assert scene.cache.entries == {}
+
+
+@pytest.mark.parametrize("code", ["algorithm_too_slow", "guard_too_slow"])
+async def test_a_lack_of_time_is_not_remembered(scene: Scene, code: str) -> None:
+    slow = ItemFailure(status=422, code=code, detail="It took too long.")
     scene.runner.failure = slow
 
     await scene.ask("a")

@@ -9,6 +9,7 @@ from sluicegate.gateway.operations.guard_recounts import GuardRecount, recount
 from sluicegate.gateway.telemetry.guard_decisions import (
     GuardDecision,
     KeptDecisions,
+    SeenFinding,
     subjects_of,
 )
 from sluicegate.wire.guards import DetectorScores, GuardConfig
@@ -157,6 +158,15 @@ def test_a_text_that_was_not_looked_at_gets_on_error() -> None:
     found = recounted(guarded(anger(0.9), _WORDS, on_error="allow"), failed)
 
     assert (found.before, found.after) == (counts(block=1), counts(allow=1))
+
+
+def test_a_block_that_hides_a_failed_detector_is_unknown() -> None:
+    found = SeenFinding(detector="anger", label="angry", score=0.95, length=9)
+    partial = GuardDecision(verdict="block", findings=[found], error="overloaded")
+
+    counted = recounted(guarded(anger(0.99), _WORDS, on_error="allow"), partial)
+
+    assert (counted.decisions, counted.unknown) == (0, 1)
 
 
 def test_decisions_of_an_earlier_guard_are_left_out() -> None:

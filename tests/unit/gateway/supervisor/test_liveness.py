@@ -1,6 +1,8 @@
 """Silence is added up while a process could have given a sign of life, and only then."""
 
+import mmap
 import os
+from pathlib import Path
 
 from sluicegate.gateway.supervisor.liveness import LONGEST_STEP, Activity, Silence, activity_of
 
@@ -70,7 +72,21 @@ def test_the_kernel_tells_of_this_process() -> None:
 
     assert activity is not None
     assert activity.processor_time > 0.0
-    assert activity.resident_bytes > 10_000_000
+    assert activity.private_bytes > 10_000_000
+
+
+def test_mapped_files_are_not_private_memory(tmp_path: Path) -> None:
+    path, before = tmp_path / "weights", activity_of(os.getpid())
+    path.write_bytes(bytes(2**26))
+
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        read = sum(content[:: mmap.PAGESIZE])
+        after = activity_of(os.getpid())
+
+    assert read == 0
+    assert before is not None
+    assert after is not None
+    assert after.private_bytes - before.private_bytes < 2**25
 
 
 def test_there_is_nothing_to_tell_of_a_process_that_is_not_there() -> None:
