@@ -18,10 +18,14 @@ def _guard(scene: ReloadScene, **fields: Any) -> Section:
     return {"guards": {"own": {"model": scene.name, "detectors": [_DETECTOR]} | fields}}
 
 
+_FOUND = (
+    b'{"detector":"words","label":"X","score":1.0,"text":"a","start":0,"end":1,"action":"block"}'
+)
+
+
 async def _answer_all(stub: StubBackend, call: Call, reply: Reply, verdict: bytes) -> None:
-    finding = b'{"detector":"words","action":"block","label":"x","score":1,"start":0,"end":1}'
-    found = finding if verdict == b"block" else b""
-    result = b'{"verdict":"%b","findings":[%b]}' % (verdict, found)
+    findings = _FOUND if verdict == b"block" else b""
+    result = b'{"verdict":"%b","findings":[%b]}' % (verdict, findings)
     await reply.send(
         *(Done(index=i, result=result, rows=1, tokens=4) for i in range(len(call.items)))
     )
