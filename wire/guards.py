@@ -159,9 +159,9 @@ class DetectorScores(msgspec.Struct, frozen=True, omit_defaults=True):
     """The best scores that labels of a detector have in a text, found or not."""
 
     best: dict[str, float] = {}
-    """The best score of each label: at most 16 labels."""
+    """The best score of each label: all detectors together have at most 64."""
     least: float = 0.0
-    """No label without a score reaches this threshold."""
+    """A label that is not in `best` scored below this."""
 
 
 class GuardConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

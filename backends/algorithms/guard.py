@@ -53,7 +53,7 @@ _TEXT_SECONDS: Final = 1.0
 # so many seconds, and at most half of the time.
 _VERDICT_SHARE: Final = 0.05
 _VERDICT_SECONDS: Final = 0.1
-_MOST_SCORES: Final = 16
+_MOST_SCORES: Final = 64
 
 
 class _Finding(NamedTuple):
@@ -98,12 +98,12 @@ class Guard(Algorithm):
         # A thread that is late may still add to `found`.
         found = [*found, *itertools.chain(*(end for end in ends if isinstance(end, list)))]
         failures += [end for end in ends if isinstance(end, BaseException)]
+        hits = [one for one in found if one.is_found]
         # Several readings of a text have most findings in common.
-        different = {(one.detector.name, one.label, one.span) for one in found if one.is_found}
+        different = {(one.detector.name, one.label, one.span) for one in hits}
         failures += _incomplete(len(different), ask)
         if failures:
-            blocking = [one for one in found if one.is_found and one.detector.action == "block"]
-            found = blocking[:MAX_ENTITIES]
+            found = [one for one in hits if one.detector.action == "block"][:MAX_ENTITIES]
         work = len(found) + len(parameters.allow)
         answer = await run_token_work(work, self._answer, item, found, parameters)
         errors = [*map(reported, failures)]
@@ -145,12 +145,14 @@ class Guard(Algorithm):
         by_detector: dict[str, dict[str, float]] = {}
         for one in found:
             best = by_detector.setdefault(one.detector.name, {})
-            best[one.label] = max(written(one.score), best.get(one.label, -1.0))
-        return {
-            one.name: _summed_up(by_detector.get(one.name, {}), self._least(one))
-            for one in detectors
-            if one.name in by_detector or self._least(one)
-        }
+            # Not rounded: the exact score was compared with the threshold.
+            best[one.label] = max(one.score, best.get(one.label, -1.0))
+        most = max(1, _MOST_SCORES // len(detectors))
+        summed = [
+            (each.name, _summed_up(by_detector.get(each.name, {}), self._least(each), most))
+            for each in detectors
+        ]
+        return {name: scores for name, scores in summed if scores != {"best": {}}}
 
     def _least(self, detector: AnyDetector) -> float:
         """Return the score from which a detector learns of labels."""
@@ -213,11 +215,13 @@ async def _in_time(finding: Coroutine[Any, Any, _Found], ask: AlgorithmContext) 
         raise DeadlineExceeded("a detector of the guard did not end in time") from None
 
 
-def _summed_up(best: dict[str, float], least: float) -> dict[str, Any]:
-    """Return `DetectorScores` as JSON."""
-    if len(best) > _MOST_SCORES:
-        most = sorted(best.items(), key=lambda one: -one[1])[:_MOST_SCORES]
-        best, least = dict(most), max(least, most[-1][1])
+def _summed_up(best: dict[str, float], least: float, most: int) -> dict[str, Any]:
+    """Return the `most` best scores, as `DetectorScores` in JSON."""
+    if len(best) > most:
+        ordered = sorted(best.items(), key=lambda one: -one[1])
+        # The best label that is left out may have the score of one that is not.
+        least = max(least, math.nextafter(ordered[most][1], math.inf))
+        best = dict(ordered[:most])
     return {"best": best, "least": least} if least else {"best": best}
 
 

@@ -134,7 +134,7 @@ class MemoryHits:
         if is_measured:
             self._measure(times, MEASURED_ONE_OF)
             if replay.verdicts is not None:
-                self.events.sampled_verdicts(replay.run, replay.verdicts)
+                self.events.sampled_verdicts(replay.verdicts)
         if is_recorded:
             self._record(replay, answer, times, "")
         return answer

@@ -227,9 +227,9 @@ class RequestEvents:
         """Keep a replayed hit that is recorded under `traceparent`."""
         self._metrics.exemplar(run.route, run.model, duration, traceparent)
 
-    def sampled_verdicts(self, run: HitRun, verdicts: GuardVerdicts) -> None:
+    def sampled_verdicts(self, verdicts: GuardVerdicts) -> None:
         """Keep the decision of a guard that a replayed hit repeats."""
-        self._metrics.sample(verdicts, run.pattern.tenant)
+        self._metrics.sample(verdicts)
 
     def _keep(self, run: HitRun) -> None:
         count = run.count

@@ -368,8 +368,12 @@ class RequestProcessor:
         # Last: what fails before has an event of its own.
         self._events.publish(state)
         if rendered.verdicts is not None:
-            state.verdicts = rendered.verdicts
-            self._metrics.verdicts(rendered.verdicts, state.caller_and_body()[0].tenant)
+            state.verdicts = self._metrics.verdicts(
+                rendered.verdicts,
+                state.runtime.document.guards,
+                state.caller_and_body()[0].tenant,
+                texts=not state.options.directives.no_store,
+            )
         state.lines, state.content = lines, rendered.lines
         return self._reply(state, body)
 

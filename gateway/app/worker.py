@@ -37,7 +37,7 @@ from sluicegate.gateway.http.server import open_listener, serve
 from sluicegate.gateway.http.unsent_answers import UnsentAnswers, unsent_limit
 from sluicegate.gateway.idempotency.store import IdempotencyStore
 from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
-from sluicegate.gateway.redis.connect import open_client
+from sluicegate.gateway.redis.connect import PipelinedClient, open_client
 from sluicegate.gateway.redis.health import RedisHealthMonitor
 from sluicegate.gateway.regional_limits.follower import LimitsOfRegion, limits_of_region
 from sluicegate.gateway.runtime.control import Control
@@ -238,10 +238,10 @@ class Worker:
         If object A uses object B, the context of B is entered first and exited last. `stack` exits
         the contexts.
         """
-        cache_watch = self._cache_watch = self._watch_of_cache()
+        cache_watch = self._cache_watch = RedisHealthMonitor(self._side_client())
         reporter = self._stats_reporter(cache_watch)
         decisions = DecisionPublisher(
-            client=cache_watch.client,
+            client=self._side_client(),
             worker=identity(self._settings),
             decisions=self.decisions,
             runtimes=self.runtimes,
@@ -324,15 +324,13 @@ class Worker:
             recovery=self._stores.recovery,
         )
 
-    def _watch_of_cache(self) -> RedisHealthMonitor:
-        settings = self._settings
-        return RedisHealthMonitor(
-            open_client(
-                settings.cache_url,
-                timeout=_PROBE_TIMEOUT,
-                slow=_PROBE_TIMEOUT,
-                keepalive=settings.tcp_keepalive,
-            )
+    def _side_client(self) -> PipelinedClient:
+        """Return a client of the cache Redis that no request waits for."""
+        return open_client(
+            self._settings.cache_url,
+            timeout=_PROBE_TIMEOUT,
+            slow=_PROBE_TIMEOUT,
+            keepalive=self._settings.tcp_keepalive,
         )
 
     def _report_soon(self) -> None:

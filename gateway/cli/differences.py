@@ -50,9 +50,9 @@ def print_recounts(guards: Mapping[str, Any] | None) -> None:
         for detector, found in counted["detectors"].items():
             click.echo(f"  found by {detector}: {found['before']} -> {found['after']}")
         if counted["unknown"]:
-            click.echo(f"  {counted['unknown']} more have scores that do not tell the verdict")
+            click.echo(f"  the verdicts about {counted['unknown']} more are unknown")
         if counted["uncounted"]:
-            click.echo(f"  not counted: {', '.join(counted['uncounted'])}")
+            click.echo(f"  not counted: {', '.join(counted['uncounted'])}: try the guard on texts")
 
 
 def print_field_change(change: Mapping[str, Any]) -> None:

@@ -138,7 +138,8 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     memory_enabled: Annotated[bool, _GRADUALLY] = True
     """Whether workers cache results in memory."""
     redis_enabled: Annotated[bool, _IMMEDIATELY] = True
-    """Whether workers cache results in Redis."""
+    """Whether workers cache results in Redis. Otherwise, operators see no sampled decisions of
+    guards."""
     redis_timeout: Annotated[PositiveSeconds, _IMMEDIATELY] = 0.015
     """Seconds that a look-up in Redis may take. A slower look-up counts as a miss. After five slow
     look-ups in a row, the worker stops using Redis. It then probes Redis once a second until Redis
@@ -218,8 +219,10 @@ class DecisionsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ] = ()
     """Tenants that agreed to show their texts: operators with the role `operator` see the first 500
     characters of sampled texts, also of blocked and redacted ones, with all that is secret or
-    personal in them. The texts are in the memory of workers and in the cache Redis, until newer
-    ones replace them or the worker stops. They are never in logs, events or metrics."""
+    personal in them. Answers of models, system prompts and calls of tools are texts, too. The texts
+    are in the memory of workers and in the cache Redis, until newer ones replace them or the worker
+    stops. They are never in logs, events or metrics. Requests with `Cache-Control: no-store` show
+    none."""
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,8 +1,8 @@
-"""Shows the guards of the document, their verdicts, and recent decisions without texts."""
+"""Shows the guards of the document, their verdicts, and sampled decisions."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -27,6 +27,7 @@ from sluicegate.gateway.operations.guards import (
 )
 from sluicegate.gateway.telemetry.guard_decisions import GuardDecision
 from sluicegate.wire.guards import (
+    VERDICTS,
     AnyDetector,
     ClassifierDetector,
     EntityDetector,
@@ -39,7 +40,7 @@ from sluicegate.wire.guards import (
     thresholds_of,
 )
 
-_MOST_DECISIONS: Final = 12
+_MOST_DECISIONS: Final = 6
 
 
 class DetectorRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +63,8 @@ class GuardView(msgspec.Struct, frozen=True, kw_only=True):
     detectors: list[DetectorRow]
     activity: GuardActivity
     decisions: list[GuardDecision] | None
-    """The newest decisions. `None` if the cache Redis cannot be reached."""
+    """The newest errors, then the newest decisions of each verdict, the strongest first. `None` if
+    the cache Redis cannot be reached."""
 
 
 class GuardsController(Controller):
@@ -83,11 +85,12 @@ class GuardsController(Controller):
         """Return the page, or only its changing part if htmx sent the request."""
         document = await active.document()
         is_fragment = request.headers.get("hx-request") == "true"
-        sampled = await sampled_decisions(context) if document.guards else {}
+        guards = document.guards
+        sampled = await asyncio.gather(*[sampled_decisions(context, name) for name in guards])
         shown = {
             "guards": [
-                _view(name, guard, history, None if sampled is None else sampled.get(name, []))
-                for name, guard in document.guards.items()
+                _view(name, guards[name], history, decisions)
+                for name, decisions in zip(guards, sampled, strict=True)
             ],
             "most": _MOST_DECISIONS,
         }
@@ -129,8 +132,17 @@ def _view(
         config=guard,
         detectors=[_row(each, activity.found) for each in guard.detectors],
         activity=activity,
-        decisions=decisions and decisions[:_MOST_DECISIONS],
+        decisions=decisions and _shown(decisions),
     )
+
+
+def _shown(decisions: Sequence[GuardDecision]) -> list[GuardDecision]:
+    errors = [one for one in decisions if one.error]
+    judged = [
+        [one for one in decisions if one.verdict == verdict and not one.error]
+        for verdict in reversed(VERDICTS)
+    ]
+    return [one for kind in (errors, *judged) for one in kind[:_MOST_DECISIONS]]
 
 
 def _row(detector: AnyDetector, found: Counter[str]) -> DetectorRow:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -22,7 +21,6 @@ from sluicegate.gateway.errors import (
 from sluicegate.gateway.operations.context import OperationContext
 from sluicegate.gateway.operations.declaration import Answer, Family, Place, Sent
 from sluicegate.gateway.operations.generations import etag
-from sluicegate.gateway.operations.guard_recounts import recount_guards
 from sluicegate.gateway.operations.operators import Role
 from sluicegate.gateway.operations.publishing import CheckedDocument, PublishedChange
 from sluicegate.gateway.runtime.control_values import Published, Topic
@@ -145,10 +143,7 @@ async def replace_config(
     publisher = context.publisher
     if dry_run:
         checked = await publisher.check(
-            text,
-            if_match=if_match,
-            may_price=may_price,
-            recount=partial(recount_guards, context.control, context.cache_redis),
+            text, if_match=if_match, cache_redis=context.cache_redis, may_price=may_price
         )
         return Answer(result=checked)
     return _answer(

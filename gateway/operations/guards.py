@@ -21,12 +21,13 @@ from sluicegate.gateway.operations.context import OperationContext
 from sluicegate.gateway.operations.declaration import Family
 from sluicegate.gateway.operations.guard_recounts import kept_decisions
 from sluicegate.gateway.operations.operators import Role
-from sluicegate.gateway.telemetry.guard_decisions import GuardDecision, newest
+from sluicegate.gateway.telemetry.guard_decisions import GuardDecision
 from sluicegate.wire.guards import GuardConfig, Verdict
 from sluicegate.wire.protocol import Failed, GuardParameters, Task
 
 MOST_TEXTS: Final = 100
 _MOST_ERRORS: Final = 3
+_MOST_LISTED: Final = 1000
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 FAMILY = Family(
     "operations",
@@ -71,40 +72,39 @@ class GuardComparison(msgspec.Struct, frozen=True, kw_only=True):
     answers={200: (Content(type=list[GuardDecision]),)},
 )
 async def list_decisions(context: OperationContext, guard: str) -> list[GuardDecision]:
-    """Return sampled decisions of a guard, the newest first.
+    """Return at most 1,000 sampled decisions of a guard, the newest first.
 
-    Each worker keeps the last 30 decisions of each verdict. `decisions` of the configuration
-    document names the tenants whose texts are shown, and only to operators with the role
-    `operator`.
+    Each worker keeps up to 30 decisions of each verdict and of errors, and replaces at most one of
+    them each second. `decisions` of the configuration document names the tenants whose texts are
+    shown, and only to operators with the role `operator`.
     """
     document = await context.active.document()
     if guard not in document.guards:
         raise NotFound(f"The document has no guard `{guard[:80]}`.")
-    found = await sampled_decisions(context)
+    found = await sampled_decisions(context, guard)
     if found is None:
         raise DependencyUnavailable(
             "the cache Redis, which has sampled decisions, cannot be reached; try again in a moment"
         )
-    return found.get(guard, [])
+    return found[:_MOST_LISTED]
 
 
-async def sampled_decisions(context: OperationContext) -> dict[str, list[GuardDecision]] | None:
-    """Return the decisions of each guard, the newest first, with texts that the operator may see.
+async def sampled_decisions(context: OperationContext, guard: str) -> list[GuardDecision] | None:
+    """Return the decisions of a guard, the newest first, with texts that the operator may see.
 
     Return `None` if the cache Redis cannot be reached.
     """
-    kept = await kept_decisions(context.control, context.cache_redis)
+    kept = await kept_decisions(context.control, context.cache_redis, guard)
     if kept is None:
         return None
     document = await context.active.document()
     shown = document.decisions.texts if context.operator.may(Role.OPERATOR) else ()
-    return {
-        guard: [
-            one if one.tenant in shown else msgspec.structs.replace(one, text="")
-            for one in newest(each)
-        ]
-        for guard, each in kept.items()
-    }
+    found = [
+        one if one.tenant in shown else msgspec.structs.replace(one, text="")
+        for each in kept
+        for one in each.decisions
+    ]
+    return sorted(found, key=lambda one: -one.time)
 
 
 class _Found(msgspec.Struct, frozen=True):

@@ -37,16 +37,16 @@ from sluicegate.gateway.operations.document_difference import (
 )
 from sluicegate.gateway.operations.fleet_view import reported_backends
 from sluicegate.gateway.operations.generations import check_match, rollback_target
-from sluicegate.gateway.operations.guard_recounts import Recounts
+from sluicegate.gateway.operations.guard_recounts import Recounts, recount_guards
 from sluicegate.gateway.operations.model_names import explain_unknown_model, valid_model_names
 from sluicegate.gateway.operations.price_publishing import PricePublisher
 from sluicegate.gateway.runtime.control_values import Published, Topic
 from sluicegate.gateway.runtime.recovery import NOTHING_RECORDED, Recovery
 from sluicegate.gateway.settings import Settings
-from sluicegate.wire.guards import GuardConfig
 
 if TYPE_CHECKING:  # see `gateway.operations.context`
     from sluicegate.gateway.ledger.ledger import Ledger
+    from sluicegate.gateway.redis.connect import PipelinedClient
     from sluicegate.gateway.runtime.control import Control
 
 _log = logging.getLogger(__name__)
@@ -58,9 +58,6 @@ _TRIES = 3
 _LATER = 0.002
 
 
-Recounter = Callable[
-    [Mapping[str, GuardConfig], Mapping[str, GuardConfig]], Awaitable[Recounts | None]
-]
 LabelReader = Callable[[Iterable[str]], Awaitable[Mapping[str, Collection[str]]]]
 
 
@@ -73,8 +70,8 @@ class PublishedChange(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a publication. `live` is true if every worker has applied the document.
 
     `workers` maps each worker to `ok`, `pending` or an error. `changed` is false if the document
-    was already active. In this case, `notice` says why an operator's change may have been missed,
-    or is empty.
+    was already active. `notice` then says why an operator's change may have been missed. After a
+    rollback, it says whose texts operators now see. Otherwise, it is empty.
     """
 
     generation: int
@@ -182,25 +179,25 @@ class Publisher:
         return await self._publish(active, wanted, author=author, reason="put")
 
     async def check(
-        self, text: str, *, if_match: str, recount: Recounter, may_price: bool = True
+        self, text: str, *, if_match: str, cache_redis: "PipelinedClient", may_price: bool = True
     ) -> CheckedDocument:
-        """Validate a document as `put` does, without publishing it.
-
-        `recount` counts what changed guards would have decided.
-        """
+        """Validate a document as `put` does, without publishing it."""
         active, wanted = await self._validate_posted(text, if_match, self._control.active)
         await self._check_author(wanted, active, may_price=may_price)
         former = await _document_of(active) or Document()
         difference = await describe_difference(
             self._placed(former), self._placed(wanted.document), self._ledger.affected_tenants
         )
-        guards = await recount(former.guards, wanted.document.guards)
+        changed = (former.guards, wanted.document.guards)
+        guards = await recount_guards(self._control, cache_redis, *changed)
         return CheckedDocument(digest=wanted.digest, difference=difference, guards=guards)
 
     async def rollback(
         self, generation: int | None, *, author: str, may_price: bool = True
     ) -> PublishedChange:
         """Publish an earlier document again. The default is the document before the active one.
+
+        If operators then see texts of more tenants, the `notice` names these tenants.
 
         Raises:
             PermissionDenied: prices would change, and the author may not change prices.
@@ -213,9 +210,13 @@ class Publisher:
         await self._check_author(wanted, active, may_price=may_price)
         await self._check_change(wanted, active)
         reason = f"rollback to generation {target.origin}"
-        return await self._publish(
+        change = await self._publish(
             active, wanted, author=author, reason=reason, origin=target.origin
         )
+        former = await _document_of(active) or Document()
+        added = {*wanted.document.decisions.texts} - {*former.decisions.texts}
+        notice = f"operators now see sampled texts of: {', '.join(sorted(added))}" if added else ""
+        return msgspec.structs.replace(change, notice=notice)
 
     def _placed(self, document: Document) -> Document:
         """Return the document.

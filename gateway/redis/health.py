@@ -21,7 +21,7 @@ class RedisHealthMonitor:
     """
 
     def __init__(self, client: PipelinedClient, *, interval: float = _INTERVAL) -> None:
-        self.client = client
+        self._client = client
         self._pinging = PeriodicTask(
             self._ping, interval=interval, failure="the ping of Redis failed"
         )
@@ -35,10 +35,10 @@ class RedisHealthMonitor:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._pinging.__aexit__(*exc_info)
-        await self.client.aclose()
+        await self._client.aclose()
 
     async def _ping(self) -> None:
-        self.is_reachable = await responds_to_ping(self.client)
+        self.is_reachable = await responds_to_ping(self._client)
 
 
 async def responds_to_ping(client: PipelinedClient) -> bool:

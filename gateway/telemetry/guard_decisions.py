@@ -1,9 +1,10 @@
-"""Keeps a worker's recent decisions of guards. Texts are kept only of tenants that agreed to it."""
+"""Keeps a sample of a worker's decisions of guards. Texts are kept only of tenants that agreed."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -19,11 +20,10 @@ from sluicegate.wire.guards import (
 )
 
 MOST_DECISIONS: Final = 30
-"""The decisions that a worker keeps of each verdict of a guard."""
+"""The decisions that a worker keeps of each verdict of a guard, and of its errors."""
 MOST_CHARACTERS: Final = 500
 """The code points of a text that are kept."""
 _MOST_GUARDS: Final = 16
-_MOST_SCORES: Final = 32
 _PAUSE: Final = 1.0
 _KEY: Final = b"sg:decisions:"
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
@@ -47,7 +47,7 @@ class GuardDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """At most three findings."""
     scores: dict[str, DetectorScores] | None = None
     """The best scores of each detector, found or not. `null` if the text could not be looked at
-    completely, or if they are more than 32."""
+    completely."""
     error: str = ""
     """The code of the error, if the text could not be looked at completely."""
     tenant: str = ""
@@ -73,112 +73,109 @@ class KeptDecisions(msgspec.Struct, frozen=True):
 
 
 class _Kept:
-    def __init__(self, guard: GuardConfig) -> None:
-        self.guard = guard
-        self.subjects = subjects_of(guard)
-        self.by_verdict: dict[str, deque[GuardDecision]] = {}
-
-    def is_of(self, guard: GuardConfig) -> bool:
-        """Return whether decisions of `guard` can be compared with the kept ones."""
-        if guard is self.guard:
-            return True
-        self.guard = guard
-        return subjects_of(guard) == self.subjects
+    def __init__(self, subjects: dict[str, str]) -> None:
+        self.subjects = subjects
+        self.by_kind: dict[str, deque[GuardDecision]] = {}
+        self.taken: dict[str, float] = {}
 
 
 class RecentDecisions:
-    """Keeps the last decisions of each verdict of each guard.
+    """Keeps some decisions of the document's guards: of each verdict, and of errors.
 
-    When it has enough of a verdict, it takes at most one more each second. `clock` returns the Unix
+    When it has enough of a kind, it takes at most one more each second. `clock` returns the Unix
     time in seconds. Not thread-safe.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:  # noqa: TID251 - shown
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.time,  # noqa: TID251 - shown
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._clock = clock
+        self._monotonic = monotonic
         self._with_text: Collection[str] = ()
         self._kept: dict[str, _Kept] = {}
-        self.changes = 0
-        """Grows with each change of what is kept."""
+        self.guards: Mapping[str, GuardConfig] = {}
+        """The guards of the document. Decisions of the first 16 are kept."""
+        self.changed: set[str] = set()
+        """The guards whose decisions have changed, or that were removed."""
 
-    def follow(self, guards: Collection[str], with_text: Collection[str]) -> None:
+    def follow(self, guards: Mapping[str, GuardConfig], with_text: Collection[str]) -> None:
         """Forget the decisions of other `guards`, and texts of tenants not in `with_text`."""
-        self._with_text = with_text
-        self._kept = {name: kept for name, kept in self._kept.items() if name in guards}
-        for kept in self._kept.values():
-            for verdict, decisions in kept.by_verdict.items():
-                left = [self._permitted(each) for each in decisions]
-                kept.by_verdict[verdict] = deque(left, MOST_DECISIONS)
-        self.changes += 1
+        self.guards, self._with_text = guards, with_text
+        former, self._kept = self._kept, {}
+        for name, guard in islice(guards.items(), _MOST_GUARDS):
+            subjects = subjects_of(guard)
+            kept = former.get(name)
+            if kept is None or kept.subjects != subjects:
+                kept = _Kept(subjects)
+            self._kept[name] = kept
+            for decisions in kept.by_kind.values():
+                for place, one in enumerate(decisions):
+                    if one.tenant not in with_text:
+                        decisions[place] = replace(one, text="")
+        self.changed |= former.keys() | self._kept.keys()
 
-    def add(
+    def prepared(
         self,
-        name: str,
-        guard: GuardConfig,
-        decisions: Sequence[tuple[Verdict, Callable[[], GuardDecision]]],
+        decisions: Sequence[GuardDecision],
+        of: Mapping[str, GuardConfig],
         tenant: str,
-    ) -> None:
-        """Keep decisions of a guard about texts of `tenant`."""
-        now = self._clock()
+        *,
+        texts: bool,
+    ) -> list[GuardDecision]:
+        """Return decisions about a request of `tenant` that may be kept, with permitted `texts`.
+
+        There are none if the guards `of` an earlier document decided.
+        """
+        if of is not self.guards:
+            return []
+        shown = texts and tenant in self._with_text
+        return [replace(one, tenant=tenant, text=one.text if shown else "") for one in decisions]
+
+    def add(self, name: str, decisions: Sequence[GuardDecision]) -> None:
+        """Keep decisions that `prepared` has returned."""
         kept = self._kept.get(name)
-        if kept is None or not kept.is_of(guard):
-            kept = self._kept[name] = _Kept(guard)
-            if len(self._kept) > _MOST_GUARDS:
-                del self._kept[next(iter(self._kept))]
-        for verdict, describe in decisions:
-            others = kept.by_verdict.get(verdict)
-            if others is None:
-                others = kept.by_verdict[verdict] = deque(maxlen=MOST_DECISIONS)
-            elif len(others) == MOST_DECISIONS and now - others[-1].time < _PAUSE:
+        if kept is None:
+            return
+        now = self._monotonic()
+        for one in decisions:
+            kind = "error" if one.error else one.verdict
+            others = kept.by_kind.setdefault(kind, deque(maxlen=MOST_DECISIONS))
+            if len(others) == MOST_DECISIONS and now - kept.taken[kind] < _PAUSE:
                 continue
-            found = replace(describe(), tenant=tenant, time=now)
-            others.append(self._permitted(_bounded(found)))
-            self.changes += 1
+            kept.taken[kind] = now
+            others.append(replace(one, time=self._clock()))
+            self.changed.add(name)
 
-    def statistics(self) -> dict[str, KeptDecisions]:
-        """Return the decisions of each guard, in any order."""
-        return {
-            name: KeptDecisions(
-                kept.subjects, [each for found in kept.by_verdict.values() for each in found]
-            )
-            for name, kept in self._kept.items()
-        }
-
-    def _permitted(self, decision: GuardDecision) -> GuardDecision:
-        if not decision.text or decision.tenant in self._with_text:
-            return decision
-        return replace(decision, text="")
-
-
-def _bounded(decision: GuardDecision) -> GuardDecision:
-    scores = decision.scores
-    if scores is None or sum(len(each.best) for each in scores.values()) <= _MOST_SCORES:
-        return decision
-    return replace(decision, scores=None)
+    def of(self, name: str) -> KeptDecisions | None:
+        """Return the decisions of a guard, in any order, or `None` if there are none."""
+        kept = self._kept.get(name)
+        if kept is None or not kept.by_kind:
+            return None
+        found = [each for decisions in kept.by_kind.values() for each in decisions]
+        return KeptDecisions(kept.subjects, found)
 
 
 def subjects_of(guard: GuardConfig) -> dict[str, str]:
-    """Return a digest of what each detector looks for, without thresholds and actions."""
-    common = (guard.model, guard.allow, guard.overlap)
-    return {
-        each.name: sha256(_encode((_subject(each), *common))).hexdigest()[:16]
-        for each in guard.detectors
-    }
+    """Return a digest of what each detector looks for, without names, thresholds and actions."""
+    common = sha256(_encode((guard.model, guard.allow, guard.overlap)))
+    found = {}
+    for each in guard.detectors:
+        digest = common.copy()
+        digest.update(_encode(_subject(each)))
+        found[each.name] = digest.hexdigest()[:16]
+    return found
 
 
 def _subject(detector: AnyDetector) -> AnyDetector:
-    if isinstance(detector, ExampleDetector):
-        return replace(detector, action="block", threshold=0.0)
-    if labels := thresholds_of(detector):
-        return replace(detector, action="block", labels=dict.fromkeys(labels, 0.0))
-    return replace(detector, action="block")
+    nameless = replace(detector, name="", action="block")
+    if isinstance(nameless, ExampleDetector):
+        return replace(nameless, threshold=0.0)
+    labels = thresholds_of(nameless)
+    return replace(nameless, labels=dict.fromkeys(labels, 0.0)) if labels else nameless
 
 
 def key_of(worker: str) -> bytes:
-    """Return the key in the cache Redis below which a worker stores its decisions."""
+    """Return the key of a hash in the cache Redis: a worker's decisions by the guard's name."""
     return _KEY + worker.encode()
-
-
-def newest(kept: Sequence[KeptDecisions]) -> Iterator[GuardDecision]:
-    """Yield the decisions of several workers, the newest first."""
-    found = [decision for each in kept for decision in each.decisions]
-    yield from sorted(found, key=lambda one: -one.time)

@@ -1,12 +1,11 @@
 """Declares the metrics of guards, and what an answer adds to them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from sluicegate.gateway.telemetry.guard_decisions import GuardDecision
-from sluicegate.wire.guards import GuardConfig, Verdict
 from sluicegate.wire.metric_declaration import Series, counter
 
 TEXTS: Final = counter(
@@ -40,11 +39,9 @@ Counts = tuple[tuple[Series, int], ...]
 
 
 class GuardVerdicts(msgspec.Struct, frozen=True, kw_only=True):
-    """Holds what an answer adds to metrics, and up to three of its decisions."""
+    """Holds what an answer adds to metrics, and one of its decisions of each verdict."""
 
     counts: Counts
     name: str = ""
     """The name of the guard."""
-    guard: GuardConfig | None = None
-    decisions: Sequence[tuple[Verdict, Callable[[], GuardDecision]]] = ()
-    """Verdicts about texts, and functions that describe the decisions."""
+    decisions: Sequence[GuardDecision] = ()

@@ -7,9 +7,11 @@ by limits are rare, so they increment the metrics directly.
 
 from bisect import bisect_left
 from collections import Counter as Tally
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from sluicegate.gateway.errors import (
@@ -28,6 +30,7 @@ from sluicegate.gateway.telemetry.phases import DURATIONS, PhaseDurations
 from sluicegate.gateway.telemetry.refused_tenants import RefusedTenants
 from sluicegate.gateway.types import RevisionUsage, Source
 from sluicegate.wire.durations import SECONDS, DurationCounts
+from sluicegate.wire.guards import GuardConfig
 from sluicegate.wire.metric_declaration import Aggregation, Series, counter, gauge, histogram
 
 _REQUESTS: Final = counter(
@@ -178,15 +181,22 @@ class GatewayMetrics:
         self._rows[model] += rows
         self._tokens[model] += tokens
 
-    def verdicts(self, verdicts: GuardVerdicts, tenant: str) -> None:
-        """Count the verdicts about a request of `tenant`, and keep some of them."""
-        self.count(verdicts.counts)
-        self.sample(verdicts, tenant)
+    def verdicts(
+        self, verdicts: GuardVerdicts, of: Mapping[str, GuardConfig], tenant: str, *, texts: bool
+    ) -> GuardVerdicts:
+        """Count the verdicts `of` guards about a request of `tenant`, and keep some of them.
 
-    def sample(self, verdicts: GuardVerdicts, tenant: str) -> None:
-        """Keep some of the verdicts about a request of `tenant`."""
-        if verdicts.guard is not None:
-            self.decisions.add(verdicts.name, verdicts.guard, verdicts.decisions, tenant)
+        Return them with the decisions that may be kept, with `texts` if the tenant agreed.
+        """
+        self.count(verdicts.counts)
+        kept = self.decisions.prepared(verdicts.decisions, of, tenant, texts=texts)
+        verdicts = replace(verdicts, decisions=kept)
+        self.sample(verdicts)
+        return verdicts
+
+    def sample(self, verdicts: GuardVerdicts) -> None:
+        """Keep some of the verdicts that `verdicts` has returned."""
+        self.decisions.add(verdicts.name, verdicts.decisions)
 
     def count(self, counts: Counts, answers: int = 1) -> None:
         """Add `counts` to their counters for each of so many equal answers."""

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,11 +12,16 @@ import pytest
 from redis.asyncio import Redis
 
 from sluicegate.gateway.admin.operator_directory import OperatorDirectory
+from sluicegate.gateway.app.decision_publisher import DecisionPublisher
 from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.config.document import Document
 from sluicegate.gateway.console.console import Console
 from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.redis.client import connect
-from sluicegate.gateway.telemetry.guard_decisions import key_of
+from sluicegate.gateway.redis.connect import open_client
+from sluicegate.gateway.runtime.runtime import compile_runtime
+from sluicegate.gateway.runtime.store import RuntimeStore
+from sluicegate.gateway.telemetry.guard_decisions import GuardDecision, RecentDecisions, key_of
 from sluicegate.wire.protocol import Call, Done
 from testing.raw_http import KEY, Connection, post
 from testing.stub_backend import Reply, StubBackend, stub_model
@@ -93,8 +99,9 @@ class System(NamedTuple):
 
     async def stored(self) -> bytes:
         """Return all that is stored in Redis about decisions."""
-        found: list[Any] = [await self.redis.get(key) for key in await self.redis.keys(key_of("*"))]
-        return b"".join(each or b"" for each in found)
+        keys = await self.redis.keys(key_of("*"))
+        found: list[Any] = [await self.redis.hvals(key) for key in keys]
+        return repr(found).encode()
 
 
 @pytest.fixture
@@ -195,6 +202,19 @@ async def test_opting_out_removes_kept_texts(system: System) -> None:
     assert "text" not in decision
 
 
+async def test_decisions_that_redis_does_not_return_are_not_taken_for_none(
+    system: System,
+) -> None:
+    await system.ask(_SHOWN, KEY)
+    await system.sampled(1)
+    for key in await system.redis.keys(key_of("*")):
+        await system.redis.set(key, "no hash")  # as from a lost node, the reply is an error
+
+    response = await system.admin.get("/admin/guards/chat/decisions")
+
+    assert response.status_code == 503
+
+
 async def test_a_dry_run_counts_what_other_thresholds_would_decide(system: System) -> None:
     for text in (_SECRET, _SHOWN):
         await system.ask(text, KEY)
@@ -221,25 +241,101 @@ async def test_a_dry_run_counts_what_other_thresholds_would_decide(system: Syste
     assert (await system.document())["guards"] != document["guards"]
 
 
-async def test_decisions_expire_and_a_worker_that_stops_removes_them(tmp_path: Path) -> None:
-    stub = StubBackend(models=[stub_model(name) for name in ("stub", "mood")])
-    stub.behaviour = _judge
+class Publishing(NamedTuple):
+    """What a publisher stores, and where."""
+
+    redis: Redis
+    runtimes: RuntimeStore
+    decisions: RecentDecisions
+
+    async def configure(self, **sections: object) -> None:
+        """Make a document with the guard `chat` current."""
+        document = msgspec.convert({"guards": _guards()} | sections, Document)
+        await self.runtimes.swap(compile_runtime(document, 2))
+
+    def add(self) -> None:
+        """Keep a decision with a text."""
+        decision = GuardDecision(verdict="allow", text=_SHOWN)
+        guards = self.decisions.guards
+        kept = self.decisions.prepared([decision], guards, "acme", texts=True)
+        self.decisions.add("chat", kept)
+
+    async def stored(self) -> bytes:
+        """Return what is stored of the guard."""
+        found: Any = await self.redis.hget(key_of("w"), "chat")
+        return found or b""
+
+    async def is_stored(self) -> bool:
+        """Return whether the text is stored."""
+        return _SHOWN.encode() in await self.stored()
+
+
+@pytest.fixture
+async def publishing() -> AsyncIterator[Publishing]:
     with Valkey() as valkey:
         redis = connect(valkey.url, timeout=60.0)
-
-        async def is_stored() -> bool:
-            return bool(await redis.keys(key_of("*")))
-
-        async with (
-            stub,
-            running_worker(tmp_path, valkey.url, [stub], guards=_guards()) as worker,
-            worker.connect() as connection,
+        found = Publishing(redis, RuntimeStore(compile_runtime(Document(), 1)), RecentDecisions())
+        async with DecisionPublisher(
+            client=open_client(valkey.url, timeout=60.0, slow=60.0),
+            worker="w",
+            decisions=found.decisions,
+            runtimes=found.runtimes,
+            interval=0.01,
         ):
-            await connection.send(post("/v1/guard/chat", b'{"input":"%b"}' % _SHOWN.encode()))
-            await connection.response()
-            await eventually(is_stored)
-            (key,) = await redis.keys(key_of("*"))
-            assert 0 < await redis.ttl(key) <= 20
-
-        assert not await is_stored()
+            await found.configure(decisions={"texts": ["acme"]})
+            found.add()
+            await eventually(found.is_stored)
+            yield found
+        assert not await redis.keys()
         await redis.aclose()
+
+
+async def test_decisions_expire_and_are_stored_again_if_redis_loses_them(
+    publishing: Publishing,
+) -> None:
+    assert 0 < await publishing.redis.ttl(key_of("w")) <= 20
+
+    await publishing.redis.delete(key_of("w"))
+
+    await eventually(publishing.is_stored)
+
+
+async def test_unchanged_decisions_are_not_sent_again(publishing: Publishing) -> None:
+    async def expiries() -> int:
+        found = await publishing.redis.info("commandstats")
+        return int(found["cmdstat_expire"]["calls"])
+
+    async def is_kept(calls: int) -> bool:
+        return await expiries() > calls
+
+    await eventually(partial(is_kept, await expiries() + 2))
+
+    assert (await publishing.redis.info("commandstats"))["cmdstat_hset"]["calls"] == 1
+
+
+async def test_texts_that_redis_refuses_to_replace_are_deleted(
+    publishing: Publishing, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def is_deleted() -> bool:
+        return not await publishing.redis.keys()
+
+    await publishing.redis.config_set("maxmemory", 1)
+    publishing.add()
+    await eventually(is_deleted)
+    await publishing.redis.config_set("maxmemory", 0)
+    await eventually(publishing.is_stored)
+
+    assert [one.getMessage() for one in caplog.records] == [
+        "Redis refuses sampled decisions of guards"
+    ]
+
+
+async def test_a_document_without_redis_stores_no_decisions(publishing: Publishing) -> None:
+    async def is_deleted() -> bool:
+        return not await publishing.redis.keys()
+
+    await publishing.configure(decisions={"texts": ["acme"]}, cache={"redis_enabled": False})
+    await eventually(is_deleted)
+    await publishing.configure(decisions={"texts": ["acme"]})
+
+    await eventually(publishing.is_stored)

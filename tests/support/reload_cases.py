@@ -10,7 +10,7 @@ import msgspec
 from sluicegate.gateway.config.document import PriceConfig
 from sluicegate.gateway.errors import ConfigurationError
 from sluicegate.gateway.operations.active_document import ActiveDocumentReader
-from sluicegate.gateway.operations.guard_recounts import Recounts
+from sluicegate.gateway.redis.connect import open_client
 from sluicegate.gateway.runtime.control import Control
 from sluicegate.wire.protocol import Call, Done
 from testing.raw_http import KEY, post
@@ -209,10 +209,6 @@ async def _(scene: ReloadScene) -> None:
     assert found == (404, 200)
 
 
-async def _no_recounts(*_: object) -> Recounts:
-    return {}
-
-
 @case_of(CASES, "models.*.planned")
 async def _(scene: ReloadScene) -> None:
     """A document may name a model that nobody serves, once it is planned."""
@@ -222,10 +218,12 @@ async def _(scene: ReloadScene) -> None:
     def models(*, planned: bool) -> Section:
         return {scene.name: {"planned": True}, later: {"planned": planned}}
 
+    cache = open_client(scene.worker.settings.cache_url, timeout=1.0, slow=1.0)
+
     async def is_refused() -> bool:
         try:
             text = scene.text(models=models(planned=False))
-            await scene.publisher.check(text, if_match="", recount=_no_recounts)
+            await scene.publisher.check(text, if_match="", cache_redis=cache)
         except ConfigurationError as error:
             return later in error.detail
         return False

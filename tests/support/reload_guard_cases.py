@@ -121,8 +121,9 @@ async def _(scene: ReloadScene) -> None:
 
     async def texts() -> list[str]:
         await _answer(scene)
-        kept = scene.worker.parts.decisions.statistics()["own"].decisions
-        return [one.text for one in kept]
+        kept = scene.worker.parts.decisions.of("own")
+        assert kept is not None
+        return [one.text for one in kept.decisions]
 
     agreed = _guard(scene) | {"decisions": {"texts": ["acme"]}}
 

@@ -1,10 +1,11 @@
 """Defines `POST /v1/guard/{name}`, which looks at texts with a guard of the document."""
 
+import contextlib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
-from itertools import accumulate
+from itertools import accumulate, zip_longest
+from random import random
 from typing import Any
 
 import msgspec
@@ -132,7 +133,7 @@ class GuardAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 _read = msgspec.json.Decoder(GuardResult).decode
-# Decisions and findings that operators are shown of one answer.
+# Findings that operators are shown of a decision.
 _MOST_SHOWN = 3
 
 
@@ -192,21 +193,15 @@ class GuardedTexts(msgspec.Struct, frozen=True):
         counts += [(FINDINGS(name, *labels), count) for labels, count in findings.items()]
         if failed := sum(one.error is not None for one in results):
             counts.append((FAILED_TEXTS(name), failed))
-        # What is no text, such as an image, has a verdict without an outcome.
-        outcomes = [*[one.result for one in answer.outcomes], b""]
-        shown = sorted(
-            zip(results, [*self.texts, ""], outcomes, strict=False),
-            key=lambda one: one[0].verdict == "allow",
-        )
-        return GuardVerdicts(
-            counts=tuple(counts),
-            name=name,
-            guard=self.guard,
-            decisions=[
-                (one[0].verdict, partial(_decision, *one, revision=revision))
-                for one in shown[:_MOST_SHOWN]
-            ],
-        )
+        # What is no text, such as an image, has only a verdict.
+        judged = [*zip_longest(results, self.texts, answer.outcomes)]
+        # One text of each verdict, from anywhere: many chats begin with the same texts.
+        start = int(random() * len(judged))  # noqa: S311 - no secret
+        sampled = {
+            (one[0].verdict, one[0].error is None): one for one in judged[start:] + judged[:start]
+        }
+        decisions = [_decision(*one, revision) for one in sampled.values()]
+        return GuardVerdicts(counts=tuple(counts), name=name, decisions=decisions)
 
     def _result(self, text: str, outcome: ItemOutcome, placeholders: Placeholders) -> GuardResult:
         if outcome.failure is not None:
@@ -243,7 +238,13 @@ class _Scored(msgspec.Struct, frozen=True):
 _read_scores = msgspec.json.Decoder(_Scored).decode
 
 
-def _decision(result: GuardResult, text: str, outcome: bytes, *, revision: str) -> GuardDecision:
+def _decision(
+    result: GuardResult, text: str | None, outcome: ItemOutcome | None, revision: str
+) -> GuardDecision:
+    scores, text = None, text or ""
+    if result.error is None and outcome is not None:
+        with contextlib.suppress(msgspec.MsgspecError):  # of a backend of another version
+            scores = _read_scores(outcome.result).scores
     return GuardDecision(
         verdict=result.verdict,
         findings=[
@@ -255,7 +256,7 @@ def _decision(result: GuardResult, text: str, outcome: bytes, *, revision: str) 
             )
             for one in result.findings[:_MOST_SHOWN]
         ],
-        scores=_read_scores(outcome).scores if result.error is None else None,
+        scores=scores,
         error="" if result.error is None else result.error.code,
         revision=revision,
         length=len(text),

@@ -109,6 +109,18 @@ async def test_a_rollback_brings_the_former_document_back(
     refused(await admin.post("/admin/config/rollback", json={"to": 1}), 400, "invalid_request")
 
 
+async def test_a_rollback_tells_whose_texts_operators_see_again(
+    admin: httpx.AsyncClient, worker: RuntimeStore
+) -> None:
+    await admin.put("/admin/config", json={"decisions": {"texts": ["acme", "beta"]}})
+    opted_out = await admin.put("/admin/config", json={"decisions": {"texts": ["beta"]}})
+
+    answer = await admin.post("/admin/config/rollback")
+
+    assert answer.json()["notice"] == "operators now see sampled texts of: acme"
+    assert opted_out.json()["notice"] == ""
+
+
 async def test_a_cache_that_would_break_the_bound_on_memory_is_refused(
     admin: httpx.AsyncClient, worker: RuntimeStore, settings: Settings
 ) -> None:

@@ -198,6 +198,9 @@ async def test_without_the_cache_redis_nothing_is_sampled_or_counted(
     async with client_of(lonely, redis, ledger, backend) as admin:
         assert (await admin.post("/admin/config/reload")).status_code == 200
         document = (await admin.get("/admin/config")).json()["document"]
+        document["guards"]["chat"] |= {"message": "No.", "holdback": 1}
+        # No verdict depends on these fields.
+        uncounted = await admin.put("/admin/config?dry_run=true", json=document)
         document["guards"]["chat"]["detectors"][0]["labels"]["angry"] = 0.5
 
         listed = await admin.get("/admin/guards/chat/decisions")
@@ -207,3 +210,4 @@ async def test_without_the_cache_redis_nothing_is_sampled_or_counted(
     assert "cache Redis" in refused(listed, 503, "dependency_unavailable")["detail"]
     assert "no guard `other`" in refused(unknown, 404, "not_found")["detail"]
     assert (counted.status_code, counted.json()["guards"]) == (200, None)
+    assert uncounted.json()["guards"] == {}

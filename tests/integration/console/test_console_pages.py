@@ -76,8 +76,9 @@ async def worker(settings: Settings, redis: Redis) -> AsyncIterator[None]:
     scores = {"anger": DetectorScores({"<i>angry": 0.987})}
     decision = GuardDecision(verdict="block", findings=[finding], scores=scores, tenant="acme")
     failed = GuardDecision(verdict="block", error="overloaded", time=60.0)
-    kept = {"chat": KeptDecisions({}, [decision, failed])}
-    await redis.set(key_of(identity(settings)), msgspec.msgpack.encode(kept))
+    many = [GuardDecision(verdict="allow", length=777, time=120.0)] * 20
+    kept = KeptDecisions({}, [*many, decision, failed])
+    await redis.hset(key_of(identity(settings)), "chat", msgspec.msgpack.encode(kept))
     report = msgspec.json.encode({"fleet": fleet})
     async with RuntimeFollower(
         store=RuntimeStore(await first_runtime(redis, settings)),
@@ -168,7 +169,9 @@ async def test_guards_are_shown_with_detectors_verdicts_and_decisions(
         assert "anger, &lt;i&gt;angry, 0.99</td>" in shown
         assert '<td class="num">41</td>' in shown
         assert "1 of 40 texts</span> on this machine since 1970-01-01 00:00 UTC." in shown
-        assert shown.index("overloaded") < shown.index("&lt;i&gt;angry")  # newest first
+        places = [shown.index(one) for one in ("overloaded", "&lt;i&gt;angry", "777")]
+        assert places == sorted(places)  # errors first, then the strongest verdicts
+        assert shown.count("777") == 6
     assert "<html" not in part.text
 
 

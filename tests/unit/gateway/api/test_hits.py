@@ -87,14 +87,17 @@ async def test_one_of_64_replays_is_a_sampled_decision(entry_point: EntryPoint) 
     request = ask().replace(b"/v1/classify", b"/v1/guard/chat")
     request = request.partition(b"content-length")[0] + b"content-length: 19\r\n\r\n" + body
     api.scene.runner.result = partial(_verdict, b"block")
+    api.metrics.decisions.follow(api.runtimes.current.document.guards, ["acme"])
     for _ in range(2):  # the second one leaves what is replayed
         await entry_point.send(request)
 
     for _ in range(2 * MEASURED_ONE_OF):
         await entry_point.send(request)
 
-    kept = api.metrics.decisions.statistics()["chat"].decisions
-    assert [(one.verdict, one.tenant, one.length) for one in kept] == [("block", "acme", 7)] * 4
+    kept = api.metrics.decisions.of("chat")
+    assert kept is not None
+    found = [(one.verdict, one.tenant, one.text) for one in kept.decisions]
+    assert found == [("block", "acme", "popular")] * 4
 
 
 def _verdict(verdict: bytes, _: bytes) -> bytes:

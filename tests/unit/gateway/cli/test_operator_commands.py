@@ -80,8 +80,8 @@ def test_the_difference_counts_sampled_verdicts_of_guards(tmp_path: Path) -> Non
         "  allow: 4 -> 5",
         "  block: 1 -> 0",
         "  found by anger: 1 -> 0",
-        "  2 more have scores that do not tell the verdict",
-        "  not counted: keys",
+        "  the verdicts about 2 more are unknown",
+        "  not counted: keys: try the guard on texts",
     ]
     assert "guard chat: 0 of 0 sampled verdicts would change\n" in shown[1]
     assert "unknown, because the cache Redis is unreachable" in shown[2]

@@ -11,8 +11,10 @@ import pytest
 
 from sluicegate import AsyncSluicegate
 from sluicegate.gateway.dialects.guards.redaction import MarkedSpan, Placeholders
+from sluicegate.gateway.telemetry.guard_decisions import GuardDecision
 from sluicegate.gateway.types import ItemFailure
 from sluicegate.wire.protocol import GuardParameters, Task
+from testing.waiting import eventually
 from tests.support.api import KEY, Api
 from tests.support.guards import NO_BACKEND, finder, guard, guarded_api
 from tests.support.inference_scene import INFO
@@ -276,7 +278,7 @@ async def test_what_a_block_hides_from_the_verdict_is_told_and_counted(
     api: Api, client: httpx.AsyncClient
 ) -> None:
     api.configure(guards={"chat": guard(message="Not here.")})
-    api.metrics.decisions.follow(["chat"], ())
+    sample(api)
     failed = b'"error":{"code":"model_failed","detail":"broken"}}'
     api.scene.runner.result = partial(
         _constant, (_FOUND % (b"block", b"block")).removesuffix(b"}") + b"," + failed
@@ -292,8 +294,7 @@ async def test_what_a_block_hides_from_the_verdict_is_told_and_counted(
     assert told["blocked_reason"] == "Not here."
     assert counted(api, "failed_texts", guard="chat") == 2
     assert counted(api, "findings", guard="chat", detector="names", action="block") == 2
-    kept = api.metrics.decisions.statistics()["chat"].decisions
-    assert [one.error for one in kept] == ["model_failed"] * 2
+    assert [one.error for one in sampled(api)] == ["model_failed"] * 2
 
 
 def _constant(result: bytes, _: bytes) -> bytes:
@@ -311,12 +312,12 @@ _SCORES = b',"scores":{"names":{"best":{"PER":0.9}}}}'
 async def test_a_decision_is_kept_with_its_text_only_if_the_tenant_agreed(
     api: Api, client: httpx.AsyncClient, path: str, field: str, *, agreed: Any, text: Any
 ) -> None:
-    api.metrics.decisions.follow(["chat"], agreed)
+    sample(api, *agreed)
     api.scene.runner.result = lambda _: (_FOUND % (b"flag", b"flag"))[:-1] + _SCORES
 
     await client.post(path, json={field: ["to Ada."]})
 
-    (decision,) = api.metrics.decisions.statistics()["chat"].decisions
+    (decision,) = sampled(api)
     assert msgspec.to_builtins(decision) == text | {
         "verdict": "flag",
         "findings": [{"detector": "names", "label": "PER", "score": 0.9, "length": 3}],
@@ -328,15 +329,70 @@ async def test_a_decision_is_kept_with_its_text_only_if_the_tenant_agreed(
     }
 
 
-async def test_of_a_long_request_the_strongest_verdicts_are_kept(
+def sample(api: Api, *agreed: str) -> None:
+    """Follow the document, as a worker does."""
+    api.metrics.decisions.follow(api.runtimes.current.document.guards, agreed)
+
+
+def sampled(api: Api) -> list[GuardDecision]:
+    found = api.metrics.decisions.of("chat")
+    return [] if found is None else found.decisions
+
+
+async def test_of_a_long_request_one_text_of_each_verdict_is_kept(
     api: Api, client: httpx.AsyncClient
 ) -> None:
-    api.scene.runner.result = finder("film", "flag")
+    sample(api)
+    api.scene.runner.result = lambda item: (
+        finder("film", "block") if b"bad" in item else finder("film", "flag")
+    )(item)
+    texts = ["a", *["a film"] * 5, "a bad film", "e"]
 
-    await client.post("/v1/guard/chat", json={"input": ["a", "b", "c", "d", "a film", "e"]})
+    await client.post("/v1/guard/chat", json={"input": texts})
 
-    kept = api.metrics.decisions.statistics()["chat"].decisions
-    assert sorted(one.verdict for one in kept) == ["allow", "allow", "flag"]
+    assert sorted(one.verdict for one in sampled(api)) == ["allow", "block", "flag"]
+
+
+async def test_each_text_of_a_chat_can_be_kept(api: Api, client: httpx.AsyncClient) -> None:
+    sample(api, "acme")
+
+    async def are_kept() -> bool:
+        await client.post("/v1/guard/chat", json={"input": ["system", "user"]})
+        return {one.text for one in sampled(api)} == {"system", "user"}
+
+    await eventually(are_kept)
+
+
+async def test_no_text_is_kept_of_a_request_that_must_not_be_stored(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    sample(api, "acme")
+    body = {"input": "secret"}
+
+    await client.post("/v1/guard/chat", json=body, headers={"cache-control": "no-store"})
+
+    assert [(one.length, one.text) for one in sampled(api)] == [(6, "")]
+
+
+async def test_scores_that_cannot_be_read_are_left_out(api: Api, client: httpx.AsyncClient) -> None:
+    sample(api)
+    api.scene.runner.result = lambda _: b'{"verdict":"allow","findings":[],"scores":5}'
+
+    response = await client.post("/v1/guard/chat", json={"input": "a"})
+
+    assert response.status_code == 200
+    assert [one.scores for one in sampled(api)] == [None]
+
+
+async def test_verdicts_of_an_earlier_document_are_not_kept(
+    api: Api, client: httpx.AsyncClient
+) -> None:
+    sample(api)
+    api.configure(guards={"chat": guard()})
+
+    await client.post("/v1/guard/chat", json={"input": "a"})
+
+    assert sampled(api) == []
 
 
 async def test_an_unknown_guard_is_not_found(client: httpx.AsyncClient) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from sluicegate.gateway.operations.guard_recounts import GuardRecount, recount
 from sluicegate.gateway.telemetry.guard_decisions import (
@@ -93,7 +94,51 @@ def test_detectors_that_look_for_something_else_are_not_counted(changes: dict[st
 
     assert found.uncounted == ["anger", "long"]
     assert list(found.detectors) == ["words"]
-    assert found.before == found.after == counts(allow=1)
+    assert (found.decisions, found.unknown) == (0, 1)
+
+
+def test_a_text_counts_if_no_unknown_detector_can_change_its_verdict() -> None:
+    new = {"kind": "length", "name": "long", "max_characters": 9, "action": "redact"}
+
+    found = recounted(guarded(anger(0.5), new), *scored(0.1, 0.6, 0.95))
+
+    assert (found.before, found.after) == (counts(allow=1, block=1), counts(block=2))
+    assert (found.decisions, found.unknown) == (2, 1)
+
+
+def test_a_change_of_allowed_words_shows_no_verdict_as_unchanged() -> None:
+    found = recounted(guarded(anger(0.9), _WORDS, allow=["film"]), *scored(0.95, 0.1))
+
+    assert (found.decisions, found.unknown, found.changed) == (0, 2, 0)
+    assert found.uncounted == ["anger", "words"]
+
+
+def test_a_renamed_detector_keeps_its_scores() -> None:
+    found = recounted(guarded(anger(0.5, name="rage"), _WORDS), *scored(0.95, 0.6))
+
+    assert (found.before, found.after) == (counts(allow=1, block=1), counts(block=2))
+    assert (found.uncounted, found.detectors["rage"].after) == ([], 2)
+
+
+def test_detectors_that_look_for_the_same_have_scores_of_their_own() -> None:
+    present = guarded(anger(0.5, action="flag"), anger(0.9, name="rage"))
+    of_rage = DetectorScores({}, 0.9)
+
+    found = recounted(present, *scored(0.6, rage=of_rage), present=present)
+
+    assert found.after == counts(flag=1)
+
+
+def test_only_the_newest_revision_of_the_model_is_counted() -> None:
+    old, new = scored(0.6, 0.6)
+
+    found = recounted(
+        guarded(anger(0.5), _WORDS),
+        replace(new, revision="2"),
+        replace(old, revision="1"),
+    )
+
+    assert (found.decisions, found.since, found.unknown) == (1, 2.0, 1)
 
 
 def test_scores_below_what_a_detector_learned_are_unknown() -> None:
