@@ -1,6 +1,8 @@
 """Runs an encoder graph with ONNX Runtime on the CPU."""
 
 import functools
+import logging
+import shutil
 import time
 import weakref
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 import numpy as np
 from typing_extensions import override
 
-from sluicegate.backends.errors import ModelFailed, OutOfMemory
+from sluicegate.backends.errors import ModelFailed, ModelProblem, OutOfMemory
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.cost import CostModel, measure_cost
 from sluicegate.backends.executors.graph import GraphSource, check_graph, read_inputs
@@ -25,6 +27,7 @@ from sluicegate.backends.executors.provider import (
 from sluicegate.backends.executors.trial_runs import open_cost
 from sluicegate.backends.types import FloatArray, OutputKind
 
+_log = logging.getLogger(__name__)
 _CPU = DeviceOptions(provider="cpu")
 # The batch of a model loaded on demand for which the wide session is opened.
 _OFTEN = 16
@@ -50,8 +53,7 @@ class OnnxExecutor(ModelExecutor):
         self._source = source
         self.worker_threads = worker_threads
         self.dimensions, self.joined = source.dimensions, source.joined
-        packed = _keep_packed(source)
-        self._session = open_session(packed or source.path, _CPU)
+        self._session, packed = _open_narrow(source)
         self._wide: Any = None
         self._wide_graph = packed if worker_threads > 1 and wide else None
         self._wide_batches = 0
@@ -109,6 +111,19 @@ def explain(error: Exception, runtime: str = "ONNX Runtime") -> ModelFailed:
     if isinstance(error, MemoryError) or any(mark in text for mark in _MEMORY):
         return OutOfMemory("the machine is out of memory for this batch")
     return ModelFailed(f"{runtime} failed with `{type(error).__name__}`")
+
+
+def _open_narrow(source: GraphSource) -> tuple[Any, Path | None]:
+    """Open the graph, and return the packed graph; `None` if there is none."""
+    packed = _keep_packed(source)
+    if packed is not None:
+        try:
+            return open_session(packed, _CPU), packed
+        except ModelProblem as error:
+            # A power failure can damage files that were just written.
+            shutil.rmtree(packed.parent, ignore_errors=True)
+            _log.warning("%s; the next start packs the weights again", error)
+    return open_session(source.path, _CPU), None
 
 
 def _keep_packed(source: GraphSource) -> Path | None:

@@ -9,8 +9,8 @@ packed graphs of this kind of processor.
 import contextlib
 import fcntl
 import hashlib
-import os
 import platform
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -47,14 +47,12 @@ def prepacked_graph(
     folder = graph.parent / _FOLDER / f"{machine}-{_short(f'{digest} {runtime} {_LAYOUT}')}"
     if (folder / _GRAPH).is_file():
         return folder / _GRAPH
-    try:
+    with contextlib.suppress(OSError):
         folder.parent.mkdir(exist_ok=True)
         with _exclusive(folder.parent):
             if not (folder / _GRAPH).is_file():
                 _build(folder, save, others=_packed_files(graph))
                 _delete_stale(folder, machine)
-    except OSError:
-        return None
     return folder / _GRAPH if (folder / _GRAPH).is_file() else None
 
 
@@ -90,7 +88,8 @@ def _packed_files(graph: Path) -> Iterator[Path]:
 
 
 def _build(folder: Path, save: Callable[[Path], None], *, others: Iterable[Path]) -> None:
-    building = folder.with_name(f"building-{os.getpid()}-{folder.name}")
+    # Processes in other containers may have the same id.
+    building = folder.with_name(f"building-{secrets.token_hex(8)}-{folder.name}")
     try:
         building.mkdir()
         save(building / _GRAPH)
@@ -105,10 +104,12 @@ def _build(folder: Path, save: Callable[[Path], None], *, others: Iterable[Path]
 
 
 def _delete_stale(folder: Path, machine: str) -> None:
-    """Delete the folders that `folder` replaces.
+    """Delete the folders that `folder` replaces, and what killed processes left of it.
 
     Processes that still use files of the deleted folders keep the mapped pages.
     """
+    for other in folder.parent.glob(f"building-*-{folder.name}"):
+        shutil.rmtree(other, ignore_errors=True)
     for other in folder.parent.iterdir():
         # Another kind of machine may share the folder and deletes its own files.
         if other != folder and other.name.startswith(f"{machine}-"):

@@ -35,8 +35,8 @@ def share_weights(graph: Path, weights: Path, others: Iterable[Path]) -> None:
     link) instead of a copy, if the file system has hard links.
 
     Raises:
-        OSError: a file cannot be written, or this version of ONNX Runtime describes weights in
-            another way.
+        OSError: a file cannot be written, a subgraph (such as a branch of `If`) has weights, or
+            this version of ONNX Runtime describes weights in another way.
     """
     known = {path.name: path for path in others}
     source = np.memmap(weights, dtype=np.uint8, mode="r").data
@@ -50,13 +50,14 @@ def share_weights(graph: Path, weights: Path, others: Iterable[Path]) -> None:
         return b"".join([*rest, *(_write_entry(*each) for each in moved.items())])
 
     content = graph.read_bytes()
-    graph.write_bytes(
-        _replace(
-            Span(content, 0, len(content)),
-            _MODEL_GRAPH,
-            lambda part: _replace(part, _GRAPH_INITIALIZER, move),
-        )
+    moved = _replace(
+        Span(content, 0, len(content)),
+        _MODEL_GRAPH,
+        lambda part: _replace(part, _GRAPH_INITIALIZER, move),
     )
+    if weights.name.encode() in moved:
+        raise OSError(f"{graph}: a subgraph has weights")
+    graph.write_bytes(moved)
     weights.unlink()
 
 
@@ -94,8 +95,9 @@ def _store(parts: Sequence[bytes | memoryview], folder: Path, known: Mapping[str
     path, other = folder / name, known.get(name)
     if path.exists():
         return name
-    # Another process may still be writing the other file.
-    if other is not None and _is_equal(other, name):
+    # Another process may still be writing the other file. A second name of a symbolic link may lead
+    # nowhere.
+    if other is not None and not other.is_symlink() and _is_equal(other, name):
         with suppress(OSError):
             path.hardlink_to(other)
             return name

@@ -10,7 +10,7 @@ import msgspec
 
 from sluicegate.backends.errors import ModelProblem
 from sluicegate.backends.repository.names import is_hidden
-from sluicegate.backends.repository.publishing import replace_file
+from sluicegate.backends.repository.publishing import WEIGHTS, replace_file
 
 _RECORD = ".digests.json"
 # A file that changed so recently (in nanoseconds) may change again at the same time of its clock.
@@ -19,7 +19,7 @@ _Stamp = tuple[int, int, int, int]
 
 
 class _Known(msgspec.Struct, frozen=True, array_like=True):
-    """Holds the digest of a file. Every change of a file changes its `stamp`."""
+    """Holds the digest of a file. A change of the file changes its `stamp`."""
 
     stamp: _Stamp
     digest: bytes
@@ -31,7 +31,7 @@ def digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: Fal
     A file is read only if its size, inode or times have changed since the last call, also by
     another process. Copies of the folder have other inodes, so their files are read again. Some
     network and object stores keep neither inodes nor times of changes. There, a change that keeps
-    size and modification time is not seen. Nor is it seen in a file with several names (hard
+    size and modification time is not seen. Nor is it seen in weights with several names (hard
     links), because every new name changes the time of the last change.
 
     Raises:
@@ -58,7 +58,8 @@ def digest_files(folder: Path, *, without: Callable[[str], bool] = lambda _: Fal
 def _digest(path: Path, known: _Known | None) -> _Known:
     with path.open("rb") as file:
         stat = os.fstat(file.fileno())
-        changed = stat.st_ctime_ns if stat.st_nlink == 1 else 0
+        is_shared = stat.st_nlink > 1 and path.name.endswith(WEIGHTS)
+        changed = 0 if is_shared else stat.st_ctime_ns
         stamp = (stat.st_size, stat.st_ino, stat.st_mtime_ns, changed)
         if known is not None and known.stamp == stamp:
             return known

@@ -3,6 +3,7 @@
 import errno
 import filecmp
 import os
+import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -36,12 +37,29 @@ def publish_revision(entry: Path, model: Path) -> Path:
 def _link_equal(file: Path, others: Iterable[Path]) -> None:
     """Make a file a hard link to an equal one, if there is one and the disk has hard links."""
     for other in others:
+        # A link has the permissions of the other file. The pattern also finds the file itself.
         with suppress(OSError):
-            if filecmp.cmp(file, other, shallow=False):
+            if (
+                other != file
+                and other.lstat().st_mode == file.stat().st_mode
+                and filecmp.cmp(file, other, shallow=False)
+            ):
                 draft = file.with_name(f".{file.name}")
                 draft.hardlink_to(other)
                 draft.replace(file)
                 return
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make `target` a hard link to `source`, or a copy if the disk has no hard links.
+
+    Raises:
+        OSError: the target cannot be written.
+    """
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def replace_file(path: Path, content: bytes) -> bool:

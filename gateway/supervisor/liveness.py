@@ -1,16 +1,16 @@
 """Measures for how long a child has sent no heartbeat although it could have sent one."""
 
 import os
+import re
 from pathlib import Path
 
 import msgspec
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 # The positions of fields of /proc/PID/stat after the name.
 _STATE, _USER_TIME, _SYSTEM_TIME, _STARTED = 0, 11, 12, 19
-# The positions of fields of /proc/PID/statm.
-_RESIDENT_PAGES, _MAPPED_PAGES = 1, 2
+# Lines of /proc/PID/status, in KiB. A process that has ended has no such lines.
+_MEMORY = re.compile(rb"^(VmRSS|RssFile):\s+(\d+) kB$", re.MULTILINE)
 # One check adds at most this many seconds of silence. If more time has passed since the last check,
 # the supervisor itself was suspended.
 LONGEST_STEP = 2.0
@@ -19,9 +19,10 @@ LONGEST_STEP = 2.0
 class Activity(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a process: its state (a letter as in `ps`), CPU time and private memory.
 
-    `private_bytes` leaves out pages of mapped files, such as packed weights: each mapping counts
-    them again, and the kernel can drop them. `started` is the start time of the process in ticks of
-    the kernel's clock.
+    `private_bytes` is the resident memory without mapped files, such as packed weights: each
+    mapping counts their pages again, and the kernel can drop them. Memory that processes share
+    without a file counts. `started` is the start time of the process in ticks of the kernel's
+    clock.
     """
 
     state: str = "S"
@@ -34,14 +35,14 @@ def activity_of(pid: int) -> Activity | None:
     """Read the activity of a process from /proc. Return `None` if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-        pages = Path(f"/proc/{pid}/statm").read_bytes().split()
+        memory = dict(_MEMORY.findall(Path(f"/proc/{pid}/status").read_bytes()))
     except OSError:
         return None
     fields = stat.rpartition(b")")[2].split()  # the name before `)` may contain spaces
     return Activity(
         state=fields[_STATE].decode(),
         processor_time=(int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])) / _TICKS,
-        private_bytes=(int(pages[_RESIDENT_PAGES]) - int(pages[_MAPPED_PAGES])) * _PAGE_BYTES,
+        private_bytes=(int(memory.get(b"VmRSS", 0)) - int(memory.get(b"RssFile", 0))) * 1024,
         started=int(fields[_STARTED]),
     )
 

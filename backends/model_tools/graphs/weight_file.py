@@ -5,7 +5,6 @@ external data), from which ONNX Runtime maps them into memory. So are the weight
 adapter leaves as they are: models with adapters of one base share this file.
 """
 
-import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,8 @@ from onnx.external_data_helper import (
     load_external_data_for_model,
     uses_external_data,
 )
+
+from sluicegate.backends.repository.publishing import link_or_copy
 
 NAME, CHANGED = "model.weights", "adapter.weights"
 # Graphs with more bytes of weights have a second file.
@@ -41,13 +42,13 @@ def is_large(weights: Iterable[NDArray[np.float32]]) -> bool:
 def temporary_graph(graph: bytes, beside: Path) -> Iterator[Path]:
     """Write a graph to a temporary file, which exists while the context is open.
 
-    If the graph refers to the weights of the graph `beside`, these get a second name.
+    Weights of the graph `beside`, to which the graph may refer, get a second name or are copied.
     """
     shared = [path for name in (NAME, CHANGED) if (path := beside.with_name(name)).is_file()]
     folder = beside.parent if shared else None
     with tempfile.TemporaryDirectory(dir=folder, prefix=".trial-") as made:
         for weights in shared:
-            os.link(weights, Path(made, weights.name))
+            link_or_copy(weights, Path(made, weights.name))
         path = Path(made, "model.onnx")
         path.write_bytes(graph)
         yield path

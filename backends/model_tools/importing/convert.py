@@ -191,9 +191,8 @@ def _build(
     """Return the graph of a checkpoint; large and shared weights are written beside it."""
     stored: StoredWeights = nothing_stored
     shared = source.unchanged(weights)
-    own = [tensor for name, tensor in weights.items() if name not in shared]
     with ExitStack() as stack:
-        if is_large(own):
+        if is_large(weights.values()):
             name = CHANGED if shared else NAME
             stored = stack.enter_context(WeightFile(target, name)).add
         if shared:

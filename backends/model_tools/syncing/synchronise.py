@@ -25,7 +25,7 @@ from sluicegate.backends.model_tools.syncing.manifest import (
 from sluicegate.backends.model_tools.syncing.stores import ArtifactStore
 from sluicegate.backends.repository.last_good import read_last_good
 from sluicegate.backends.repository.names import is_hidden
-from sluicegate.backends.repository.publishing import WEIGHTS
+from sluicegate.backends.repository.publishing import WEIGHTS, link_or_copy
 from sluicegate.backends.repository.sync_record import FILE, FileDigest, SyncRecord, read_record
 from sluicegate.wire.folders import sync_folder
 
@@ -332,10 +332,7 @@ def _link(source: Path, target: Path) -> None:
     Two files of the repository must not be links to the same content, because a change of one file
     would change the other file, too. Only weights may be, because nobody edits them.
     """
-    try:
-        if source.stat().st_nlink == 1 or target.name.endswith(WEIGHTS):
-            target.hardlink_to(source)
-            return
-    except OSError:
-        pass
-    shutil.copyfile(source, target)
+    if source.stat().st_nlink == 1 or target.name.endswith(WEIGHTS):
+        link_or_copy(source, target)
+    else:
+        shutil.copyfile(source, target)

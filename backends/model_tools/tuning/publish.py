@@ -85,8 +85,10 @@ def _write(
         # Device graphs share the weights of the old graph, so they cannot be kept beside a new
         # graph.
         stale: tuple[str, ...] = () if set(files) <= {FILE} else (DEVICE_GRAPH_FILES,)
-        if any(NAME.encode() not in files[name] for name in files if name.endswith(".onnx")):
-            stale = (*stale, NAME, CHANGED)
+        graphs = [content for file, content in files.items() if file.endswith(".onnx")]
+        for weights in (NAME, CHANGED) if graphs else ():
+            if not any(weights.encode() in graph for graph in graphs):
+                stale = (*stale, weights)
         ignored = shutil.ignore_patterns(".*", *stale, *files)
         shutil.copytree(source.folder, draft, ignore=ignored)
         for file, content in files.items():

@@ -104,6 +104,56 @@ def test_a_damaged_file_of_another_model_is_not_shared(tmp_path: Path) -> None:
     assert not packed_files(one).items() & packed_files(two).items()
 
 
+def test_a_graph_with_weights_in_a_branch_is_not_packed(tmp_path: Path) -> None:
+    path, wide = tmp_path / "model.onnx", np.ones((WIDTH, WIDTH), dtype=np.float32)
+    branches = {
+        name: helper.make_graph(
+            [helper.make_node("MatMul", ["hidden", f"{name}.w"], [f"{name}.out"])],
+            name,
+            [],
+            [helper.make_tensor_value_info(f"{name}.out", TensorProto.FLOAT, ["rows", WIDTH])],
+            [numpy_helper.from_array(wide * factor, f"{name}.w")],
+        )
+        for factor, name in ((2, "then_branch"), (3, "else_branch"))
+    }
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "kernel"], ["hidden"]),
+            helper.make_node("If", ["which"], ["y"], **branches),
+        ],
+        "branches",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", WIDTH]),
+            helper.make_tensor_value_info("which", TensorProto.BOOL, [1]),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", WIDTH])],
+        [numpy_helper.from_array(wide, "kernel")],
+    )
+    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
+    path.write_bytes(model.SerializeToString())
+
+    packed = prepacked_graph(
+        path, digest="d", runtime="r", save=lambda target: save_packed(path, target)
+    )
+
+    assert packed is None
+    assert not list((tmp_path / ".prepacked").glob("*/"))
+
+
+def test_a_graph_whose_packed_files_are_damaged_runs(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    write_graph(path, words=2049)
+    open_graph(path)
+    for name in packed_files(path):
+        (file,) = path.parent.glob(f".prepacked/*/{name}")
+        file.write_bytes(b"")
+
+    tokens = open_graph(path).run(ones(1, 1, OutputKind.TOKENS))
+
+    assert tokens[0, 0, 0] == WIDTH
+    assert not packed_files(path)
+
+
 def test_a_description_of_weights_that_is_unknown_is_refused(tmp_path: Path) -> None:
     path, weights = tmp_path / "model.onnx", tmp_path / "weights.bin"
     write_graph(path, words=4)
@@ -132,6 +182,9 @@ def test_weights_packed_of_an_earlier_graph_are_deleted(tmp_path: Path) -> None:
             save=lambda target: save_packed_apart(path, target),
         )
 
+    first = pack("second")
+    assert first is not None
+    first.parent.rename(first.parent.with_name(f"building-by-a-killed-process-{first.parent.name}"))
     first, second, again = pack("first"), pack("second"), pack("second")
 
     assert first is not None

@@ -13,7 +13,7 @@ RECORD = ".digests.json"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a file that was last changed so long ago that its digest is remembered."""
-    content = tmp_path / "weights"
+    content = tmp_path / "model.weights"
     content.write_bytes(b"old")
     return tmp_path
 
@@ -35,7 +35,7 @@ def test_a_change_that_keeps_size_and_time_is_seen(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle(monkeypatch)
-    first, weights = digest_files(folder), folder / "weights"
+    first, weights = digest_files(folder), folder / "model.weights"
     seen, newer = weights.stat(), folder / ".newer"
     newer.write_bytes(b"new")
     os.utime(newer, ns=(seen.st_atime_ns, seen.st_mtime_ns))
@@ -48,7 +48,7 @@ def test_another_name_of_a_linked_file_does_not_change_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle(monkeypatch)
-    weights, record = folder / "weights", folder / RECORD
+    weights, record = folder / "model.weights", folder / RECORD
     weights.with_name(".second").hardlink_to(weights)
     first, written = digest_files(folder), record.stat().st_mtime_ns
 
@@ -67,7 +67,7 @@ def test_a_file_that_has_just_changed_is_read_again(folder: Path) -> None:
 def test_a_file_that_changes_while_it_is_read_is_read_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed = (folder / "weights").stat().st_ctime_ns
+    changed = (folder / "model.weights").stat().st_ctime_ns
     clock = iter([changed + 1, changed + 10**12])
     monkeypatch.setattr("time.time_ns", lambda: next(clock))
 

@@ -49,3 +49,19 @@ def test_device_graphs_read_the_weights_of_the_graph(
     assert run(tmp_path / "1" / "model.any-plain.onnx") == pytest.approx(
         run(tmp_path / "1" / "model.onnx"), abs=1e-5
     )
+
+
+def test_a_disk_without_hard_links_gets_copies_of_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Path, target: Path) -> None:
+        raise PermissionError(target)
+
+    weights = tmp_path / weight_file.NAME
+    weights.write_bytes(b"weights")
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+
+    with weight_file.temporary_graph(b"graph", tmp_path / "model.onnx") as graph:
+        copied = graph.with_name(weight_file.NAME).read_bytes()
+
+    assert copied == b"weights"
