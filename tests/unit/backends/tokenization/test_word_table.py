@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from sluicegate.backends.tokenization.tokenizer import Tokenizer as BackendTokenizer
 from sluicegate.backends.tokenization.word_table import WordTable, read_word_table
+from sluicegate.backends.types import TokenIds
 from testing.model_repository import WORDS, make_tokenizer
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -183,3 +184,17 @@ def test_rows_are_equal_with_and_without_the_table(tmp_path: Path) -> None:
 
     assert [each.ids.tolist() for each in found] == [each.ids for each in plain.encode_batch(texts)]
     assert [bool(each.truncated_from) for each in found] == [False, True, False, False, False]
+
+
+def test_many_texts_are_looked_up_a_few_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    uncased().save(str(path))
+    texts = ["good film zebra bad " * 200 + "film " * n for n in range(20)]
+    with ThreadPoolExecutor(1) as pool:
+        tokenizer = BackendTokenizer(path, pool=pool)
+
+        found = tokenizer.encode_now([*texts, TokenIds((1, 2))])
+
+    assert tokenizer.portions == 3  # the backend reports progress after each of them
+    expected = [each.ids for each in uncased().encode_batch(texts)]
+    assert [each.ids.tolist() for each in found[:-1]] == expected
