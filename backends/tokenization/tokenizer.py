@@ -353,18 +353,20 @@ class Tokenizer:
         """Return the encodings of texts that the word table has, and `None` for other inputs."""
         if self._table is None:
             return [None] * len(texts)
-        single = self.layout.single_of
-        found = self._table.find(texts, most=self._most_tokens)
-        return [None if tokens is None else single(tokens) for tokens in found]
+        row = self._row
+        return [None if tokens is None else row(tokens) for tokens in self._table.find(texts)]
 
     def _row_of(self, tokens: TokenIds) -> Encoding:
         """Return the encoding of token ids that a caller sent, truncated like a text."""
         inner = self.layout.inner(np.array(tokens.ids, dtype=np.int32))
-        ids = np.concatenate([np.array(tokens.prompt, dtype=np.int32), inner])
-        if len(ids) <= self._most_tokens:
-            return self.layout.single(ids)
-        row = self.layout.single(ids[: int(self._most_tokens)])
-        return msgspec.structs.replace(row, truncated_from=len(ids) + self.layout.added)
+        return self._row([*tokens.prompt, *inner.tolist()])
+
+    def _row(self, tokens: list[int]) -> Encoding:
+        """Return the encoding of a text's tokens, truncated."""
+        if len(tokens) <= self._most_tokens:
+            return self.layout.single_of(tokens)
+        row = self.layout.single_of(tokens[: int(self._most_tokens)])
+        return msgspec.structs.replace(row, truncated_from=len(tokens) + self.layout.added)
 
     def _decode(self, ids: tuple[int, ...], *, is_whole: bool) -> str:
         # Tokenizer files do not always mark special tokens. The layout knows those that every row

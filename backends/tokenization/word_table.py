@@ -8,7 +8,6 @@ the same tokens.
 """
 
 import json
-import math
 import re
 import string
 from collections.abc import Callable, Sequence
@@ -54,16 +53,13 @@ class WordTable:
         # they are in upper or lower case.
         self._added = re.compile("|".join(map(re.escape, added)), re.IGNORECASE) if added else None
 
-    def find(self, texts: Sequence[RowInput], *, most: float = math.inf) -> list[list[int] | None]:
-        """Return the tokens of each text; `None` if the tokenizer must read the text.
-
-        The result is also `None` for a text with more than `most` tokens, and for other inputs.
-        """
+    def find(self, texts: Sequence[RowInput]) -> list[list[int] | None]:
+        """Return the tokens of each text; `None` if the tokenizer must read the input."""
         found: list[list[int] | None] = []
         incomplete: list[tuple[list[str], list[int]]] = []
         for text in texts:
             words, tokens = self._split(text) if isinstance(text, str) else None, None
-            if words is not None and len(words) <= most:
+            if words is not None:
                 tokens = list(map(self._words.get, words, _ALL_MISSING))
                 missing = tokens.count(_MISSING)
                 if missing > _MOST_OTHERS * len(words):
@@ -71,10 +67,9 @@ class WordTable:
                 elif missing:
                     incomplete.append((words, tokens))
             found.append(tokens)
-        if not incomplete:
-            return found
-        self._complete(incomplete)
-        return [None if tokens is None or len(tokens) > most else tokens for tokens in found]
+        if incomplete:
+            self._complete(incomplete)
+        return found
 
     def _split(self, text: str) -> list[str] | None:
         """Return the words of a text; `None` if the tokenizer must read it."""
