@@ -75,8 +75,7 @@ class WordTable:
         """Return the words of a text; `None` if the tokenizer must read it."""
         if len(text) > _LONGEST_TEXT:
             return None
-        is_plain = text.isascii() and text.isprintable()
-        if not is_plain and (self._only_plain or _CONTROLS.search(text)):
+        if not _is_plain(text) and (self._only_plain or _CONTROLS.search(text)):
             return None
         if self._added is not None and self._added.search(text):
             return None
@@ -136,12 +135,19 @@ def read_word_table(
     }
     tokens = document.get("added_tokens", [])
     added = [token["content"] for token in tokens]
-    # A normalized token with an accent also matches a text without the accent.
-    reads_other_texts = any(t["normalized"] and not t["content"].isascii() for t in tokens)
-    if len(added) > _MOST_ADDED or reads_other_texts:
+    # The tokenizer removes accents and line breaks from these tokens and from texts. So a token
+    # with an accent also matches other texts, and any token may appear in a text with accents.
+    normalized = [token["content"] for token in tokens if token["normalized"]]
+    if len(added) > _MOST_ADDED or not all(map(_is_plain, normalized)):
         return None
-    # Such a token can appear once the tokenizer has removed accents and line breaks.
-    only_plain = any(token["normalized"] for token in tokens)
     return WordTable(
-        words, added=added, only_plain=only_plain, lowercase=lowercase, read_words=read_words
+        words,
+        added=added,
+        only_plain=bool(normalized),
+        lowercase=lowercase,
+        read_words=read_words,
     )
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isprintable()

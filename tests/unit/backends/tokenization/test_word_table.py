@@ -151,15 +151,16 @@ def test_words_that_come_again_are_read_once() -> None:
     assert calls == [["zebra", "goods"]]
 
 
-def test_an_added_token_that_is_also_found_without_its_accent_leaves_no_table() -> None:
+@pytest.mark.parametrize(("token", "text"), [("Café", "good cafe"), ("film\n", "good film bad")])
+def test_an_added_token_that_normalization_changes_leaves_no_table(token: str, text: str) -> None:
     made = uncased()
     made.normalizer = normalizers.BertNormalizer()
-    made.add_tokens([AddedToken("Café", normalized=True)])
+    made.add_tokens([AddedToken(token, normalized=True)])
 
     found = read_word_table(made.to_str(), lambda _: [])
 
-    read = made.encode("good cafe", add_special_tokens=False).ids
-    assert read[1] == made.token_to_id("Café")
+    read = made.encode(text, add_special_tokens=False).ids
+    assert read[1] == made.token_to_id(token)
     assert found is None
 
 
