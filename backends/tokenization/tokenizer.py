@@ -313,6 +313,10 @@ class Tokenizer:
 
     def encode_now(self, texts: Texts) -> list[Encoding]:
         """Return the encodings of `texts`; blocks the calling thread."""
+        # Look-ups take portions, too: until a call ends, its words take much more memory than rows.
+        return [row for portion in self._portions(texts) for row in self._encode_portion(portion)]
+
+    def _encode_portion(self, texts: Texts) -> Sequence[Encoding]:
         found = self._look_up(texts)
         if None not in found:
             return found  # type: ignore[return-value]
@@ -328,6 +332,8 @@ class Tokenizer:
         ]
 
     def _encode_others(self, texts: Sequence[Text]) -> list[Encoding]:
+        # `_truncated_from` may use the copy without truncation afterwards.
+        encodings = self._copy(self._truncate_to).encode_batch_fast(texts)
         return [
             _encoding(
                 encoding,
@@ -335,11 +341,7 @@ class Tokenizer:
                 truncated_from=self._truncated_from(encoding, text),
                 token_types=self._token_types,
             )
-            for portion in self._portions(texts)
-            # `_truncated_from` may use the copy without truncation before the next portion.
-            for encoding, text in zip(
-                self._copy(self._truncate_to).encode_batch_fast(portion), portion, strict=True
-            )
+            for encoding, text in zip(encodings, texts, strict=True)
         ]
 
     def _portions(self, texts: Sequence[Any]) -> Iterator[Sequence[Any]]:
@@ -351,18 +353,20 @@ class Tokenizer:
         """Return the encodings of texts that the word table has, and `None` for other inputs."""
         if self._table is None:
             return [None] * len(texts)
-        single = self.layout.single_of
-        found = self._table.find(texts, most=self._most_tokens)
-        return [None if tokens is None else single(tokens) for tokens in found]
+        row = self._row
+        return [None if tokens is None else row(tokens) for tokens in self._table.find(texts)]
 
     def _row_of(self, tokens: TokenIds) -> Encoding:
         """Return the encoding of token ids that a caller sent, truncated like a text."""
         inner = self.layout.inner(np.array(tokens.ids, dtype=np.int32))
-        ids = np.concatenate([np.array(tokens.prompt, dtype=np.int32), inner])
-        if len(ids) <= self._most_tokens:
-            return self.layout.single(ids)
-        row = self.layout.single(ids[: int(self._most_tokens)])
-        return msgspec.structs.replace(row, truncated_from=len(ids) + self.layout.added)
+        return self._row([*tokens.prompt, *inner.tolist()])
+
+    def _row(self, tokens: list[int]) -> Encoding:
+        """Return the encoding of a text's tokens, truncated."""
+        if len(tokens) <= self._most_tokens:
+            return self.layout.single_of(tokens)
+        row = self.layout.single_of(tokens[: int(self._most_tokens)])
+        return msgspec.structs.replace(row, truncated_from=len(tokens) + self.layout.added)
 
     def _decode(self, ids: tuple[int, ...], *, is_whole: bool) -> str:
         # Tokenizer files do not always mark special tokens. The layout knows those that every row
@@ -466,7 +470,7 @@ def _portions(texts: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Yield the texts in order, in slices that the library tokenizes in one call."""
     start = size = 0
     for place, text in enumerate(texts):
-        length = len(text) if isinstance(text, str) else sum(map(len, text))
+        length = _cost(text)
         if size and size + length > _PORTION:
             yield texts[start:place]
             start, size = place, 0
@@ -475,18 +479,17 @@ def _portions(texts: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 
 def _count(groups: Sequence[Texts]) -> int:
-    """Return the cost of texts in characters; a token id costs as much as a character."""
-    characters = 0
-    for group in groups:
-        for text in group:
-            if isinstance(text, str):
-                characters += _TEXT + len(text)
-            elif isinstance(text, TokenIds):
-                characters += _TEXT + len(text.ids)
-            else:
-                for part in text:
-                    characters += _TEXT + len(part)
-    return characters
+    """Return the cost of texts in characters."""
+    return sum(_cost(text) for group in groups for text in group)
+
+
+def _cost(text: RowInput) -> int:
+    """Return the cost of a text in characters; a token id costs as much as a character."""
+    if isinstance(text, str):
+        return _TEXT + len(text)
+    if isinstance(text, TokenIds):
+        return _TEXT + len(text.ids)
+    return sum(_TEXT + len(part) for part in text)
 
 
 def _shown(encoding: tokenizers.Encoding) -> tuple[int, bytes]:

@@ -8,7 +8,6 @@ the same tokens.
 """
 
 import json
-import math
 import re
 import string
 from collections.abc import Callable, Sequence
@@ -54,16 +53,13 @@ class WordTable:
         # they are in upper or lower case.
         self._added = re.compile("|".join(map(re.escape, added)), re.IGNORECASE) if added else None
 
-    def find(self, texts: Sequence[RowInput], *, most: float = math.inf) -> list[list[int] | None]:
-        """Return the tokens of each text; `None` if the tokenizer must read the text.
-
-        The result is also `None` for a text with more than `most` tokens, and for other inputs.
-        """
+    def find(self, texts: Sequence[RowInput]) -> list[list[int] | None]:
+        """Return the tokens of each text; `None` if the tokenizer must read the input."""
         found: list[list[int] | None] = []
         incomplete: list[tuple[list[str], list[int]]] = []
         for text in texts:
             words, tokens = self._split(text) if isinstance(text, str) else None, None
-            if words is not None and len(words) <= most:
+            if words is not None:
                 tokens = list(map(self._words.get, words, _ALL_MISSING))
                 missing = tokens.count(_MISSING)
                 if missing > _MOST_OTHERS * len(words):
@@ -71,17 +67,15 @@ class WordTable:
                 elif missing:
                     incomplete.append((words, tokens))
             found.append(tokens)
-        if not incomplete:
-            return found
-        self._complete(incomplete)
-        return [None if tokens is None or len(tokens) > most else tokens for tokens in found]
+        if incomplete:
+            self._complete(incomplete)
+        return found
 
     def _split(self, text: str) -> list[str] | None:
         """Return the words of a text; `None` if the tokenizer must read it."""
         if len(text) > _LONGEST_TEXT:
             return None
-        is_plain = text.isascii() and text.isprintable()
-        if not is_plain and (self._only_plain or _CONTROLS.search(text)):
+        if not _is_plain(text) and (self._only_plain or _CONTROLS.search(text)):
             return None
         if self._added is not None and self._added.search(text):
             return None
@@ -141,12 +135,19 @@ def read_word_table(
     }
     tokens = document.get("added_tokens", [])
     added = [token["content"] for token in tokens]
-    # A normalized token with an accent also matches a text without the accent.
-    reads_other_texts = any(t["normalized"] and not t["content"].isascii() for t in tokens)
-    if len(added) > _MOST_ADDED or reads_other_texts:
+    # The tokenizer removes accents and line breaks from these tokens and from texts. So a token
+    # with an accent also matches other texts, and any token may appear in a text with accents.
+    normalized = [token["content"] for token in tokens if token["normalized"]]
+    if len(added) > _MOST_ADDED or not all(map(_is_plain, normalized)):
         return None
-    # Such a token can appear once the tokenizer has removed accents and line breaks.
-    only_plain = any(token["normalized"] for token in tokens)
     return WordTable(
-        words, added=added, only_plain=only_plain, lowercase=lowercase, read_words=read_words
+        words,
+        added=added,
+        only_plain=bool(normalized),
+        lowercase=lowercase,
+        read_words=read_words,
     )
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isprintable()

@@ -1,7 +1,6 @@
 """Texts whose words are looked up have the tokens that the tokenizer gives them."""
 
 import json
-import math
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 
 from sluicegate.backends.tokenization.tokenizer import Tokenizer as BackendTokenizer
 from sluicegate.backends.tokenization.word_table import WordTable, read_word_table
+from sluicegate.backends.types import TokenIds
 from testing.model_repository import WORDS, make_tokenizer
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -119,9 +119,9 @@ def test_other_tokenizers_have_no_table(change: dict[str, object]) -> None:
     assert read_word_table(made.to_str(), lambda _: []) is None
 
 
-@pytest.mark.parametrize("text", ["good film " * 20, "good film zebra " * 9, "good " * 900])
-def test_a_text_is_read_by_the_tokenizer_where_that_is_quicker_or_has_to_be(text: str) -> None:
-    """It is cut, has many words of several tokens, or is long."""
+@pytest.mark.parametrize("text", ["good film zebra " * 9, "good " * 900])
+def test_a_text_is_read_by_the_tokenizer_where_that_is_quicker(text: str) -> None:
+    """It has many words of several tokens, or is long."""
     made, read = uncased(), list[str]()
 
     def read_words(words: list[str]) -> list[list[int]]:
@@ -131,7 +131,7 @@ def test_a_text_is_read_by_the_tokenizer_where_that_is_quicker_or_has_to_be(text
     found = read_word_table(made.to_str(), read_words)
 
     assert found is not None
-    assert found.find([text], most=math.inf if len(text) > 4096 else 30) == [None]
+    assert found.find([text]) == [None]
     assert not read
 
 
@@ -151,15 +151,16 @@ def test_words_that_come_again_are_read_once() -> None:
     assert calls == [["zebra", "goods"]]
 
 
-def test_an_added_token_that_is_also_found_without_its_accent_leaves_no_table() -> None:
+@pytest.mark.parametrize(("token", "text"), [("Café", "good cafe"), ("film\n", "good film bad")])
+def test_an_added_token_that_normalization_changes_leaves_no_table(token: str, text: str) -> None:
     made = uncased()
     made.normalizer = normalizers.BertNormalizer()
-    made.add_tokens([AddedToken("Café", normalized=True)])
+    made.add_tokens([AddedToken(token, normalized=True)])
 
     found = read_word_table(made.to_str(), lambda _: [])
 
-    read = made.encode("good cafe", add_special_tokens=False).ids
-    assert read[1] == made.token_to_id("Café")
+    read = made.encode(text, add_special_tokens=False).ids
+    assert read[1] == made.token_to_id(token)
     assert found is None
 
 
@@ -175,6 +176,7 @@ def test_rows_are_equal_with_and_without_the_table(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     uncased().save(str(path))
     texts = ["good film", "this is text about money " * 4, "", "good [SEP] film", "Bad, bad!"]
+    texts += ["good film is bad " * 3 + "zebra", "good " * 14, "good " * 15]
     with ThreadPoolExecutor(1) as pool:
         tokenizer = BackendTokenizer(path, pool=pool, truncate_to=16)
         found = tokenizer.encode_now(texts)
@@ -182,4 +184,19 @@ def test_rows_are_equal_with_and_without_the_table(tmp_path: Path) -> None:
     plain.enable_truncation(16)
 
     assert [each.ids.tolist() for each in found] == [each.ids for each in plain.encode_batch(texts)]
-    assert [bool(each.truncated_from) for each in found] == [False, True, False, False, False]
+    lengths = [len(each.ids) for each in uncased().encode_batch(texts)]
+    assert [each.truncated_from for each in found] == [n if n > 16 else 0 for n in lengths]
+
+
+def test_many_texts_are_looked_up_a_few_at_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    uncased().save(str(path))
+    texts = ["good film zebra bad " * 200 + "film " * n for n in range(20)]
+    with ThreadPoolExecutor(1) as pool:
+        tokenizer = BackendTokenizer(path, pool=pool)
+
+        found = tokenizer.encode_now([*texts, TokenIds((1, 2))])
+
+    assert tokenizer.portions == 3  # the backend reports progress after each of them
+    expected = [each.ids for each in uncased().encode_batch(texts)]
+    assert [each.ids.tolist() for each in found[:-1]] == expected
