@@ -27,6 +27,8 @@ _VOLUME_MIB = {"database": 384}
 _SMALL_VOLUME_MIB = 96
 _RESOLVED_NAMES = Path("/run/containers/networks/aardvark-dns")
 """The folder where podman's name server finds the names of each network."""
+_CHECK = 5.0
+"""Seconds for a health check. The compose files give it at most 4."""
 _MEMORY = "3g"
 """The memory limit of a container. The bounds that load tests check are lower."""
 
@@ -199,7 +201,7 @@ def is_healthy(service: Service) -> bool:
         if service.ends:
             return found.status == "exited" and found.exit_code == 0
         if found.status == "running" and service.healthcheck:
-            run("exec", service.container, *service.healthcheck["test"][1:], timeout=30.0)
+            run("exec", service.container, *service.healthcheck["test"][1:], timeout=_CHECK)
     except (OSError, subprocess.TimeoutExpired):  # such as Sentinel's check, until names resolve
         return False
     return found.status == "running"
