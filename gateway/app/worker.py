@@ -57,21 +57,29 @@ _PROBE_TIMEOUT = 0.5
 _LONGEST_IN_LOG_NAME = 8
 
 
-async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
+async def serve_worker(
+    settings: Settings,
+    *,
+    stop: asyncio.Event,
+    listener: socket.socket | None = None,
+    registry: CollectorRegistry = REGISTRY,
+) -> None:
     """Serve requests until `stop` is set. Then finish the requests in flight, and close everything.
+
+    By default, the worker opens the listener that the settings name.
 
     Raises:
         ConfigurationError: the configuration is invalid, or an address cannot be bound.
     """
-    listener = open_listener(
+    listener = listener or open_listener(
         settings.host, settings.port, settings.listen_fd, setting="SLUICEGATE_PORT"
     )
     siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
     draining.announce_on_sigusr1()
-    edge = customers_edge(settings, EdgeMetrics(REGISTRY))
+    edge = customers_edge(settings, EdgeMetrics(registry))
     async with AsyncExitStack() as stack:
-        worker = await open_worker(stack, settings)
+        worker = await open_worker(stack, settings, registry=registry)
         listeners = await worker.listen(stack, draining)
         await stack.enter_async_context(
             worker.rpc_listener(listeners, draining, stop, edge.of_calls())
