@@ -79,7 +79,9 @@ def sleep(seconds: float) -> None:
     if strand is None or scheduler is None:
         _real["sleep"](seconds)
     else:
-        scheduler.wait(strand.process.machine.clock.after(max(seconds, 1e-6)))
+        until = strand.process.machine.clock.after(max(seconds, 1e-6))
+        while scheduler.now < until:  # others may wake the thread early
+            scheduler.wait(until)
 
 
 def _nanoseconds(read: Callable[[], float]) -> Callable[[], int]:

@@ -4,22 +4,25 @@ Outside a simulation the replacements behave as the originals. `install` must be
 modules of the product are imported, because some keep functions as defaults of parameters.
 """
 
+import _threading_local
+import builtins
 import concurrent.futures.thread
 import contextlib
 import fcntl
+import io
 import os
 import queue
 import random
 import select
 import socket
+import sqlite3
 import termios
 import threading
 import time
-from _threading_local import local
 from collections.abc import Callable
 from typing import Any, Final
 
-from testing.simulation import clock, machines, randomness, sockets, threads
+from testing.simulation import clock, databases, disk, machines, randomness, sockets, threads
 from testing.simulation.scheduler import here
 
 _installed: Final[list[tuple[Any, str, Any]]] = []
@@ -30,6 +33,16 @@ def install() -> None:
     """Replace the functions in this process; a second call does nothing."""
     if _installed:
         return
+    _replace_time_and_chance()
+    _replace_threads()
+    _replace_network_and_files()
+    _replace(os, "getpid", _inside(os.getpid, lambda process: process.pid))
+    _replace(os, "cpu_count", _inside(os.cpu_count, lambda _: _CORES))
+    _replace(os, "sched_getaffinity", _getaffinity)
+    _replace(os, "_exit", machines.exit_now)
+
+
+def _replace_time_and_chance() -> None:
     for name, function in clock.REPLACEMENTS.items():
         _replace(time, name, function)
     for module, name in [(threading, "_time"), (queue, "time")]:
@@ -37,6 +50,9 @@ def install() -> None:
     _replace(os, "urandom", randomness.urandom)
     _replace(random, "_urandom", randomness.urandom)
     _replace(random.Random, "seed", randomness.seed)
+
+
+def _replace_threads() -> None:
     for name in ("Lock", "_allocate_lock"):
         _replace(threading, name, threads.Lock)
     _replace(threading, "_CRLock", None)
@@ -44,20 +60,25 @@ def install() -> None:
     _replace(threading, "_set_sentinel", threads.set_sentinel)
     for name in ("get_ident", "get_native_id"):
         _replace(threading, name, threads.get_ident)
-    _replace(threading, "local", local)
-    threads.use_strands_for_locals()
-    _replace(queue, "SimpleQueue", queue._PySimpleQueue)  # type: ignore[attr-defined]
+    _replace(threading, "local", _threading_local.local)
+    _replace(_threading_local, "current_thread", threads.owner_of_locals)
+    _replace(queue, "SimpleQueue", vars(queue)["_PySimpleQueue"])
     _replace(concurrent.futures.thread, "_global_shutdown_lock", threads.NoLock())
+
+
+def _replace_network_and_files() -> None:
     _replace(socket, "socket", sockets.SocketFactory)
     for name in ("getaddrinfo", "gethostbyname", "gethostname"):
         _replace(socket, name, getattr(sockets, name))
     _replace(select, "poll", sockets.Poll)
+    for name, function in disk.REPLACEMENTS.items():
+        _replace(os, name, function)
+    for module in (builtins, io):
+        _replace(module, "open", disk.open_file)
+    for module in (sqlite3, sqlite3.dbapi2):
+        _replace(module, "connect", databases.connect)
     _replace(fcntl, "flock", _flock)
     _replace(fcntl, "ioctl", _ioctl)
-    _replace(os, "getpid", _inside(os.getpid, lambda process: process.pid))
-    _replace(os, "cpu_count", _inside(os.cpu_count, lambda _: _CORES))
-    _replace(os, "sched_getaffinity", _getaffinity)
-    _replace(os, "_exit", machines.exit_now)
 
 
 def uninstall() -> None:

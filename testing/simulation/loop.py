@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from testing.simulation.scheduler import Scheduler, here
-
 if TYPE_CHECKING:
     from testing.simulation.machines import Process
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+_Selector: Any = vars(selectors)["_BaseSelectorImpl"]
+_cancel_all_tasks: Final = vars(asyncio.runners)["_cancel_all_tasks"]
 _numbers: Final = count()
 
 
 class _Numbered:
     """Hashes by the order of creation, so that sets of such objects have the same order again."""
 
+    @override
     def __hash__(self) -> int:
         try:
             return self._number
@@ -41,7 +42,7 @@ class NumberedFuture(_Numbered, asyncio.Future[Any]):
     __hash__ = _Numbered.__hash__
 
 
-class SimulatedSelector(selectors._BaseSelectorImpl):  # type: ignore[name-defined,misc]
+class SimulatedSelector(_Selector):  # type: ignore[misc]
     """Waits for simulated sockets in virtual time."""
 
     def __init__(self, process: "Process") -> None:
@@ -74,9 +75,10 @@ class SimulatedSelector(selectors._BaseSelectorImpl):  # type: ignore[name-defin
         self._touched[key.fd] = None
         return key
 
+    @override
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Return the ready sockets. Takes virtual time, in which other threads run."""
-        if timeout is not None and timeout <= 0 or self._is_woken or self._ready():
+        if (timeout is not None and timeout <= 0) or self._is_woken or self._ready():
             self._is_woken = False
             self._scheduler.pause()
         else:
@@ -164,15 +166,8 @@ def run_main(process: "Process", main: Callable[[], Coroutine[Any, Any, Any]]) -
         return loop.run_until_complete(main())
     finally:
         try:
-            asyncio.runners._cancel_all_tasks(loop)  # type: ignore[attr-defined]
+            _cancel_all_tasks(loop)
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.run_until_complete(loop.shutdown_default_executor())
         finally:
             loop.close()
-
-
-def current_scheduler() -> Scheduler:
-    """Return the scheduler of the running simulation."""
-    if here.scheduler is None:
-        raise RuntimeError("no simulation runs")
-    return here.scheduler

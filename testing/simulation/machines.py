@@ -1,14 +1,19 @@
 """Simulated machines and their processes."""
 
+import asyncio
 import fcntl
 import os
 import random
+import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from testing.simulation.clock import Clock
+from testing.simulation.databases import close_all
 from testing.simulation.disk import Disk
 from testing.simulation.loop import SimulatedLoop, run_main
 from testing.simulation.network import LOOPBACK, Network
@@ -33,7 +38,7 @@ class Process:
         self.is_alive = True
         self.is_paused = False
         self.result: Any = None
-        self.error: BaseException | None = None
+        self.failure: BaseException | None = None
         self.loop: SimulatedLoop | None = None
         self.threads = 0
         self.strands: list[Strand] = []
@@ -42,9 +47,15 @@ class Process:
         """Descriptors that have a lock of `flock`."""
         self.shared_locks: dict[int, Lock] = {}
         """Locks of modules, which other simulated processes use, too."""
+        self.databases: list[ref[sqlite3.Connection]] = []
         self.deferred: list[Callable[[], object]] = []
         self._on_end: list[Callable[[], object]] = []
         self.main: Strand
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended. A paused process runs."""
+        return self.is_alive
 
     def run(self, main: Main) -> None:
         """Run `main` in the first thread, then end."""
@@ -55,8 +66,8 @@ class Process:
         try:
             self.result = run_main(self, steps)
         except BaseException as error:  # noqa: BLE001 - the process ends by it, and others go on
-            self.error = error
-        self.end("ended" if self.error is None else f"failed: {self.error!r}")
+            self.failure = error
+        self.end("ended" if self.failure is None else f"failed: {self.failure!r}")
 
     def kill(self) -> None:
         """End the process as SIGKILL does: nothing of it runs again, not even `finally`."""
@@ -71,6 +82,7 @@ class Process:
         scheduler.trace.note(scheduler.now, self.label, how)
         for strand in self.strands:
             scheduler.bury(strand)
+        close_all(self.databases)
         for lock in list(self.shared_locks.values()):
             lock.release()
         for descriptor in self.file_locks:
@@ -113,13 +125,16 @@ class Process:
         assert loop is not None
         ended = loop.create_future()
         if self.is_alive:
-            self._on_end.append(
-                lambda: process.call(lambda: ended.done() or ended.set_result(None))
-            )
+            self._on_end.append(lambda: process.call(partial(_end, ended)))
             await ended
-        if self.error is not None:
-            raise self.error
+        if self.failure is not None:
+            raise self.failure
         return self.result
+
+
+def _end(ended: "asyncio.Future[None]") -> None:
+    if not ended.done():
+        ended.set_result(None)
 
 
 class Machine:
@@ -143,7 +158,7 @@ class Machine:
         self._random = random.Random(f"{seed} {name}")
         self._seed = seed
         self.clock = Clock(scheduler, uptime=self._random.uniform(1e3, 1e5))
-        self.disk = Disk(folder)
+        self.disk = Disk(folder, seed)
         self.is_up = True
         self.last_port = 0
         self.processes: list[Process] = []
@@ -156,20 +171,23 @@ class Machine:
         return self.disk.folder
 
     def start(self, name: str, main: Main) -> Process:
-        """Start a process that runs the coroutine of `main`."""
+        """Start a process that runs the coroutine of `main`. A crashed machine boots first."""
         if not self.is_up:
-            raise RuntimeError(f"the machine `{self.name}` is down")
+            self.boot()
         self._pids += 1
         process = Process(self, name, self._pids, self._seed)
-        process.main = Strand(process, "main", lambda: process.run(main))
-        process.strands.append(process.main)
+        first = process.main = Strand(process, "main", lambda: process.run(main))
+        process.strands.append(first)
         self.processes.append(process)
         self.scheduler.trace.note(self.scheduler.now, process.label, f"starts as {process.pid}")
-        self.scheduler.start(process.main)
+        self.scheduler.start(first)
         return process
 
     def listener(self, host: str, port: int, process: Process | None = None) -> SimulatedSocket:
-        """Return a socket that is bound to an address, of `process` or of the machine alone."""
+        """Return a socket that is bound to an address, of `process` or of the running process."""
+        running = current_process()
+        if process is None and running is not None and running.machine is self:
+            process = running
         found = SimulatedSocket(machine=self, process=process)
         found.bind((host, port))
         return found
@@ -182,8 +200,11 @@ class Machine:
             endpoint.die()
             if endpoint.peer is not None:
                 endpoint.peer.probe_later()
+        if current_process() in self.processes:
+            raise RuntimeError("a process cannot cut the power of its own machine")
         for process in list(self.processes):
             process.end("lost power")
+        self.disk.lose_power()
 
     def boot(self) -> None:
         """Switch a crashed machine on again, without processes."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from testing.simulation.scheduler import Event, Scheduler
 
 if TYPE_CHECKING:
-    from testing.simulation.machines import Machine, Process
+    from testing.simulation.machines import Machine
     from testing.simulation.sockets import SimulatedSocket
 
 Address = tuple[str, int]
@@ -134,7 +134,7 @@ class Network:
         if not isinstance(address, str):
             found += self.listeners.get((machine, ("0.0.0.0", address[1])), ())  # noqa: S104
         found = [each for each in found if not each.drops_syn] or found
-        return self.random.choice(found) if len(found) > 1 else (found or [None])[0]
+        return self.random.choice(found) if found else None
 
     def add(self, endpoint: "Endpoint") -> None:
         """Keep an endpoint until it is dead."""
@@ -158,12 +158,18 @@ class Endpoint:
     """One end of a TCP connection, as the kernel has it."""
 
     def __init__(
-        self, network: Network, machine: "Machine", local: Address, remote: Address
+        self,
+        network: Network,
+        machine: "Machine",
+        local: Address,
+        remote: Address,
+        *,
+        peer: "Endpoint | None" = None,
     ) -> None:
         self.network = network
         self.machine = machine
         self.local, self.remote = local, remote
-        self.peer: Endpoint | None = None
+        self.peer = peer
         self.socket: SimulatedSocket | None = None
         """The application's end; `None` once it has closed the connection."""
         self.is_open = False
@@ -176,7 +182,8 @@ class Endpoint:
         """Seconds until the first probe, and until the peer counts as lost."""
         self.user_timeout: float | None = None
         self.acknowledged = 0
-        self._listener: SimulatedSocket | None = None
+        self.listener: SimulatedSocket | None = None
+        """The socket that accepts the connection once the handshake has ended."""
         self._arrived = 0
         self._out = bytearray()
         self._next = 0
@@ -227,9 +234,8 @@ class Endpoint:
                 return
             if listener.drops_syn or listener.is_full:
                 return
-            self.peer = Endpoint(self.network, target, self.remote, self.local)
-            self.peer.peer = self
-            self.peer._listener = listener
+            self.peer = Endpoint(self.network, target, self.remote, self.local, peer=self)
+            self.peer.listener = listener
             self.peer.is_open = True
         self._answer("syn-ack", self._opened)
 
@@ -247,7 +253,7 @@ class Endpoint:
 
     def complete(self) -> None:
         """Put the connection into the accept queue: the handshake has ended."""
-        listener, self._listener = self._listener, None
+        listener, self.listener = self.listener, None
         if listener is None or self.is_dead:
             return
         if listener.is_closed:
@@ -344,7 +350,8 @@ class Endpoint:
         if self._timer is None:
             self._timer = self._at(self._retry, self._late)
 
-    def _confirmed(self, upto: int) -> None:
+    def confirmed(self, upto: int) -> None:
+        """Take an acknowledgement of all bytes before `upto`."""
         if self.is_dead:
             return
         self._heard = self.network.scheduler.now
@@ -400,7 +407,7 @@ class Endpoint:
     def _acknowledge(self) -> None:
         peer, upto = self.peer, self._arrived
         if peer is not None:
-            self._after(0.0, "ack", lambda: peer._confirmed(upto), ordered=False)
+            self._after(0.0, "ack", lambda: peer.confirmed(upto), ordered=False)
 
     # Ending
 

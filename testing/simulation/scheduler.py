@@ -8,7 +8,7 @@ import heapq
 import itertools
 import random
 import sys
-from asyncio import events
+from asyncio.events import _get_running_loop, _set_running_loop
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _STEP: Final = (1e-6, 20e-6)
 """Seconds that an iteration of an event loop takes, at least and at most."""
-_STEPS_PER_SECOND: Final = 3_000_000
+MOST_STEPS_PER_SECOND: Final = 3_000_000
 """Steps within a second of virtual time that show that nothing goes on any more."""
 
 
@@ -140,10 +140,10 @@ class Scheduler:
         if until is not None:
             turn = strand.turn
             timer = self.at(until, strand.label, lambda: self._resume(strand, turn, woken=False))
-        loop, hooks = events._get_running_loop(), sys.get_asyncgen_hooks()
-        events._set_running_loop(None)
+        loop, hooks = _get_running_loop(), sys.get_asyncgen_hooks()
+        _set_running_loop(None)
         woken = bool(self._hub.switch())
-        events._set_running_loop(loop)
+        _set_running_loop(loop)
         sys.set_asyncgen_hooks(*hooks)
         if timer is not None:
             timer.cancel()
@@ -186,5 +186,5 @@ class Scheduler:
         since, steps = self._steps_since
         if self.now - since >= 1.0:
             self._steps_since = (self.now, self.steps)
-        elif self.steps - steps > _STEPS_PER_SECOND:
+        elif self.steps - steps > MOST_STEPS_PER_SECOND:
             raise LiveLock(f"{self.steps - steps} steps in the second after {since:.6f} s")

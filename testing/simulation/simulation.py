@@ -77,8 +77,8 @@ class Simulation:
             self._end(director.processes)
             if was_enabled:
                 gc.enable()
-        if process.error is not None:
-            raise process.error
+        if process.failure is not None:
+            raise process.failure
         return process.result
 
     def _end(self, processes: list[Process]) -> None:

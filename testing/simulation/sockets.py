@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from typing_extensions import override
+
 from testing.simulation.network import LOOPBACK, Address, Endpoint, Network
 from testing.simulation.scheduler import Strand, here
 
@@ -49,16 +51,21 @@ class SimulatedSocket:
             raise RuntimeError("a simulated socket belongs to a machine")
         if fileno is not None:
             raise OSError(errno.ENOTSUP, "a simulated socket is not inherited: pass it itself")
+        self._network: Network = self._machine.network
+        self._descriptor = self._network.new_descriptor()
+        self._set_up(family, type, proto)
+        self._network.sockets[self._descriptor] = self
+        if endpoint is not None:
+            endpoint.socket = self
+        self._endpoint = endpoint
+        if process is not None:
+            process.sockets[self] = None
+
+    def _set_up(self, family: int, type: int, proto: int) -> None:  # noqa: A002
         self.family = socket.AddressFamily(socket.AF_INET if family == -1 else family)
         self.type = socket.SocketKind(socket.SOCK_STREAM if type == -1 else type)
         self.proto = 0 if proto == -1 else proto
-        self._network: Network = self._machine.network
-        self._descriptor = self._network.new_descriptor()
-        self._network.sockets[self._descriptor] = self
         self.selector: SimulatedSelector | None = None
-        self._endpoint = endpoint
-        if endpoint is not None:
-            endpoint.socket = self
         self._bound: Address | str | None = None
         self._timeout: float | None = None
         self._options: dict[tuple[int, int], int] = {}
@@ -71,8 +78,6 @@ class SimulatedSocket:
         self.drops_syn = False
         """Whether new connections are neither accepted nor refused."""
         self.is_closed = False
-        if process is not None:
-            process.sockets[self] = None
 
     # Listening
 
@@ -324,6 +329,7 @@ class SimulatedSocket:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
+    @override
     def __repr__(self) -> str:
         return f"<simulated socket {self._descriptor} {self._bound}>"
 
@@ -379,9 +385,11 @@ class SimulatedSocket:
 class _SocketType(type):
     """Lets `isinstance(x, socket.socket)` be true for real and for simulated sockets."""
 
+    @override
     def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, (SimulatedSocket, _real["socket"]))
 
+    @override
     def __call__(cls, *args: Any, **options: Any) -> Any:
         if here.strand is None:
             return _real["socket"](*args, **options)
@@ -392,7 +400,7 @@ class SocketFactory(metaclass=_SocketType):
     """Stands for `socket.socket`: a simulated one inside a simulation, else a real one."""
 
 
-def getaddrinfo(  # noqa: PLR0913 - as the original
+def getaddrinfo(
     host: Any,
     port: Any,
     family: int = 0,

@@ -5,7 +5,6 @@ own code runs in a simulation, above `Lock` and `start_new_thread` of this modul
 """
 
 import _thread
-import _threading_local
 import contextlib
 import threading
 from collections import deque
@@ -16,7 +15,7 @@ from testing.simulation.scheduler import Strand, here
 
 _real_ident: Final = _thread.get_ident
 _real_start: Final = _thread.start_new_thread
-_real_sentinel: Final = _thread._set_sentinel  # type: ignore[attr-defined]
+_real_sentinel: Final = vars(_thread)["_set_sentinel"]
 _real_current_thread: Final = threading.current_thread
 _FIRST_IDENT: Final = 1 << 60
 
@@ -122,20 +121,21 @@ def get_ident() -> int:
     return (strand.ident if strand is not None else 0) or _real_ident()
 
 
-def set_sentinel() -> object:
+def set_sentinel() -> Any:
     """Return a lock that is released when the running thread ends."""
     strand = here.strand
     if strand is None:
         return _real_sentinel()
     lock = Lock()
-    strand.run_at_end.append(lambda: lock.locked() and lock.release())
+    strand.run_at_end.append(lambda: _release(lock))
     return lock
 
 
-def _owner_of_locals() -> object:
+def _release(lock: Lock) -> None:
+    if lock.locked():
+        lock.release()
+
+
+def owner_of_locals() -> object:
+    """Return the object of the running thread that keeps its values of `threading.local`."""
     return here.strand or _real_current_thread()
-
-
-def use_strands_for_locals() -> None:
-    """Let objects of the pure `threading.local` keep their values for each cooperative thread."""
-    _threading_local.current_thread = _owner_of_locals  # type: ignore[attr-defined]
