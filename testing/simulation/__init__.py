@@ -2,6 +2,7 @@
 
 from testing.simulation.install import install, uninstall
 from testing.simulation.machines import Machine, Process
+from testing.simulation.randomness import number_instances
 from testing.simulation.scheduler import Deadlock, LiveLock, OutOfTime
 from testing.simulation.simulation import Simulation
 
@@ -13,5 +14,6 @@ __all__ = [
     "Process",
     "Simulation",
     "install",
+    "number_instances",
     "uninstall",
 ]

@@ -43,6 +43,18 @@ class _Connection(sqlite3.Connection):
         return super().cursor(factory or _Cursor)
 
     @override
+    def execute(self, sql: str, *args: Any) -> Any:
+        return self.cursor().execute(sql, *args)
+
+    @override
+    def executemany(self, sql: str, *args: Any) -> Any:
+        return self.cursor().executemany(sql, *args)
+
+    @override
+    def executescript(self, sql_script: str) -> Any:
+        return self.cursor().executescript(sql_script)
+
+    @override
     def commit(self) -> None:
         _patiently(self, "COMMIT", super().commit)
 

@@ -62,6 +62,8 @@ def _replace_threads() -> None:
         _replace(threading, name, threads.get_ident)
     _replace(threading, "local", _threading_local.local)
     _replace(_threading_local, "current_thread", threads.owner_of_locals)
+    for numbered in (threading.Thread, concurrent.futures.Future):
+        _replace(numbered, "__hash__", randomness.number)
     _replace(queue, "SimpleQueue", vars(queue)["_PySimpleQueue"])
     _replace(concurrent.futures.thread, "_global_shutdown_lock", threads.NoLock())
 

@@ -4,10 +4,11 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
+
+from testing.simulation.randomness import numbers
 
 if TYPE_CHECKING:
     from testing.simulation.machines import Process
@@ -15,31 +16,22 @@ if TYPE_CHECKING:
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 _Selector: Any = vars(selectors)["_BaseSelectorImpl"]
 _cancel_all_tasks: Final = vars(asyncio.runners)["_cancel_all_tasks"]
-_numbers: Final = count()
 
 
-class _Numbered:
-    """Hashes by the order of creation, so that sets of such objects have the same order again."""
+class NumberedTask(asyncio.Task[Any]):
+    """A task whose place in a set depends on nothing but the run."""
 
     @override
     def __hash__(self) -> int:
-        try:
-            return self._number
-        except AttributeError:
-            self._number: int = next(_numbers)
-            return self._number
+        return numbers(self)
 
 
-class NumberedTask(_Numbered, asyncio.Task[Any]):
-    """A task whose place in a set depends on nothing but the run."""
-
-    __hash__ = _Numbered.__hash__
-
-
-class NumberedFuture(_Numbered, asyncio.Future[Any]):
+class NumberedFuture(asyncio.Future[Any]):
     """A future whose place in a set depends on nothing but the run."""
 
-    __hash__ = _Numbered.__hash__
+    @override
+    def __hash__(self) -> int:
+        return numbers(self)
 
 
 class SimulatedSelector(_Selector):  # type: ignore[misc]
@@ -112,6 +104,8 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._signals: dict[int, tuple[Callable[..., object], tuple[Any, ...]]] = {}
         self._simulated = SimulatedSelector(process)
         super().__init__(self._simulated)
+        # They are not freed: a transport that is freed open warns, but processes may end so.
+        self._transports: dict[int, asyncio.Transport] = {}
 
     @override
     def time(self) -> float:
@@ -160,14 +154,14 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 
 def run_main(process: "Process", main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run `main` on the loop of a process as `asyncio.run` does, and return its result."""
+    """Run `main` on the loop of a process as `asyncio.run` does, and return its result.
+
+    The loop is not closed: what its transports hold would be freed, while the process only ends.
+    """
     loop = process.loop = SimulatedLoop(process)
     try:
         return loop.run_until_complete(main())
     finally:
-        try:
-            _cancel_all_tasks(loop)
-            loop.run_until_complete(loop.shutdown_asyncgens())
-            loop.run_until_complete(loop.shutdown_default_executor())
-        finally:
-            loop.close()
+        _cancel_all_tasks(loop)
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())

@@ -1,6 +1,7 @@
 """Simulated machines and their processes."""
 
 import asyncio
+import ctypes
 import fcntl
 import os
 import random
@@ -73,29 +74,35 @@ class Process:
         """End the process as SIGKILL does: nothing of it runs again, not even `finally`."""
         self.end("killed")
 
-    def end(self, how: str, *, tells_peers: bool = True) -> None:
-        """End the process; its connections are closed by the kernel if it `tells_peers`."""
+    def end(self, how: str) -> None:
+        """End the process. The kernel closes its connections and releases its locks."""
         if not self.is_alive:
             return
         self.is_alive = False
         scheduler = self.machine.scheduler
         scheduler.trace.note(scheduler.now, self.label, how)
+        # Never freed: freeing a thread or a task would run its `finally`.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         for strand in self.strands:
-            scheduler.bury(strand)
+            for call in strand.run_at_end:
+                call()
+        self._release()
+        self.machine.processes.remove(self)
+        for call in self._on_end:
+            call()
+        if current_process() is self:
+            scheduler.leave()
+
+    def _release(self) -> None:
+        """Give back what the kernel takes from a process that has ended."""
         close_all(self.databases)
         for lock in list(self.shared_locks.values()):
             lock.release()
-        for descriptor in self.file_locks:
+        for descriptor in list(self.file_locks):
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
         for each in list(self.sockets):
             each.close()
-        self.machine.processes.remove(self)
-        for call in self._on_end:
-            call()
-        strand = here.strand
-        if strand is not None and strand.process is self:
-            scheduler.leave()
 
     def pause(self) -> None:
         """Stop the process as SIGSTOP does. Its connections stay."""

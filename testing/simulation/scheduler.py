@@ -51,7 +51,7 @@ class Event:
         self.call = None
 
 
-class Strand(greenlet):
+class Strand(greenlet):  # type: ignore[misc]
     """A thread of a simulated process."""
 
     def __init__(self, process: "Process", name: str, run: Callable[[], object]) -> None:
@@ -90,7 +90,6 @@ class Scheduler:
         self._events: list[tuple[float, int, Event]] = []
         self._numbers = itertools.count()
         self._hub = getcurrent()
-        self._dead: list[Strand] = []
         self._steps_since = (0.0, 0)
 
     def at(self, time: float, label: str, call: Callable[[], object]) -> Event:
@@ -159,10 +158,6 @@ class Scheduler:
     def pause(self) -> None:
         """Let other threads run for as long as an iteration of an event loop takes."""
         self.wait(self.now + self.random.uniform(*_STEP))
-
-    def bury(self, strand: Strand) -> None:
-        """Never run a thread again. Nothing of it is run or freed, not even its `finally`."""
-        self._dead.append(strand)
 
     def leave(self) -> None:
         """End the running thread, which is dead."""

@@ -1,5 +1,6 @@
 """Composes a simulated world: one seed decides the order of everything that happens in it."""
 
+import concurrent.futures.thread
 import gc
 import math
 import random
@@ -9,6 +10,7 @@ from typing import Any
 
 from testing.simulation.machines import Machine, Process
 from testing.simulation.network import Network
+from testing.simulation.randomness import numbers
 from testing.simulation.scheduler import Scheduler
 from testing.simulation.trace import Trace
 
@@ -65,6 +67,7 @@ class Simulation:
         Raises:
             Deadlock, LiveLock, OutOfTime: see there.
         """
+        numbers.last = 0
         random.seed(f"{self.seed}")
         director = self.machine("director", address="10.255.255.1")
         process = director.start("main", main)
@@ -86,3 +89,5 @@ class Simulation:
             for process in list(machine.processes):
                 process.end("the run is over")
         assert not processes
+        # Otherwise the interpreter waits at its end for threads that never run again.
+        vars(concurrent.futures.thread)["_threads_queues"].clear()
