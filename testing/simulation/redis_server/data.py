@@ -96,6 +96,7 @@ class RedisData:
     def put(self, key: bytes, value: Value) -> None:
         """Set the value. The time when the key expires stays as it is."""
         self._values[key] = value
+        self.changed[key] = None
 
     def delete(self, key: bytes) -> bool:
         """Delete the key. Return whether it was there."""

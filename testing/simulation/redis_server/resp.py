@@ -5,7 +5,6 @@ for a map, `None` for a null bulk string, and the classes of this module for the
 no maps, sets and doubles; it sends lists and bulk strings instead.
 """
 
-from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
 
@@ -92,7 +91,7 @@ def _encode_many(reply: Reply, version: int) -> bytes:  # noqa: C901, PLR0911
             return _encode_many({key: entries}, version)
         case ByKey(key, entries):
             return _join(b"*", [[key, entries]], version)
-        case Mapping():
+        case dict():
             flat = [value for pair in reply.items() for value in pair]
             if version > 2:
                 return b"%%%d\r\n" % len(reply) + b"".join(encode(each, version) for each in flat)

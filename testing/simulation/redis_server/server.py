@@ -70,27 +70,22 @@ class RedisServer:
         self.clients: dict[RedisProtocol, None] = {}
         self.waiting: dict[RedisProtocol, Wait] = {}
         """Blocked connections, in the order in which they have begun to wait."""
-        self._busy_until = 0.0
+        self.is_paused = False
+        self._served: deque[RedisProtocol] = deque()
 
     def protocol(self) -> "RedisProtocol":
         """Return the protocol for a new connection."""
         return RedisProtocol(self)
 
-    def be_busy(self, seconds: float) -> None:
-        """Execute no command for `seconds`, as while a slow command runs. Commands wait."""
-        loop = asyncio.get_running_loop()
-        self._busy_until = max(self._busy_until, loop.time() + seconds)
-        loop.call_at(self._busy_until, self._resume)
+    def pause(self) -> None:
+        """Execute no commands until `resume`, as while a slow command runs. Commands wait."""
+        self.is_paused = True
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether the server executes no commands now."""
-        return asyncio.get_running_loop().time() < self._busy_until
-
-    @property
-    def busy_until(self) -> float:
-        """The time of the event loop at which the server executes commands again."""
-        return self._busy_until
+    def resume(self) -> None:
+        """Execute the commands that have arrived, in the order of the connections."""
+        self.is_paused = False
+        for client in list(self.clients):
+            client.resume()
 
     def call(self, name: bytes, arguments: Arguments) -> Reply:
         """Run a command on the data.
@@ -142,15 +137,15 @@ class RedisServer:
 
     def wake(self) -> None:
         """Serve the blocked clients whose streams have changed."""
-        while self.data.changed:
-            changed, self.data.changed = self.data.changed, {}
-            for client, wait in list(self.waiting.items()):
-                if wait.key in changed:
-                    client.retry()
+        changed, self.data.changed = self.data.changed, {}
+        for client, wait in list(self.waiting.items()):
+            if wait.key in changed and client.retry():
+                self._served.append(client)
 
-    def _resume(self) -> None:
-        for client in list(self.clients):
-            client.execute_received()
+    def finish_turn(self) -> None:
+        """Execute what clients have sent while they were blocked."""
+        while self._served:
+            self._served.popleft().execute_received()
 
 
 class _ScriptCalls:
@@ -193,6 +188,8 @@ class RedisProtocol(asyncio.Protocol):
         self._blocked: list[bytes] | None = None
         """The command that waits for an entry of a stream."""
         self._timer: asyncio.TimerHandle | None = None
+        self._is_late = False
+        """Whether the wait has ended while the server paused."""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -212,26 +209,36 @@ class RedisProtocol(asyncio.Protocol):
         self._reader.feed(data)
         self._received.extend(iter(self._reader.gets, _NOTHING))
         self.execute_received()
+        self._server.finish_turn()
 
     def send(self, reply: Reply) -> None:
         """Send a reply or a message."""
         self._transport.write(encode(reply, self._version))
 
     def execute_received(self) -> None:
-        """Execute the commands that wait, unless the client is blocked or the server is busy."""
-        while self._received and self._blocked is None and not self._server.is_busy:
+        """Execute the commands that wait, unless the client is blocked or the server pauses."""
+        while self._received and self._blocked is None and not self._server.is_paused:
             self._execute(self._received.popleft())
             self._server.wake()
 
-    def retry(self) -> None:
-        """Execute the command of a blocked client again."""
+    def resume(self) -> None:
+        """Do what was left undone while the server paused."""
+        if self._is_late:
+            self._time_out()
+        self.execute_received()
+        self._server.finish_turn()
+
+    def retry(self) -> bool:
+        """Execute the command of a blocked client again. Return whether its wait has ended."""
         assert self._blocked is not None
         try:
             reply = self._server.call(self._blocked[0].upper(), self._blocked[1:])
         except RedisError as error:
             reply = error
-        if not isinstance(reply, Wait):
-            self._finish(reply)
+        if isinstance(reply, Wait):
+            return False
+        self._finish(reply)
+        return True
 
     def _execute(self, words: list[bytes]) -> None:
         try:
@@ -263,17 +270,16 @@ class RedisProtocol(asyncio.Protocol):
             self._timer = loop.call_later(wait.milliseconds / 1000, self._time_out)
 
     def _time_out(self) -> None:
-        if self._server.is_busy:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(self._server.busy_until, self._time_out)
-        else:
+        self._is_late = self._server.is_paused
+        if not self._is_late:
             self._finish(Absent.LIST)
+            self.execute_received()
+            self._server.finish_turn()
 
     def _finish(self, reply: Reply) -> None:
-        """End the wait of a blocked client. Its next commands follow the current client's."""
+        """End the wait of a blocked client."""
         self._unblock()
         self.send(reply)
-        asyncio.get_running_loop().call_soon(self.execute_received)
 
     def _unblock(self) -> None:
         self._blocked = None
@@ -312,6 +318,7 @@ class RedisProtocol(asyncio.Protocol):
     def _info(self, _: Arguments) -> Reply:
         lines = {
             "redis_version": "7.0.15",
+            "blocked_clients": len(self._server.waiting),
             "used_memory": 0,
             "maxmemory": 0,
             "expired_keys": self._server.data.expired,

@@ -87,8 +87,9 @@ def _xtrim(data: RedisData, arguments: Arguments) -> Reply:
     key, *options = arguments
     match [options[0].upper(), *options[1:]]:
         case [b"MINID", minimum] | [b"MINID", b"=", minimum]:
+            first = _entry_id(minimum)
             stream = data.find(key, Stream)
-            return 0 if stream is None else stream.delete_before(_entry_id(minimum))
+            return 0 if stream is None else stream.delete_before(first)
         case _:
             raise NotImplementedError(f"the simulated Redis does not know XTRIM {options}")
 
