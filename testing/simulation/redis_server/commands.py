@@ -10,8 +10,8 @@ from math import inf
 from typing import Final, NamedTuple
 
 from testing.simulation.redis_server.data import RedisData
-from testing.simulation.redis_server.resp import OK, Members, RedisError, Reply, Scored, Status
-from testing.simulation.redis_server.values import NAMES, Hash, MemberSet, SortedSet
+from testing.simulation.redis_server.resp import OK, Members, RedisError, Reply, Scored
+from testing.simulation.redis_server.values import Hash, MemberSet, SortedSet
 
 Arguments = Sequence[bytes]
 _NOT_AN_INTEGER: Final = "ERR value is not an integer or out of range"
@@ -92,17 +92,6 @@ def _time(data: RedisData, _: Arguments) -> Reply:
 @command(b"DEL", 1, effect=WRITES)
 def _del(data: RedisData, keys: Arguments) -> Reply:
     return sum(data.peek(key) is not None and data.delete(key) for key in keys)
-
-
-@command(b"EXISTS", 1)
-def _exists(data: RedisData, keys: Arguments) -> Reply:
-    return sum(data.peek(key) is not None for key in keys)
-
-
-@command(b"TYPE", 1, 1)
-def _type(data: RedisData, arguments: Arguments) -> Reply:
-    value = data.peek(arguments[0])
-    return Status(b"none" if value is None else NAMES[type(value)])
 
 
 @command(b"PTTL", 1, 1)

@@ -38,13 +38,6 @@ class ScriptEngine:
         self._call: Call = _refuse
         self._lua.eval(_GUARD)(self._run, self._try, _sha1hex)
 
-    def __contains__(self, digest: bytes) -> bool:
-        return digest.lower() in self._functions
-
-    def clear(self) -> None:
-        """Forget all scripts."""
-        self._functions.clear()
-
     def load(self, script: bytes) -> bytes:
         """Compile a script, and return its digest.
 

@@ -1,10 +1,11 @@
 """Serves a simulated Redis on connections of an event loop."""
 
 import asyncio
+import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import hiredis
 from typing_extensions import override
@@ -27,7 +28,7 @@ from testing.simulation.redis_server.stream_commands import Wait
 _NOTHING: Final = object()
 _QUEUED: Final = Status(b"QUEUED")
 _WHILE_LOADING: Final = frozenset(
-    b"AUTH HELLO CLIENT SELECT INFO TIME MULTI EXEC DISCARD SUBSCRIBE UNSUBSCRIBE PUBLISH".split()
+    b"HELLO CLIENT INFO TIME MULTI EXEC SUBSCRIBE UNSUBSCRIBE PUBLISH".split()
 )
 _NOT_IN_SCRIPTS: Final = frozenset((b"XREADGROUP",))
 """Commands that may return `Wait`, which a script never does."""
@@ -55,9 +56,9 @@ class Refusal(Enum):
 class RedisServer:
     """A server process. `data` can outlive it.
 
-    Use `protocol` as the factory of `loop.create_server`. After the process has ended, make a new
-    server on the data: on the same data after a crash of the process, on an earlier snapshot after
-    a power cut, and on empty data for a Redis that stores nothing on the disk.
+    After the process has ended, make a new server on the data: on the same data after a crash of
+    the process, on an earlier snapshot after a power cut, and on empty data for a Redis that stores
+    nothing on the disk.
     """
 
     def __init__(self, data: RedisData) -> None:
@@ -70,22 +71,28 @@ class RedisServer:
         self.clients: dict[RedisProtocol, None] = {}
         self.waiting: dict[RedisProtocol, Wait] = {}
         """Blocked connections, in the order in which they have begun to wait."""
-        self.is_paused = False
         self._served: deque[RedisProtocol] = deque()
 
     def protocol(self) -> "RedisProtocol":
         """Return the protocol for a new connection."""
         return RedisProtocol(self)
 
-    def pause(self) -> None:
-        """Execute no commands until `resume`, as while a slow command runs. Commands wait."""
-        self.is_paused = True
+    async def serve(self, listener: socket.socket) -> None:
+        """Serve the connections of `listener` until cancelled. The event loop must be its own.
 
-    def resume(self) -> None:
-        """Execute the commands that have arrived, in the order of the connections."""
-        self.is_paused = False
-        for client in list(self.clients):
-            client.resume()
+        Raises:
+            NotImplementedError: a client has sent what the simulated Redis does not know.
+        """
+        loop = asyncio.get_running_loop()
+        failure: asyncio.Future[None] = loop.create_future()
+
+        def fail(_: object, context: dict[str, Any]) -> None:
+            if not failure.done():
+                failure.set_exception(context.get("exception") or RuntimeError(context["message"]))
+
+        loop.set_exception_handler(fail)
+        async with await loop.create_server(self.protocol, sock=listener):
+            await failure
 
     def call(self, name: bytes, arguments: Arguments) -> Reply:
         """Run a command on the data.
@@ -188,8 +195,6 @@ class RedisProtocol(asyncio.Protocol):
         self._blocked: list[bytes] | None = None
         """The command that waits for an entry of a stream."""
         self._timer: asyncio.TimerHandle | None = None
-        self._is_late = False
-        """Whether the wait has ended while the server paused."""
 
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -216,17 +221,10 @@ class RedisProtocol(asyncio.Protocol):
         self._transport.write(encode(reply, self._version))
 
     def execute_received(self) -> None:
-        """Execute the commands that wait, unless the client is blocked or the server pauses."""
-        while self._received and self._blocked is None and not self._server.is_paused:
+        """Execute the commands that wait, unless the client is blocked."""
+        while self._received and self._blocked is None:
             self._execute(self._received.popleft())
             self._server.wake()
-
-    def resume(self) -> None:
-        """Do what was left undone while the server paused."""
-        if self._is_late:
-            self._time_out()
-        self.execute_received()
-        self._server.finish_turn()
 
     def retry(self) -> bool:
         """Execute the command of a blocked client again. Return whether its wait has ended."""
@@ -252,7 +250,7 @@ class RedisProtocol(asyncio.Protocol):
             self.send(reply)
 
     def _reply(self, name: bytes, arguments: list[bytes]) -> Reply:
-        if self._queued is not None and name not in (b"EXEC", b"DISCARD", b"MULTI"):
+        if self._queued is not None and name not in (b"EXEC", b"MULTI"):
             self._server.check(name, arguments)
             self._queued.append([name, *arguments])
             return _QUEUED
@@ -270,11 +268,9 @@ class RedisProtocol(asyncio.Protocol):
             self._timer = loop.call_later(wait.milliseconds / 1000, self._time_out)
 
     def _time_out(self) -> None:
-        self._is_late = self._server.is_paused
-        if not self._is_late:
-            self._finish(Absent.LIST)
-            self.execute_received()
-            self._server.finish_turn()
+        self._finish(Absent.LIST)
+        self.execute_received()
+        self._server.finish_turn()
 
     def _finish(self, reply: Reply) -> None:
         """End the wait of a blocked client."""
@@ -286,12 +282,6 @@ class RedisProtocol(asyncio.Protocol):
         self._server.waiting.pop(self, None)
         if self._timer is not None:
             self._timer.cancel()
-
-    def _auth(self, _: Arguments) -> Reply:
-        raise RedisError(
-            "ERR AUTH <password> called without any password configured for the default user. Are"
-            " you sure your configuration is correct?"
-        )
 
     def _client(self, arguments: Arguments) -> Reply:
         if arguments[0].upper() in (b"SETINFO", b"SETNAME"):
@@ -333,11 +323,6 @@ class RedisProtocol(asyncio.Protocol):
             return [b"pong", b"".join(arguments)]
         return arguments[0] if arguments else Status(b"PONG")
 
-    def _select(self, arguments: Arguments) -> Reply:
-        if arguments[0] != b"0":
-            raise NotImplementedError("the simulated Redis has one database; use another server")
-        return OK
-
     def _publish(self, arguments: Arguments) -> Reply:
         return self._server.publish(*arguments)
 
@@ -363,12 +348,6 @@ class RedisProtocol(asyncio.Protocol):
         self._queued, self._is_aborted = [], False
         return OK
 
-    def _discard(self, _: Arguments) -> Reply:
-        if self._queued is None:
-            raise RedisError("ERR DISCARD without MULTI")
-        self._queued = None
-        return OK
-
     def _exec(self, _: Arguments) -> Reply:
         if self._queued is None:
             raise RedisError("ERR EXEC without MULTI")
@@ -385,16 +364,10 @@ class RedisProtocol(asyncio.Protocol):
         return Absent.LIST if isinstance(reply, Wait) else reply
 
     def _script(self, arguments: Arguments) -> Reply:
-        match [arguments[0].upper(), *arguments[1:]]:
-            case [b"LOAD", script]:
-                return self._server.scripts.load(script)
-            case [b"EXISTS", *digests]:
-                return [int(digest in self._server.scripts) for digest in digests]
-            case [b"FLUSH"]:
-                self._server.scripts.clear()
-                return OK
-            case _:
-                raise NotImplementedError(f"the simulated Redis knows no SCRIPT {arguments[0]!r}")
+        action, script = arguments
+        if action.upper() != b"LOAD":
+            raise NotImplementedError(f"the simulated Redis does not know SCRIPT {action!r}")
+        return self._server.scripts.load(script)
 
     def _eval(self, arguments: Arguments) -> Reply:
         digest = self._server.scripts.load(arguments[0])
@@ -414,9 +387,7 @@ class _SessionCommand(NamedTuple):
 
 
 SESSION_COMMANDS: Final[dict[bytes, _SessionCommand]] = {
-    b"AUTH": _SessionCommand(RedisProtocol._auth, 1, 2),  # noqa: SLF001
     b"CLIENT": _SessionCommand(RedisProtocol._client, 1, None),  # noqa: SLF001
-    b"DISCARD": _SessionCommand(RedisProtocol._discard, 0, 0),  # noqa: SLF001
     b"EVAL": _SessionCommand(RedisProtocol._eval, 2, None),  # noqa: SLF001
     b"EVALSHA": _SessionCommand(RedisProtocol._evalsha, 2, None),  # noqa: SLF001
     b"EXEC": _SessionCommand(RedisProtocol._exec, 0, 0),  # noqa: SLF001
@@ -425,8 +396,7 @@ SESSION_COMMANDS: Final[dict[bytes, _SessionCommand]] = {
     b"MULTI": _SessionCommand(RedisProtocol._multi, 0, 0),  # noqa: SLF001
     b"PING": _SessionCommand(RedisProtocol._ping, 0, 1),  # noqa: SLF001
     b"PUBLISH": _SessionCommand(RedisProtocol._publish, 2, 2),  # noqa: SLF001
-    b"SCRIPT": _SessionCommand(RedisProtocol._script, 1, None),  # noqa: SLF001
-    b"SELECT": _SessionCommand(RedisProtocol._select, 1, 1),  # noqa: SLF001
+    b"SCRIPT": _SessionCommand(RedisProtocol._script, 2, 2),  # noqa: SLF001
     b"SUBSCRIBE": _SessionCommand(RedisProtocol._subscribe, 1, None),  # noqa: SLF001
     b"UNSUBSCRIBE": _SessionCommand(RedisProtocol._unsubscribe, 0, None),  # noqa: SLF001
 }

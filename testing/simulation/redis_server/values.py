@@ -158,11 +158,3 @@ class Stream:
 
 
 Value = bytes | list[bytes] | Hash | MemberSet | SortedSet | Stream
-NAMES: dict[type, bytes] = {
-    bytes: b"string",
-    list: b"list",
-    Hash: b"hash",
-    MemberSet: b"set",
-    SortedSet: b"zset",
-    Stream: b"stream",
-}

@@ -1,5 +1,7 @@
 """The simulated Redis follows its clock, loses what it is told to, and repeats itself exactly."""
 
+import asyncio
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from sluicegate.gateway.rate_limit.script import TAKE
 from testing.simulation.redis_server.data import RedisData
 from testing.simulation.redis_server.server import RedisServer, Refusal
 from tests.support.clock import Clock
-from tests.support.simulated_redis import SimulatedClient, simulated_redis
+from tests.support.simulated_redis import SimulatedClient, pack_commands, simulated_redis
 
 SET_IN_SCRIPT = "return redis.call('SET', KEYS[1], ARGV[1])"
 
@@ -105,21 +107,6 @@ def test_a_server_that_starts_again_has_its_data_but_no_scripts() -> None:
     assert str(restarted.call("EVALSHA", digest, 1, "key", "value")).startswith("NOSCRIPT")
 
 
-def test_a_paused_server_executes_commands_later_and_in_order() -> None:
-    server = simulated_redis()
-    first, second = SimulatedClient(server), SimulatedClient(server)
-
-    server.pause()
-    second.send(("RPUSH", "list", "second"))
-    first.send(("RPUSH", "list", "first"), ("LRANGE", "list", 0, -1))
-    early = first.receive() + second.receive()
-    server.resume()
-
-    assert early == []
-    assert first.receive() == [1, [b"first"]]
-    assert second.receive() == [2]
-
-
 def test_a_server_that_loads_its_data_refuses_commands() -> None:
     server = simulated_redis()
     client = SimulatedClient(server)
@@ -153,6 +140,20 @@ def test_a_command_that_the_server_does_not_know_fails_loudly() -> None:
         client.send(("LPOS", "list", "a"))
     with pytest.raises(NotImplementedError, match="KEEPTTL"):
         client.send(("SET", "key", "value", "KEEPTTL"))
+
+
+def test_a_server_ends_with_what_it_does_not_know() -> None:
+    async def run() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            serving = asyncio.create_task(simulated_redis().serve(listener))
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(pack_commands(("LPOS", "list", "a")))
+            await asyncio.wait([serving])
+            writer.close()
+            await serving
+
+    with pytest.raises(NotImplementedError, match="LPOS"):
+        asyncio.run(run())
 
 
 def test_a_script_leaves_no_globals() -> None:
