@@ -1,8 +1,8 @@
 """Runs whole systems in one process, in virtual time, under a seed."""
 
+from testing.simulation.hashing import fix_hashes, number_instances
 from testing.simulation.install import install, uninstall
 from testing.simulation.machines import Machine, Process
-from testing.simulation.randomness import number_instances
 from testing.simulation.scheduler import Deadlock, LiveLock, OutOfTime
 from testing.simulation.simulation import Simulation
 
@@ -13,6 +13,7 @@ __all__ = [
     "OutOfTime",
     "Process",
     "Simulation",
+    "fix_hashes",
     "install",
     "number_instances",
     "uninstall",

@@ -45,11 +45,13 @@ class Disk:
         """The inodes by path at the last sync of any file."""
         self._folders: list[Path] = []
         folder.mkdir(parents=True, exist_ok=True)
+        self._real_folder = folder.resolve()
         self.settle()
 
     def has(self, path: str) -> bool:
         """Return whether a path is on this disk."""
-        return Path(path).absolute().is_relative_to(self.folder)
+        absolute = Path(path).absolute()
+        return absolute.is_relative_to(self.folder) or absolute.is_relative_to(self._real_folder)
 
     def check(self, *, grows: bool) -> None:
         """Raise the error of a write that makes a file grow, or not.

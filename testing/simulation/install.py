@@ -22,7 +22,18 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from testing.simulation import clock, databases, disk, machines, randomness, sockets, threads
+import msgspec
+
+from testing.simulation import (
+    clock,
+    databases,
+    disk,
+    hashing,
+    machines,
+    randomness,
+    sockets,
+    threads,
+)
 from testing.simulation.scheduler import here
 
 _installed: Final[list[tuple[Any, str, Any]]] = []
@@ -50,6 +61,7 @@ def _replace_time_and_chance() -> None:
     _replace(os, "urandom", randomness.urandom)
     _replace(random, "_urandom", randomness.urandom)
     _replace(random.Random, "seed", randomness.seed)
+    _replace(msgspec.Struct, "__hash__", hashing.hash_struct)
 
 
 def _replace_threads() -> None:
@@ -63,7 +75,7 @@ def _replace_threads() -> None:
     _replace(threading, "local", _threading_local.local)
     _replace(_threading_local, "current_thread", threads.owner_of_locals)
     for numbered in (threading.Thread, concurrent.futures.Future):
-        _replace(numbered, "__hash__", randomness.number)
+        _replace(numbered, "__hash__", hashing.number)
     _replace(queue, "SimpleQueue", vars(queue)["_PySimpleQueue"])
     _replace(concurrent.futures.thread, "_global_shutdown_lock", threads.NoLock())
 

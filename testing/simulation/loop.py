@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
-from testing.simulation.randomness import numbers
+from testing.simulation.hashing import numbers
 
 if TYPE_CHECKING:
     from testing.simulation.machines import Process
@@ -23,7 +23,7 @@ class NumberedTask(asyncio.Task[Any]):
 
     @override
     def __hash__(self) -> int:
-        return numbers(self)
+        return numbers.of(self)
 
 
 class NumberedFuture(asyncio.Future[Any]):
@@ -31,7 +31,7 @@ class NumberedFuture(asyncio.Future[Any]):
 
     @override
     def __hash__(self) -> int:
-        return numbers(self)
+        return numbers.of(self)
 
 
 class SimulatedSelector(_Selector):  # type: ignore[misc]

@@ -8,9 +8,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from testing.simulation.hashing import number_instances, numbers
 from testing.simulation.machines import Machine, Process
 from testing.simulation.network import Network
-from testing.simulation.randomness import numbers
 from testing.simulation.scheduler import Scheduler
 from testing.simulation.trace import Trace
 
@@ -67,7 +67,8 @@ class Simulation:
         Raises:
             Deadlock, LiveLock, OutOfTime: see there.
         """
-        numbers.last = 0
+        numbers.restart()
+        number_instances("sluicegate")
         random.seed(f"{self.seed}")
         director = self.machine("director", address="10.255.255.1")
         process = director.start("main", main)

@@ -189,20 +189,30 @@ def test_processes_have_their_own_numbers(simulation: Simulation, machine: Machi
     assert os.getpid() not in {first, second}
 
 
-def test_numbered_instances_have_an_order_in_sets(simulate: Simulate) -> None:
+class _Thing:
+    def __init__(self, name: int) -> None:
+        self.name = name
+
+
+class _SlottedThing:
+    __slots__ = ("name",)
+
+    def __init__(self, name: int) -> None:
+        self.name = name
+
+
+@pytest.mark.parametrize("kind", [_Thing, _SlottedThing])
+def test_numbered_instances_have_an_order_in_sets(
+    simulate: Simulate, kind: type[_Thing | _SlottedThing]
+) -> None:
     """Sets of other objects iterate by address, which no seed decides."""
-
-    class Thing:
-        def __init__(self, name: int) -> None:
-            self.name = name
-
-    number_instances(Thing)
+    number_instances(__name__)
 
     def order() -> list[int]:
         simulation = simulate()
 
         async def main() -> list[int]:
-            return [thing.name for thing in {Thing(name) for name in range(100)}]
+            return [thing.name for thing in {kind(name) for name in range(100)}]
 
         return list(simulation.run(main))
 
