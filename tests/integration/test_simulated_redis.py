@@ -4,7 +4,7 @@ import asyncio
 import re
 import socket
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -277,11 +277,21 @@ def _commands(words: tuple[str, ...]) -> list[Words]:
     return [("EVAL", script, *rest)]
 
 
+def without_nested_transactions(commands: Iterable[Words]) -> Iterator[Words]:
+    """Yield commands, but no `MULTI` in a transaction, about which servers do not agree."""
+    is_open = False
+    for words in commands:
+        if words[0] != "MULTI" or not is_open:
+            yield words
+        is_open = words[0] == "MULTI" or (is_open and words[0] != "EXEC")
+
+
 sequences = (
     st.lists(st.sampled_from(sorted(FAMILIES)), min_size=1, max_size=3, unique=True)
     .map(lambda names: [fill(template) for name in names for template in FAMILIES[name]])
     .flatmap(lambda fills: st.lists(st.one_of(fills), max_size=60))
-    .map(lambda parts: [("RPUSH", "clock", 1_000_000, 5), *chain.from_iterable(parts)])
+    .map(chain.from_iterable)
+    .map(lambda words: [("RPUSH", "clock", 1_000_000, 5), *without_nested_transactions(words)])
 )
 
 
