@@ -1,6 +1,6 @@
 """Holds the keys of a simulated Redis, which outlive its process."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from testing.simulation.redis_server.resp import RedisError
@@ -59,9 +59,6 @@ class RedisData:
     def keys(self) -> list[bytes]:
         """Return the keys that have not expired, in the order in which they were created."""
         return [key for key in list(self._values) if self.peek(key) is not None]
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self.keys())
 
     def peek(self, key: bytes) -> Value | None:
         """Return the value of any type, or `None`."""
