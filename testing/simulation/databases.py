@@ -10,6 +10,7 @@ from weakref import ref
 from typing_extensions import override
 
 from testing.simulation.clock import sleep
+from testing.simulation.disk import Disk
 from testing.simulation.scheduler import here
 
 _real_connect: Final = sqlite3.connect
@@ -37,6 +38,8 @@ class _Cursor(sqlite3.Cursor):
 
 class _Connection(sqlite3.Connection):
     patience = 0.0
+    disk: Disk | None = None
+    """The disk of the running machine, if it has the database."""
 
     @override
     def cursor(self, factory: Any = None) -> Any:
@@ -64,8 +67,12 @@ def _patiently(connection: Any, sql: str, run: Callable[[], Any]) -> Any:
     strand, scheduler = here.strand, here.scheduler
     if strand is None or scheduler is None:
         return run()
-    disk = strand.process.machine.disk
-    if (disk.is_full or disk.is_broken) and sql.lstrip().upper().startswith(_WRITES):
+    disk = connection.disk
+    if (
+        disk is not None
+        and (disk.is_full or disk.is_broken)
+        and sql.lstrip().upper().startswith(_WRITES)
+    ):
         raise _error("database or disk is full", sqlite3.SQLITE_FULL)
     until = scheduler.now + connection.patience
     while True:
@@ -95,8 +102,11 @@ def connect(database: Any, timeout: float = 5.0, **options: Any) -> Any:
     made = _real_connect(database, 0.0, **options)
     if isinstance(made, _Connection):
         made.patience = timeout
-    if not options.get("uri"):
-        process.machine.disk.databases.add(str(Path(database).absolute()))
+    disk, path = process.machine.disk, str(database)
+    if not options.get("uri") and disk.has(path):
+        disk.databases.add(str(Path(path).absolute()))
+        if isinstance(made, _Connection):
+            made.disk = disk
     process.databases.append(ref(made))
     return made
 

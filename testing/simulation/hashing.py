@@ -62,6 +62,7 @@ class _Numbers:
 
 
 numbers: Final = _Numbers()
+_numbered: Final[dict[str, int]] = {}
 _by_address: Final[Any] = object.__hash__
 _real_struct_hash: Final = msgspec.Struct.__hash__
 
@@ -73,6 +74,9 @@ def number(numbered: object) -> int:
 
 def number_instances(package: str) -> None:
     """Hash objects of a package's classes by number if they are hashed by address."""
+    if _numbered.get(package) == len(sys.modules):
+        return  # no module was imported since the last call
+    _numbered[package] = len(sys.modules)
     for each in _subclasses(object, set()):
         if f"{each.__module__}.".startswith(f"{package}.") and each.__hash__ is _by_address:
             each.__hash__ = number

@@ -41,9 +41,14 @@ _CORES: Final = 2
 
 
 def install() -> None:
-    """Replace the functions in this process; a second call does nothing."""
+    """Replace the functions in this process; a second call does nothing.
+
+    Raises:
+        RuntimeError: this Python is too new.
+    """
     if _installed:
         return
+    threads.check_python()
     _replace_time_and_chance()
     _replace_threads()
     _replace_network_and_files()

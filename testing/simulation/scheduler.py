@@ -86,6 +86,8 @@ class Scheduler:
         self.now = 0.0
         self.random = random.Random(f"order {seed}")
         self.trace = trace
+        self.switches = 0.02
+        """How likely another thread runs when a thread takes a lock."""
         self.steps = 0
         self._events: list[tuple[float, int, Event]] = []
         self._numbers = itertools.count()
@@ -158,6 +160,11 @@ class Scheduler:
     def pause(self) -> None:
         """Let other threads run for as long as an iteration of an event loop takes."""
         self.wait(self.now + self.random.uniform(*_STEP))
+
+    def may_switch(self) -> None:
+        """Let other threads run sometimes, as an operating system does at any time."""
+        if self.random.random() < self.switches:
+            self.pause()
 
     def leave(self) -> None:
         """End the running thread, which is dead."""

@@ -6,7 +6,7 @@ import select
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from typing_extensions import override
@@ -187,6 +187,10 @@ class SimulatedSocket:
             self._raise_error()
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
         return endpoint.write(view)
+
+    def sendmsg(self, buffers: Iterable[Any]) -> int:
+        """Send a part of several buffers; return how many bytes."""
+        return self.send(b"".join(buffers))
 
     def sendall(self, data: Any, flags: int = 0) -> None:
         """Send all of the data."""

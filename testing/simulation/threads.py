@@ -15,9 +15,21 @@ from testing.simulation.scheduler import Strand, here
 
 _real_ident: Final = _thread.get_ident
 _real_start: Final = _thread.start_new_thread
-_real_sentinel: Final = vars(_thread)["_set_sentinel"]
+_real_sentinel: Final = vars(_thread).get("_set_sentinel")
 _real_current_thread: Final = threading.current_thread
 _FIRST_IDENT: Final = 1 << 60
+
+
+def check_python() -> None:
+    """Refuse a Python whose threads the simulation cannot replace.
+
+    Raises:
+        RuntimeError: this is Python 3.13 or newer.
+    """
+    if _real_sentinel is None:
+        raise RuntimeError(
+            "the simulation needs Python 3.11 or 3.12: newer ones start threads in C"
+        )
 
 
 class Lock:
@@ -39,6 +51,8 @@ class Lock:
             return self._lock.acquire(blocking, timeout)
         if not blocking and timeout != -1:
             raise ValueError("can't specify a timeout for a non-blocking call")
+        if blocking:
+            scheduler.may_switch()
         until = None if timeout < 0 else strand.process.machine.clock.after(timeout)
         while not self._lock.acquire(blocking=False):
             if not blocking or (until is not None and scheduler.now >= until):
@@ -125,7 +139,7 @@ def set_sentinel() -> Any:
     """Return a lock that is released when the running thread ends."""
     strand = here.strand
     if strand is None:
-        return _real_sentinel()
+        return _real_sentinel() if _real_sentinel is not None else None
     lock = Lock()
     strand.run_at_end.append(lambda: _release(lock))
     return lock

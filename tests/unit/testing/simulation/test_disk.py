@@ -14,7 +14,7 @@ import pytest
 from testing.simulation import Machine, Simulation
 from tests.unit.testing.simulation.conftest import Simulate
 
-_SEEDS = range(30)
+_SEEDS = range(20)
 
 
 def _machine(simulation: Simulation) -> Machine:

@@ -3,9 +3,11 @@
 import asyncio
 import errno
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from typing_extensions import override
 from sluicegate.gateway.sockets.tcp_keepalive import TcpKeepalive
 from sluicegate.wire.http.timeouts import confirmed_by_peer, has_unread
 from sluicegate.wire.listening import refuse_new_connections
+from testing.certificates import Authority
 from testing.simulation import Process, Simulation
 
 _SERVER, _CLIENT = "10.0.1.1", "10.0.2.1"
@@ -483,6 +486,30 @@ def test_what_the_kernel_knows_of_a_connection_is_simulated(pair: _Pair) -> None
         return [*found, has_unread(transport), confirmed_by_peer(transport)]
 
     assert pair.run(_echo, client) == [False, True, 5]
+
+
+def test_tls_runs_over_simulated_connections(pair: _Pair, tmp_path: Path) -> None:
+    """It is asyncio's own, above the same transports."""
+    authority = Authority(tmp_path)
+    accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    accepting.load_cert_chain(authority.issue("server", "server"))
+    connecting = ssl.create_default_context(cafile=authority.ca)
+
+    async def serve() -> None:
+        server = await asyncio.start_server(_echo, _SERVER, _PORT, ssl=accepting)
+        await server.serve_forever()
+
+    async def client() -> bytes:
+        reader, writer = await asyncio.open_connection("server", _PORT, ssl=connecting)
+        writer.write(b"secret")
+        return await reader.readexactly(6)
+
+    async def main() -> Any:
+        pair.server.start("server", serve)
+        await asyncio.sleep(1)
+        return await pair.client.start("client", client).wait()
+
+    assert pair.simulation.run(main, until=100) == b"secret"
 
 
 def test_a_thread_can_use_a_blocking_socket(pair: _Pair) -> None:

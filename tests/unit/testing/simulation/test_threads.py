@@ -57,6 +57,25 @@ def test_a_lock_excludes_other_threads(simulation: Simulation) -> None:
     assert simulation.now == pytest.approx(3, abs=0.01)
 
 
+def test_another_thread_may_run_before_a_lock_is_taken(simulation: Simulation) -> None:
+    """The seed decides where threads that take locks switch."""
+    lock, seen = threading.Lock(), list[str]()
+
+    def take(name: str) -> None:
+        for _ in range(1_000):
+            with lock:
+                seen.append(name)
+
+    def work() -> None:
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(take, "ab"))
+
+    _in_process(simulation, work)
+
+    assert sorted(seen) != seen
+    assert len(seen) == 2_000
+
+
 def test_the_wait_for_a_lock_has_a_timeout(simulation: Simulation) -> None:
     """`acquire` gives up in virtual time."""
 
