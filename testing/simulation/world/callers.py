@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -13,11 +13,10 @@ from testing.simulation.world.scenario import Request
 
 _PATIENCE: Final = 3.0
 """Seconds after the deadline for which a caller waits for the answer."""
-_PAUSE: Final = 0.5
-_ATTEMPTS: Final = 60
+_PAUSE: Final = 1.0
+_ATTEMPTS: Final = 20
 _AGAIN: Final = frozenset({0, 409, 429, 500, 503, 504})
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Send = Callable[[str, bytes, float], "asyncio.Future[Any]"]
 
 
 class Attempt(msgspec.Struct, kw_only=True):
@@ -49,13 +48,32 @@ class Attempt(msgspec.Struct, kw_only=True):
 class Caller:
     """Sends requests to workers over connections that it keeps open."""
 
-    def __init__(self, addresses: Mapping[str, tuple[str, int]], chooser: random.Random) -> None:
+    def __init__(
+        self,
+        addresses: Mapping[str, tuple[str, int]],
+        chooser: random.Random,
+        clock: Callable[[], float],
+    ) -> None:
         self.attempts: list[Attempt] = []
+        self._clock = clock
         self._addresses = addresses
         self._chooser = chooser
         self._idle: dict[str, list[Stream]] = defaultdict(list)
 
-    async def ask(self, request: Request, secret_of: Callable[[str], str]) -> Attempt:
+    async def ask_all(
+        self, requests: Sequence[Request], secret_of: Callable[[str], str], begun: float
+    ) -> None:
+        """Send each request at its time since `begun`, and wait for the answers."""
+
+        async def one(request: Request) -> None:
+            await asyncio.sleep(max(0.0, begun + request.at - self._clock()))
+            await self.ask(request, secret_of)
+
+        async with asyncio.TaskGroup() as tasks:
+            for request in requests:
+                tasks.create_task(one(request))
+
+    async def ask(self, request: Request, secret_of: Callable[[str], str]) -> None:
         """Send a request once, or, with an idempotency key, until it is answered.
 
         Another attempt may go to another worker of the same region.
@@ -65,15 +83,13 @@ class Caller:
         for _ in range(_ATTEMPTS):
             attempt = await self.attempt(request, worker, secret_of(request.tenant))
             if not (request.idempotency_key and attempt.status in _AGAIN):
-                break
+                return
             await asyncio.sleep(_PAUSE)
             worker = self._chooser.choice(workers)
-        return attempt
 
     async def attempt(self, request: Request, worker: str, secret: str) -> Attempt:
         """Send a request once, and record it."""
-        clock = asyncio.get_running_loop().time
-        attempt = Attempt(request=request, worker=worker, secret=secret, sent=clock())
+        attempt = Attempt(request=request, worker=worker, secret=secret, sent=self._clock())
         self.attempts.append(attempt)
         stream: Stream | None = None
         try:
@@ -87,7 +103,7 @@ class Caller:
         except (OSError, asyncio.IncompleteReadError, TimeoutError):
             attempt.status = 0
         finally:
-            attempt.came = clock()
+            attempt.came = self._clock()
             if stream is not None:
                 stream[1].transport.abort()
         return attempt

@@ -3,12 +3,13 @@
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
+from testing.simulation.machines import Machine
 from testing.simulation.world.invariants import Disturbance
 from testing.simulation.world.model import FAILURES
 from testing.simulation.world.scenario import LENGTH, Step
-from testing.simulation.world.world import REGIONS, World
+from testing.simulation.world.world import REGIONS, Part, World
 
 GATEWAYS: Final = tuple(f"{region}-gateway" for region in REGIONS)
 BACKENDS: Final = tuple(f"{region}-backend" for region in REGIONS)
@@ -31,7 +32,8 @@ _TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "jump": (*GATEWAYS, *BACKENDS, *REDIS),
     "drift": (*GATEWAYS, *BACKENDS, *REDIS),
     "full": GATEWAYS,
-    "fail": GATEWAYS,
+    "broken": GATEWAYS,
+    "sync": GATEWAYS,
     "lose": REDIS,
     "empty": REDIS,
     "busy": REDIS,
@@ -80,16 +82,15 @@ class Faults:
         self._world = world
         self._network = world.simulation.network
         self._note = note
-        self._clock = asyncio.get_running_loop().time
 
     async def inject(self, step: Step) -> None:
         """Break something, wait, mend it, and record both times."""
-        begun = self._clock()
+        begun = self._world.simulation.now
         what = f"{step.kind} {step.target} {step.other}".strip()
         self._note(f"fault: {what} ({step.lasts:g} s, {step.amount:g})")
         act = getattr(self, f"_{step.kind.split('-')[0]}")
         await act(step)
-        ended = self._clock()
+        ended = self._world.simulation.now
         self._note(f"fault ends: {what}")
         machines = {step.target.split("/")[0], step.other} - {""}
         self.found.append(
@@ -103,26 +104,17 @@ class Faults:
         )
 
     async def _kill(self, step: Step) -> None:
-        part = self._world.parts[step.target]
-        if part.is_running:
-            part.process.kill()
+        process = self._world.parts[step.target].process
+        if process is not None:
+            process.kill()
 
     async def _pause(self, step: Step) -> None:
-        part = self._world.parts[step.target]
-        process = part.process
-        if part.is_running:
-            process.pause()
-            await asyncio.sleep(step.lasts)
-            if part.process is process and part.is_running:
-                process.resume()
+        await self._pause_for(self._world.parts[step.target], step.lasts)
 
     async def _crash(self, step: Step) -> None:
-        back = self._clock() + step.lasts
-        for part in self._world.parts.values():
-            if part.machine.name == step.target:
-                part.start_at = max(part.start_at, back)
         self._machine(step).crash()
         await asyncio.sleep(step.lasts)
+        self._machine(step).boot()
 
     async def _jump(self, step: Step) -> None:
         self._machine(step).clock.jump(step.amount)
@@ -139,7 +131,13 @@ class Faults:
         await asyncio.sleep(step.lasts)
         disk.is_full = False
 
-    async def _fail(self, step: Step) -> None:
+    async def _broken(self, step: Step) -> None:
+        disk = self._machine(step).disk
+        disk.is_broken = True
+        await asyncio.sleep(step.lasts)
+        disk.is_broken = False
+
+    async def _sync(self, step: Step) -> None:
         disk = self._machine(step).disk
         disk.sync_seconds = step.amount
         await asyncio.sleep(step.lasts)
@@ -154,21 +152,29 @@ class Faults:
 
     async def _restart_redis(self, step: Step, *, keeps: bool) -> None:
         part = self._world.parts[f"{step.target}/state"]
-        part.start_at = self._clock() + step.lasts
-        if part.is_running:
-            self._world.lose(step.target, keeps=keeps)
+        part.start_at = self._world.simulation.now + step.lasts
+        if part.process is not None:
             part.process.kill()
+        data = self._world.redis[f"{step.target}/state"]
+        if keeps:
+            data.restore(self._world.saved[f"{step.target}/state"])
+        else:
+            data.clear()
         await asyncio.sleep(step.lasts)
 
     async def _busy(self, step: Step) -> None:
-        part = self._world.parts[f"{step.target}/state"]
-        if part.is_running:
-            part.process.pause()
-            await asyncio.sleep(step.lasts)
-            part.process.resume()
+        await self._pause_for(self._world.parts[f"{step.target}/state"], step.lasts)
+
+    async def _pause_for(self, part: Part, seconds: float) -> None:
+        process = part.process
+        if process is not None and process.is_alive:
+            process.pause()
+            await asyncio.sleep(seconds)
+            if process.is_alive:
+                process.resume()
 
     async def _model(self, step: Step) -> None:
-        pace, _, kind = self._world.paces[step.target], *step.kind.partition("-")[1:]
+        pace, kind = self._world.paces[step.target], step.kind.split("-")[1]
         if kind == "slow":
             pace.slowness = 100.0
         else:
@@ -189,12 +195,12 @@ class Faults:
         one, other = self._addresses(step)
         self._network.slow(one, other, step.amount)
         await asyncio.sleep(step.lasts)
-        self._network.heal(one, other)
+        self._network.slow(one, other, 0.0)
 
     async def _reset(self, step: Step) -> None:
         self._network.reset(*self._addresses(step))
 
-    def _machine(self, step: Step) -> Any:
+    def _machine(self, step: Step) -> Machine:
         return self._world.machines[step.target]
 
     def _addresses(self, step: Step) -> tuple[str, str]:

@@ -4,7 +4,7 @@ A finding is a sentence about an invariant that did not hold.
 """
 
 import sqlite3
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -102,11 +102,7 @@ def billing(
     attempts: Sequence[Attempt], rows: Sequence[Row], faults: Sequence[Disturbance]
 ) -> Iterator[str]:
     """Yield how ledger and answers differ. Each answer must be billed once, and nothing else."""
-    billed = defaultdict[str, list[Row]](list)
-    for row in rows:
-        if row.status == _OK:
-            for each in row.ids:
-                billed[each].append(row)
+    billed = Counter(each for row in rows if row.status == _OK for each in row.ids)
     answers: dict[str, Attempt] = {}
     for attempt in attempts:
         if attempt.status == _OK:
@@ -114,12 +110,11 @@ def billing(
             key = former.request.idempotency_key
             if former is not attempt and not (key and key == attempt.request.idempotency_key):
                 yield f"{attempt.id} is the id of two answers"
+    yield from (f"{id_} is in the ledger {n} times" for id_, n in billed.items() if n > 1)
     for id_, attempt in answers.items():
-        found = billed.get(id_, [])
-        if len(found) > 1:
-            yield f"{id_} is in the ledger {len(found)} times"
-        elif not found and not _may_be_lost(attempt, faults):
-            yield f"{id_} of {attempt.request.tenant}, answered at {attempt.came:.2f}, is not billed"
+        if not billed[id_] and not _may_be_lost(attempt, faults):
+            tenant = attempt.request.tenant
+            yield f"{id_} of {tenant}, answered at {attempt.came:.2f}, is not billed"
     yield from _other_numbers(answers, rows)
     yield from _unasked(attempts, answers, billed)
     yield from _billed_again(answers, faults)
@@ -163,9 +158,7 @@ def _unasked(
         yield f"{len(extra)} requests are billed without an answer, but {unanswered} had none"
 
 
-def _billed_again(
-    answers: Mapping[str, Attempt], faults: Sequence[Disturbance]
-) -> Iterator[str]:
+def _billed_again(answers: Mapping[str, Attempt], faults: Sequence[Disturbance]) -> Iterator[str]:
     """Yield idempotency keys with several answers, unless Redis lost them."""
     keys = Counter(a.request.idempotency_key for a in answers.values())
     lost = any(fault.kind in ("lose", "empty") for fault in faults)
@@ -174,16 +167,15 @@ def _billed_again(
             yield f"the idempotency key {key} has {count} answers"
 
 
-def invoices(
-    path: Path, rows: Sequence[Row], prices: Sequence[Mapping[str, Any]]
-) -> Iterator[str]:
+def invoices(path: Path, rows: Sequence[Row], prices: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield each invoice whose total is not the price of the rows, each at its own time."""
     with Ledger(f"sqlite:///{path}") as ledger:
         for tenant in TENANTS:
             for month in _MONTHS:
                 lines = ledger.invoice(tenant, month).lines
                 told = sum((Decimal(line.exact) for line in lines), Decimal(0))
-                mine = sum(_price(r, prices) for r in rows if (r.tenant, _day(r)[:7]) == (tenant, month))
+                own = [r for r in rows if r.tenant == tenant and _day(r).startswith(month)]
+                mine = sum(_price(row, prices) for row in own)
                 if told * 10**9 != mine:
                     yield f"the invoice of {tenant} for {month} is {told}, not {mine} / 10^9"
 
@@ -224,10 +216,14 @@ def limits(
                 continue
             count = sum(begin <= sent and came <= end for sent, came in admitted)
             refilled = capacity_at(begin) * (1 + (end - begin) / WINDOW)
-            local = _LOCAL_SHARE * len(WORKERS) if any(_meets(f, begin, end) for f in unreached) else 0.0
+            local = (
+                _LOCAL_SHARE * len(WORKERS)
+                if any(_meets(f, begin, end) for f in unreached)
+                else 0.0
+            )
             fresh = sum(_meets(f, begin, end) for f in emptied)
             if count > refilled * (1 + local) + fresh * capacity_at(begin) + 1:
-                yield f"{count} requests admitted from {begin:.2f} to {end:.2f}, above {refilled:.1f}"
+                yield f"{count} admitted from {begin:.2f} to {end:.2f}, above {refilled:.1f}"
                 return
 
 
@@ -251,8 +247,8 @@ def deadlines(attempts: Sequence[Attempt], faults: Sequence[Disturbance]) -> Ite
         if not attempt.status:
             yield f"no answer from {attempt.worker} at {attempt.sent:.2f} within {took:.2f} s"
         elif took > attempt.request.timeout + SLACK:
-            limit = attempt.request.timeout
-            yield f"{attempt.worker} answered after {took:.2f} s, not {limit} s, at {attempt.sent:.2f}"
+            limit = f"{attempt.request.timeout:g} s, at {attempt.sent:.2f}"
+            yield f"{attempt.worker} answered after {took:.2f} s, not within {limit}"
 
 
 def errors_without_faults(

@@ -1,4 +1,7 @@
-"""Lets operators change the running system over its admin API, until each change is acknowledged."""
+"""Lets operators change the running system over its admin API.
+
+They repeat each change until it is acknowledged.
+"""
 
 import asyncio
 import random
@@ -56,7 +59,7 @@ class Operators:
 
     async def do(self, step: Step) -> None:
         """Do one operation, and repeat it until it is acknowledged or the run ends."""
-        change = Change(step=step, begun=asyncio.get_running_loop().time())
+        change = Change(step=step, begun=self._world.simulation.now)
         self.changes.append(change)
         await getattr(self, f"_{step.kind}")(change)
 
@@ -70,14 +73,21 @@ class Operators:
         self._acknowledge(change, made["key"])
 
     async def _limit(self, change: Change) -> None:
-        rule = {"name": "burst", "unit": "requests", "window": 10.0, "capacity": int(change.step.amount)}
+        rule = {
+            "name": "burst",
+            "unit": "requests",
+            "window": 10.0,
+            "capacity": int(change.step.amount),
+        }
         await self._until_done("PUT", f"/admin/tenants/{LIMITED}/limits", [rule], region="us")
         self._acknowledge(change, rule["capacity"])
 
     async def _reload(self, change: Change) -> None:
         wanted = {"deadline": {"default": 5.0, "maximum": 20.0 + len(self.changes)}}
         for region in REGIONS:
-            self._world.write_document(self._world.machines[f"{region}-gateway"].folder / "config", **wanted)
+            self._world.write_document(
+                self._world.machines[f"{region}-gateway"].folder / "config", **wanted
+            )
             await self._until_done("POST", "/admin/config/reload", region=region)
         self._acknowledge(change, wanted)
 
@@ -111,7 +121,7 @@ class Operators:
         self._acknowledge(change, None)
 
     def _acknowledge(self, change: Change, value: Any) -> None:
-        change.acknowledged, change.value = asyncio.get_running_loop().time(), value
+        change.acknowledged, change.value = self._world.simulation.now, value
 
     async def _until_done(
         self, method: str, path: str, body: Any = None, *, region: str, fine: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 """Composes the whole product in one process: machines, their processes, and a supervisor.
 
 Addresses: gateways are at 10.0.1.1 (eu) and 10.0.2.1 (us), backends at 10.0.3.1 and 10.0.4.1, the
-Redis servers at 10.0.5.1 and 10.0.6.1, callers at 10.0.8.1 and operators at 10.0.9.1.
+Redis servers at 10.0.5.1 and 10.0.6.1, and callers at 10.0.8.1.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from sluicegate.backends.api.server import BackendServer
+from sluicegate.backends.api.server import BackendServer, bind
 from sluicegate.backends.app import make_routes, open_backend
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.graph import GraphSource
@@ -30,6 +30,10 @@ from sluicegate.gateway.settings import Settings
 from sluicegate.gateway.types import Rule
 from sluicegate.gateway.workers.billing import run_billing
 from sluicegate.gateway.workers.shipper import run_shipper
+from testing.simulation import Simulation
+from testing.simulation.machines import Machine, Process
+from testing.simulation.redis_server.data import RedisData
+from testing.simulation.redis_server.server import RedisServer
 from testing.simulation.world.model import ArithmeticExecutor, Pace, write_models
 from testing.simulation.world.scenario import CAPACITY, LIMITED, TENANTS, WINDOW
 
@@ -38,6 +42,7 @@ ADMIN_KEY: Final = "the-admin-key-of-the-simulation"
 _RESTART: Final = 0.5
 """Seconds until a process that ended is started again, as the supervisor's first delay."""
 _WATCH: Final = 0.1
+_SAVED_EVERY: Final = 1.0
 STATE_PORT: Final = 6380
 CACHE_PORT: Final = 6379
 _BACKEND_PORT: Final = 8100
@@ -55,11 +60,11 @@ DOCUMENT: Final[Mapping[str, Any]] = {
 class Part:
     """A process that the world starts again when it ends."""
 
-    def __init__(self, machine: Any, name: str, main: Main) -> None:
+    def __init__(self, machine: Machine, name: str, main: Main) -> None:
         self.machine = machine
         self.name = name
         self.main = main
-        self.process: Any = None
+        self.process: Process | None = None
         self.starts = 0
         self.start_at = 0.0
         """The earliest time of the next start."""
@@ -67,7 +72,7 @@ class Part:
     @property
     def is_running(self) -> bool:
         """Whether the process runs. A paused process runs."""
-        return self.process is not None and bool(self.process.is_running)
+        return self.process is not None and bool(self.process.is_alive)
 
     def start(self) -> None:
         """Start the process."""
@@ -80,20 +85,21 @@ class World:
 
     def __init__(
         self,
-        simulation: Any,
+        simulation: Simulation,
         *,
         folder: Path,
         ledger: Path,
         models: Path,
-        serve_redis: Callable[[Any, str, int], Main],
-        prefix: str = "10.0",
     ) -> None:
         self.simulation = simulation
-        self.folder = folder
-        self.prefix = prefix
         self.ledger = folder / "ledger.db"
         shutil.copy(ledger, self.ledger)
-        self.machines: dict[str, Any] = {}
+        self.machines: dict[str, Machine] = {}
+        self.redis: dict[str, RedisData] = {}
+        """The data of each Redis, by machine and name; it outlives the server."""
+        self.saved: dict[str, RedisData] = {}
+        """Data of each Redis that is at most a second old."""
+        self._save_at = 0.0
         self.parts: dict[str, Part] = {}
         self.paces: dict[str, Pace] = {}
         self.failures: list[str] = []
@@ -102,15 +108,14 @@ class World:
         self.workers: dict[str, tuple[str, int]] = {}
         self._models = models
         for number, region in enumerate(REGIONS):
-            self._add_redis(region, 5 + number, serve_redis)
+            self._add_redis(region, 5 + number)
             self._add_backends(region, 3 + number, 2 if region == "eu" else 1)
             self._add_gateway(region, 1 + number, 2 if region == "eu" else 1)
         self.callers = self.machine("callers", 8)
-        self.operators = self.machine("operators", 9)
 
-    def machine(self, name: str, number: int) -> Any:
+    def machine(self, name: str, number: int) -> Machine:
         """Add a machine."""
-        self.machines[name] = self.simulation.machine(name, address=f"{self.prefix}.{number}.1")
+        self.machines[name] = self.simulation.machine(name, address=f"10.0.{number}.1")
         return self.machines[name]
 
     def address(self, machine: str) -> str:
@@ -127,29 +132,31 @@ class World:
             part.start()
 
     async def supervise(self) -> None:
-        """Start processes again when they end, until cancelled."""
-        clock = asyncio.get_running_loop().time
+        """Start processes again when they end, until cancelled. Save the data of Redis."""
         while True:
             await asyncio.sleep(_WATCH)
+            if self.simulation.now >= self._save_at:
+                self._save_at = self.simulation.now + _SAVED_EVERY
+                self.saved = {name: data.snapshot() for name, data in self.redis.items()}
             for part in self.parts.values():
-                if part.is_running:
+                if part.is_running or not part.machine.is_up:
                     continue
                 if part.process is not None:
-                    failure = part.process.failure
-                    self.failures.append(f"{part.machine.name}/{part.name}: {failure!r}")
-                    part.process, part.start_at = None, max(part.start_at, clock() + _RESTART)
-                elif clock() >= part.start_at:
+                    if part.process.failure is not None:
+                        self.failures.append(f"{part.process.label}: {part.process.failure!r}")
+                    part.process = None
+                    part.start_at = max(part.start_at, self.simulation.now + _RESTART)
+                elif self.simulation.now >= part.start_at:
                     part.start()
 
-    def _add(self, machine: Any, name: str, main: Main) -> None:
+    def _add(self, machine: Machine, name: str, main: Main) -> None:
         self.parts[f"{machine.name}/{name}"] = Part(machine, name, main)
 
-    def _add_redis(
-        self, region: str, number: int, serve_redis: Callable[[Any, str, int], Main]
-    ) -> None:
+    def _add_redis(self, region: str, number: int) -> None:
         machine = self.machine(f"{region}-redis", number)
         for name, port in (("state", STATE_PORT), ("cache", CACHE_PORT)):
-            self._add(machine, name, serve_redis(machine, name, port))
+            self.redis[f"{machine.name}/{name}"] = RedisData(clock=machine.clock.time)
+            self._add(machine, name, partial(self._redis, machine, name, port))
 
     def _add_backends(self, region: str, number: int, count: int) -> None:
         machine = self.machine(f"{region}-backend", number)
@@ -171,8 +178,8 @@ class World:
             port = 8000 + index
             self.workers[f"{region}-{index}"] = machine.address, port
             own = msgspec.structs.replace(settings, worker=str(index), port=port)
-            self._add(machine, f"worker-{index}", partial(self._worker, machine, own))
-        self._add(machine, "admin", partial(self._admin, machine, settings))
+            self._add(machine, f"worker-{index}", partial(self._worker, own))
+        self._add(machine, "admin", partial(self._admin, settings))
         for name, run in (("shipper", run_shipper), ("billing", run_billing)):
             self._add(machine, name, partial(_until_killed, run, settings))
 
@@ -190,10 +197,10 @@ class World:
     def _backends_of(self, region: str) -> Iterator[dict[str, str]]:
         number = 3 + REGIONS.index(region)
         for index in range(2 if region == "eu" else 1):
-            url = f"http://{self.prefix}.{number}.1:{_BACKEND_PORT + index}"
+            url = f"http://10.0.{number}.1:{_BACKEND_PORT + index}"
             yield {"id": f"{region}-{index}", "url": url}
 
-    def _settings(self, machine: Any, region: str) -> Settings:
+    def _settings(self, machine: Machine, region: str) -> Settings:
         state = [f"redis://{self.address(f'{region}-redis')}:{STATE_PORT}/0"]
         return Settings(
             data_dir=machine.folder / "data",
@@ -201,6 +208,9 @@ class World:
             region=region,
             state_url=state[0],
             cache_url=f"redis://{self.address(f'{region}-redis')}:{CACHE_PORT}/0",
+            host=machine.address,
+            admin_host=machine.address,
+            admin_port=ADMIN_PORT,
             ledger_url=f"sqlite:///{self.ledger}",
             secret="the secret of the simulation",
             admin_key=ADMIN_KEY,
@@ -209,23 +219,19 @@ class World:
             memory_limit_bytes=0,
         )
 
-    async def _worker(self, machine: Any, settings: Settings) -> None:
-        listener = machine.listener(machine.address, settings.port)
-        await serve_worker(
-            settings, stop=asyncio.Event(), listener=listener, registry=CollectorRegistry()
-        )
+    async def _worker(self, settings: Settings) -> None:
+        await serve_worker(settings, stop=asyncio.Event(), registry=CollectorRegistry())
 
-    async def _admin(self, machine: Any, settings: Settings) -> None:
-        listener = machine.listener(machine.address, ADMIN_PORT)
-        await serve_admin(
-            settings, stop=asyncio.Event(), listener=listener, registry=CollectorRegistry()
-        )
+    async def _admin(self, settings: Settings) -> None:
+        await serve_admin(settings, stop=asyncio.Event(), registry=CollectorRegistry())
 
-    async def _backend(self, machine: Any, region: str, index: int) -> None:
+    async def _backend(self, machine: Machine, region: str, index: int) -> None:
         settings = BackendSettings(
             models=machine.folder / "models",
             region=region,
             backend_id=f"{region}-{index}",
+            host=machine.address,
+            port=_BACKEND_PORT + index,
             tokenizer_threads=1,
             threads=2,
         )
@@ -233,15 +239,21 @@ class World:
         def open_executor(source: GraphSource) -> ModelExecutor:
             return ArithmeticExecutor(source, self.paces[machine.name])
 
-        listener = machine.listener(machine.address, _BACKEND_PORT + index)
-        async with open_backend(
-            settings,
-            tracing=NO_TRACING,
-            open_executor=open_executor,
-            qualify=qualify_unmeasured,
-        ) as repository:
-            routes = make_routes(repository, settings, NO_TRACING, gpus=NoGpuReader())
-            await BackendServer(routes).serve(listener)
+        with bind(settings.host, settings.port) as listener:
+            async with open_backend(
+                settings,
+                tracing=NO_TRACING,
+                open_executor=open_executor,
+                qualify=qualify_unmeasured,
+            ) as repository:
+                routes = make_routes(repository, settings, NO_TRACING, gpus=NoGpuReader())
+                await BackendServer(routes).serve(listener)
+
+    async def _redis(self, machine: Machine, name: str, port: int) -> None:
+        server = RedisServer(self.redis[f"{machine.name}/{name}"])
+        listener = machine.listener(machine.address, port)
+        serving = await asyncio.get_running_loop().create_server(server.protocol, sock=listener)  # type: ignore[call-overload]  # a simulated socket
+        await serving.serve_forever()
 
 
 async def _until_killed(run: Callable[..., Awaitable[None]], settings: Settings) -> None:
