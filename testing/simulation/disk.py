@@ -133,9 +133,15 @@ class Disk:
 
     def _walk(self) -> tuple[dict[Path, int], list[Path]]:
         """Return the inodes of the files, and the folders."""
-        paths = sorted(self.folder.rglob("*"))
-        files = {p: p.stat().st_ino for p in paths if p.is_file() and not p.is_symlink()}
-        return files, [path for path in paths if path.is_dir()]
+        files: dict[Path, int] = {}
+        folders = [self.folder]
+        for folder in folders:
+            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+                elif entry.is_file(follow_symlinks=False):
+                    files[Path(entry.path)] = entry.inode()
+        return files, folders[1:]
 
 
 class _File(io.FileIO):

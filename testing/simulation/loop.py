@@ -112,6 +112,15 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         return self._process.machine.clock.monotonic()
 
     @override
+    def run_forever(self) -> None:
+        scheduler = self._process.machine.scheduler
+        scheduler.has_loop(self)
+        try:
+            super().run_forever()
+        finally:
+            scheduler.has_loop(None)
+
+    @override
     def create_future(self) -> "asyncio.Future[Any]":
         return NumberedFuture(loop=self)
 

@@ -8,9 +8,9 @@ import heapq
 import itertools
 import random
 import sys
-from asyncio.events import _get_running_loop, _set_running_loop
+from asyncio.events import AbstractEventLoop, _set_running_loop
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from greenlet import getcurrent, greenlet
 
@@ -62,6 +62,9 @@ class Strand(greenlet):  # type: ignore[misc]
         self.turn = 0
         """How often it began to wait. A wake-up for an earlier turn is stale."""
         self.is_waiting = False
+        self.loop: AbstractEventLoop | None = None
+        """The event loop that runs in the thread."""
+        self.hooks: tuple[Any, Any] = (None, None)
         self.run_at_end: list[Callable[[], object]] = []
 
 
@@ -92,6 +95,7 @@ class Scheduler:
         self._events: list[tuple[float, int, Event]] = []
         self._numbers = itertools.count()
         self._hub = getcurrent()
+        self._last: Strand | None = None
         self._steps_since = (0.0, 0)
 
     def at(self, time: float, label: str, call: Callable[[], object]) -> Event:
@@ -123,6 +127,8 @@ class Scheduler:
                 event.call()
         finally:
             here.scheduler = None
+            _set_running_loop(None)
+            sys.set_asyncgen_hooks(None, None)
 
     def start(self, strand: Strand) -> None:
         """Begin to run a thread soon."""
@@ -141,11 +147,8 @@ class Scheduler:
         if until is not None:
             turn = strand.turn
             timer = self.at(until, strand.label, lambda: self._resume(strand, turn, woken=False))
-        loop, hooks = _get_running_loop(), sys.get_asyncgen_hooks()
-        _set_running_loop(None)
+        strand.hooks = sys.get_asyncgen_hooks()
         woken = bool(self._hub.switch())
-        _set_running_loop(loop)
-        sys.set_asyncgen_hooks(*hooks)
         if timer is not None:
             timer.cancel()
         return woken
@@ -160,6 +163,11 @@ class Scheduler:
     def pause(self) -> None:
         """Let other threads run for as long as an iteration of an event loop takes."""
         self.wait(self.now + self.random.uniform(*_STEP))
+
+    def has_loop(self, loop: AbstractEventLoop | None) -> None:
+        """Say which event loop begins or ends to run in the running thread."""
+        if here.strand is not None:
+            here.strand.loop, self._last = loop, None
 
     def may_switch(self) -> None:
         """Let other threads run sometimes, as an operating system does at any time."""
@@ -179,6 +187,10 @@ class Scheduler:
             return
         strand.turn += 1
         strand.is_waiting = False
+        if strand is not self._last:  # asyncio asks the kernel for the process at each call
+            _set_running_loop(strand.loop)
+            sys.set_asyncgen_hooks(*strand.hooks)
+            self._last = strand
         here.strand = strand
         strand.switch(woken)
         here.strand = None
