@@ -66,6 +66,8 @@ class Process:
 
         try:
             self.result = run_main(self, steps)
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:  # noqa: BLE001 - the process ends by it, and others go on
             self.failure = error
         self.end("ended" if self.failure is None else f"failed: {self.failure!r}")

@@ -104,6 +104,10 @@ class Scheduler:
         heapq.heappush(self._events, (max(time, self.now), next(self._numbers), event))
         return event
 
+    def new_number(self) -> int:
+        """Return a number that no thread and no event has."""
+        return next(self._numbers)
+
     def run(self, *, until: float, is_over: Callable[[], bool]) -> None:
         """Run events until `is_over`.
 

@@ -123,7 +123,7 @@ def start_new_thread(
 
     process.threads += 1
     new = Strand(process, f"thread-{process.threads}", run)
-    new.ident = _FIRST_IDENT + process.pid * 1_000_000 + process.threads
+    new.ident = _FIRST_IDENT + scheduler.new_number()
     process.strands.append(new)
     scheduler.start(new)
     return new.ident

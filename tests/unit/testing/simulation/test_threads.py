@@ -191,6 +191,28 @@ def test_threads_know_who_they_are(simulation: Simulation) -> None:
     assert _in_process(simulation, work) == [True, False]
 
 
+def test_threads_of_all_processes_have_other_numbers(simulation: Simulation) -> None:
+    """`threading` keeps the threads of the whole interpreter by their numbers."""
+
+    async def work() -> int:
+        def number() -> int:
+            time.sleep(1)
+            return threading.get_ident()
+
+        return await asyncio.to_thread(number)
+
+    async def main() -> list[object]:
+        processes = [
+            simulation.machine(name, address=name).start("worker", work)
+            for name in ("10.0.0.1", "10.0.0.2")
+        ]
+        return [await process.wait() for process in processes]
+
+    first, second = simulation.run(main)
+
+    assert first != second
+
+
 def test_the_wait_for_a_threads_end_has_a_timeout(simulation: Simulation) -> None:
     """`join` returns in virtual time, and the thread goes on."""
 
