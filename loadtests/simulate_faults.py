@@ -1,6 +1,8 @@
 """Runs the whole product in one simulated process per seed, with faults, and judges every run."""
 
+import os
 import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -39,13 +41,30 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--seeds", default=1000, help="How many seeds to run. Pieces that are done are kept.")
 @click.option("--processes", default=2, help="How many seeds run at a time.")
 @click.option("--shrink", is_flag=True, help="Make the scenario of the first seed small.")
+@click.option("--mutants", is_flag=True, help="Remove one safeguard at a time; find the seed.")
+@click.option("--mutant", default="", help="The only safeguard to remove.")
 @click.option("--verbose", is_flag=True, help="Print the story of each seed.")
-def measure(first: int, seeds: int, processes: int, *, shrink: bool, verbose: bool) -> None:
+def measure(
+    first: int,
+    seeds: int,
+    processes: int,
+    mutant: str,
+    *,
+    shrink: bool,
+    mutants: bool,
+    verbose: bool,
+) -> None:
     """Simulate the whole product under many seeds, with faults; judge answers and bills."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # The order of sets of strings is a part of a run.
+        os.execve(sys.executable, [*sys.orig_argv], os.environ | {"PYTHONHASHSEED": "0"})  # noqa: S606
     install()
     from testing.simulation.world.seeds import Runner  # noqa: PLC0415 - after `install`
 
     _FOLDER.mkdir(parents=True, exist_ok=True)
+    if mutants or mutant:
+        _find_mutants(mutant, range(first, first + seeds), processes)
+        return
     with Runner(processes) as runner:
         if shrink:
             _shrink(runner, first)
@@ -87,6 +106,27 @@ def _run_piece(runner: "Runner", first: int, last: int, *, verbose: bool) -> Pie
         statuses=statuses,
         faults=faults,
     )
+
+
+def _find_mutants(only: str, seeds: range, processes: int) -> None:
+    """Print for each safeguard how many seeds it took to notice that it is missing."""
+    from testing.simulation.world.mutants import MUTANTS  # noqa: PLC0415 - after `install`
+    from testing.simulation.world.seeds import Runner, make_scenario  # noqa: PLC0415
+
+    missed = 0
+    for name, remove in MUTANTS.items():
+        if only not in name:
+            continue
+        with Runner(processes, change=remove) as runner:
+            for count, outcome in enumerate(runner.run(map(make_scenario, seeds)), 1):
+                if outcome.findings:
+                    print(f"{name}: {count} seeds, {outcome.findings[0][:100]}", flush=True)
+                    break
+            else:
+                missed += 1
+                print(f"{name}: not noticed by {len(seeds)} seeds", flush=True)
+    if missed:
+        raise SystemExit(1)
 
 
 def _tell(outcome: "Outcome") -> None:

@@ -16,7 +16,8 @@ _PATIENCE: Final = 3.0
 _PAUSE: Final = 1.0
 _ATTEMPTS: Final = 20
 _AGAIN: Final = frozenset({0, 409, 429, 500, 503, 504})
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter, float]
+"""Also has the time at which the connection was opened."""
 
 
 class Attempt(msgspec.Struct, kw_only=True):
@@ -26,6 +27,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     worker: str
     secret: str
     sent: float
+    connected: float
+    """When its connection was opened, before `sent` if the connection was used again."""
     came: float = 0.0
     status: int = 0
     headers: dict[str, str] = {}
@@ -89,12 +92,14 @@ class Caller:
 
     async def attempt(self, request: Request, worker: str, secret: str) -> Attempt:
         """Send a request once, and record it."""
-        attempt = Attempt(request=request, worker=worker, secret=secret, sent=self._clock())
+        now = self._clock()
+        attempt = Attempt(request=request, worker=worker, secret=secret, sent=now, connected=now)
         self.attempts.append(attempt)
         stream: Stream | None = None
         try:
             async with asyncio.timeout(request.timeout + _PATIENCE):
                 stream = await self._connection(worker)
+                attempt.connected = min(now, stream[2])
                 stream[1].write(encode(request, secret))
                 attempt.status, attempt.headers, attempt.body = await read_answer(stream[0])
             if attempt.headers.get("connection") != "close":
@@ -115,7 +120,8 @@ class Caller:
             if not (stream[0].at_eof() or stream[1].is_closing()):
                 return stream
             stream[1].close()
-        return await asyncio.open_connection(*self._addresses[worker])
+        opened = await asyncio.open_connection(*self._addresses[worker])
+        return *opened, self._clock()
 
 
 def encode(request: Request, secret: str) -> bytes:

@@ -39,7 +39,6 @@ _TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "busy": REDIS,
     "model-slow": BACKENDS,
     "model-fails": BACKENDS,
-    "model-dies": BACKENDS,
 }
 LINK_KINDS: Final = ("cut", "cut-one-way", "slow", "reset")
 KINDS: Final = (*_TARGETS, *LINK_KINDS)

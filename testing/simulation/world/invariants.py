@@ -5,7 +5,7 @@ A finding is a sentence about an invariant that did not hold.
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -21,10 +21,12 @@ from testing.simulation.world.scenario import CAPACITY, LIMITED, TENANTS, WINDOW
 
 SLACK: Final = 1.0
 """Seconds after its deadline in which an answer may still come."""
+_LOOKUPS: Final = 2.0
+"""Seconds that the two steps of an idempotency key may add while the state Redis is slow."""
 SYNC: Final = 1.0
 """A power cut may destroy usage events of the last so many seconds; see `events_sync_interval`."""
 _LOCAL_SHARE: Final = 0.1
-_MONTHS: Final = ("2026-01", "2026-02")
+_MONTHS: Final = ("2026-09",)
 _OK: Final = 200
 _USAGE: Final = ("items", "hit", "collapsed", "computed", "failed", "rows", "tokens")
 _QUERY: Final = f"SELECT id, requests, time, tenant, model, task, status, {', '.join(_USAGE)}"
@@ -40,8 +42,11 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
     ended: float
 
     def meets(self, attempt: Attempt, *, after: float = 0.0) -> bool:
-        """Return whether the fault overlaps the attempt; its effects may last for some seconds."""
-        return self.begun <= attempt.came and attempt.sent <= self.ended + after
+        """Return whether the fault overlaps the attempt or the life of its connection.
+
+        The effects of the fault may last for some seconds `after` its end.
+        """
+        return self.begun <= attempt.came and attempt.connected <= self.ended + after
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,9 +63,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_ledger(path: Path) -> list[Row]:
     """Return the rows of a SQLite ledger."""
-    with sqlite3.connect(path) as connection:
-        found = connection.execute(f"{_QUERY} FROM usage_events ORDER BY id").fetchall()
-    connection.close()
+    found = _query(path, f"{_QUERY} FROM usage_events ORDER BY id")
     return [
         Row(
             ids=tuple(ids_from(first, count)),
@@ -73,6 +76,19 @@ def read_ledger(path: Path) -> list[Row]:
         )
         for first, count, time, tenant, model, task, status, *usage in found
     ]
+
+
+def dead_letters(path: Path) -> Iterator[str]:
+    """Yield the reason of each record of usage that could not be read."""
+    for (reason,) in _query(path, "SELECT reason FROM dead_letters"):
+        yield f"a record of usage could not be counted: {reason}"
+
+
+def _query(path: Path, query: str) -> list[Any]:
+    with sqlite3.connect(path) as connection:
+        found = connection.execute(query).fetchall()
+    connection.close()
+    return found
 
 
 def wrong_answers(attempts: Sequence[Attempt], oracle: Oracle) -> Iterator[str]:
@@ -153,7 +169,11 @@ def _unasked(
     refused = {attempt.id for attempt in attempts if attempt.id and attempt.status != _OK}
     yield from (f"{id_} is billed, but was refused" for id_ in sorted(refused & billed.keys()))
     extra = billed.keys() - answers.keys() - refused
-    unanswered = sum(not attempt.status for attempt in attempts)
+    answered_keys = {attempt.request.idempotency_key for attempt in answers.values()} - {""}
+    unanswered = sum(
+        not attempt.status and attempt.request.idempotency_key not in answered_keys
+        for attempt in attempts
+    )
     if len(extra) > unanswered:
         yield f"{len(extra)} requests are billed without an answer, but {unanswered} had none"
 
@@ -246,20 +266,23 @@ def deadlines(attempts: Sequence[Attempt], faults: Sequence[Disturbance]) -> Ite
         took = attempt.came - attempt.sent
         if not attempt.status:
             yield f"no answer from {attempt.worker} at {attempt.sent:.2f} within {took:.2f} s"
-        elif took > attempt.request.timeout + SLACK:
+        elif took > attempt.request.timeout + SLACK + _LOOKUPS * bool(
+            attempt.request.idempotency_key
+        ):
             limit = f"{attempt.request.timeout:g} s, at {attempt.sent:.2f}"
             yield f"{attempt.worker} answered after {took:.2f} s, not within {limit}"
 
 
 def errors_without_faults(
-    attempts: Sequence[Attempt], faults: Sequence[Disturbance]
+    attempts: Sequence[Attempt], faults: Sequence[Disturbance], former: Collection[str]
 ) -> Iterator[str]:
-    """Yield requests that failed although no fault was near."""
+    """Yield requests that failed although no fault was near. `former` are replaced secrets."""
     for attempt in attempts:
         is_limited = attempt.status == 429 and attempt.request.tenant == LIMITED
         is_hasty = attempt.status in (503, 504) and attempt.request.timeout < 1.0
         is_twin = attempt.status == 409 and attempt.request.idempotency_key
-        if attempt.status == _OK or is_limited or is_hasty or is_twin:
+        is_former = attempt.status == 401 and attempt.secret in former
+        if attempt.status == _OK or is_limited or is_hasty or is_twin or is_former:
             continue
         if not any(fault.meets(attempt, after=10.0) for fault in faults):
             yield f"{attempt.worker} said {attempt.status} {attempt.code} at {attempt.sent:.2f}"

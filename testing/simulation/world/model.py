@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from typing_extensions import override
 
-from sluicegate.backends.errors import ExecutorDied, ModelFailed, ModelProblem
+from sluicegate.backends.errors import ModelFailed, ModelProblem
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.cost import CostModel
 from sluicegate.backends.executors.graph import GraphSource
@@ -53,7 +53,6 @@ class Pace:
 
 FAILURES: Final[Mapping[str, Callable[[], Exception]]] = {
     "fails": lambda: ModelFailed("the simulated model fails"),
-    "dies": lambda: ExecutorDied("the simulated model died"),
 }
 
 

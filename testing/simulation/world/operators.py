@@ -102,23 +102,29 @@ class Operators:
         self._acknowledge(change, None)
 
     async def _swap(self, change: Change) -> None:
-        """Publish a new revision on all backends."""
-        self._revisions += 1
-        for root in self._world.repositories:
-            write_revision(root, change.step.other, self._revisions)
-            self._oracle.learn(root)
+        """Publish a new revision of each model on all backends, also of broken ones."""
+        self._write(ENCODERS)
         for region in REGIONS:
             await self._until_done("POST", "/admin/models/reload", region=region)
         self._acknowledge(change, None)
 
     async def _break(self, change: Change) -> None:
         """Publish a revision that cannot be opened; the former one must stay in service."""
-        self._revisions += 1
-        for root in self._world.repositories:
-            write_revision(root, change.step.other, self._revisions, is_broken=True)
+        self._write((change.step.other,), is_broken=True)
         for region in REGIONS:
             await self._until_done("POST", "/admin/models/reload", region=region, fine=(422,))
         self._acknowledge(change, None)
+
+    def _write(self, names: tuple[str, ...], *, is_broken: bool = False) -> None:
+        self._revisions += 1
+        for region in REGIONS:
+            machine = self._world.machines[f"{region}-backend"]
+            root = machine.folder / "models"
+            for name in names:
+                write_revision(root, name, self._revisions, is_broken=is_broken)
+            if not is_broken:
+                self._oracle.learn(root)
+            machine.disk.settle()
 
     def _acknowledge(self, change: Change, value: Any) -> None:
         change.acknowledged, change.value = self._world.simulation.now, value

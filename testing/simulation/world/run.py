@@ -17,13 +17,16 @@ from testing.simulation.world.callers import Attempt, Caller
 from testing.simulation.world.faults import Faults
 from testing.simulation.world.model import Oracle
 from testing.simulation.world.operators import Operators, ask_admin
-from testing.simulation.world.scenario import LIMITED, TENANTS, Request, Scenario, Step
+from testing.simulation.world.scenario import CAPACITY, LIMITED, TENANTS, Request, Scenario, Step
 from testing.simulation.world.world import DOCUMENT, REGIONS, World
 
 _START: Final = 30.0
+_FIRST_LOAD: Final = 9.0
 _SETTLED: Final = 10.0
 """Seconds after the last fault within which everything must work again."""
 _BILLED: Final = 15.0
+_KNOWN_AFTER: Final = 2.0
+"""Seconds after its acknowledgement in which a lower limit is applied everywhere."""
 _POLL: Final = 0.5
 LONGEST: Final = 240.0
 """Virtual seconds after which a run has failed."""
@@ -92,6 +95,8 @@ class Run:
         if missing := await self._until_well(_START):
             self.findings.append(f"not ready after {_START:g} s: {', '.join(missing)}")
         else:
+            # A new region has no share of a limit at first.
+            await asyncio.sleep(max(0.0, _FIRST_LOAD - self._clock()))
             await self._act()
             await self._judge()
         if supervising.done():
@@ -184,11 +189,22 @@ class Run:
             *wrong,
             *invariants.wrong_answers(attempts, self._oracle),
             *invariants.invoices(self._world.ledger, rows, prices),
-            *invariants.limits(attempts, faults),
+            *invariants.dead_letters(self._world.ledger),
+            *invariants.limits(attempts, faults, self._capacity_at),
             *invariants.deadlines(later, faults),
-            *invariants.errors_without_faults(later, faults),
+            *invariants.errors_without_faults(later, faults, self._operators.former),
             *await self._lost_changes(),
         ]
+
+    def _capacity_at(self, time: float) -> int:
+        """Return the largest limit that may apply at a time."""
+        values = [CAPACITY]
+        for change in self._operators.changes:
+            if change.step.kind == "limit" and change.begun <= time:
+                is_known = change.acknowledged and change.acknowledged + _KNOWN_AFTER <= time
+                wanted = int(change.step.amount)
+                values = [wanted] if is_known else [*values, wanted]
+        return max(values)
 
     async def _lost_changes(self) -> list[str]:
         """Return acknowledged changes that are not in effect, and changes without an answer."""
@@ -245,7 +261,14 @@ _USUAL: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message"}
 def _probe_of(tenant: str, worker: str) -> Request:
     body = {"model": "tiny", "input": [f"{tenant[0]} good film"]}
     return Request(
-        at=0.0, tenant=tenant, worker=worker, path="/v1/embed", body=body, items=1, timeout=2.0
+        at=0.0,
+        tenant=tenant,
+        worker=worker,
+        path="/v1/embed",
+        body=body,
+        items=1,
+        timeout=2.0,
+        cache_control="no-cache",
     )
 
 

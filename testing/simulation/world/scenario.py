@@ -62,24 +62,28 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def texts_of(tenant: str, chooser: random.Random) -> Iterator[str]:
-    """Yield texts that no other tenant asks about."""
+    """Yield texts that no other tenant asks about, apart from a few common ones."""
     mark = tenant[0]
     while True:
         yield " ".join([mark, *chooser.choices(WORDS, k=_WORDS)])
 
 
-def make_requests(seed: int, *, count: int = 90) -> tuple[Request, ...]:
+def make_requests(seed: int, *, count: int = 120) -> tuple[Request, ...]:
     """Return the requests of a seed, in the order of their times."""
     chooser = random.Random(f"requests {seed}")
     fresh = {tenant: texts_of(tenant, chooser) for tenant in TENANTS}
     known = {tenant: [next(fresh[tenant]) for _ in range(_KNOWN)] for tenant in TENANTS}
 
+    common = [" ".join(chooser.choices(WORDS, k=_WORDS)) for _ in range(_KNOWN)]
+
     def text(tenant: str) -> str:
+        if chooser.random() < 0.2:
+            return chooser.choice(common)
         return chooser.choice(known[tenant]) if chooser.random() < 0.5 else next(fresh[tenant])
 
     requests = []
     for number in range(count):
-        tenant = chooser.choices(TENANTS, (3, 3, 4))[0]
+        tenant = chooser.choices(TENANTS, (1, 1, 2))[0]
         path = chooser.choices(("/v1/embed", "/v1/classify", "/v1/rerank"), (5, 3, 2))[0]
         items = chooser.choice((2, 3, 8)) if chooser.random() < 0.3 else 1
         texts = [text(tenant) for _ in range(items)]

@@ -49,25 +49,38 @@ class Runner:
     def __init__(self, processes: int = 1, *, change: Callable[[], None] = lambda: None) -> None:
         self._processes = processes
         self._change = change
+        self._running: dict[int, Scenario] = {}
 
     def __enter__(self) -> Self:
         at = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
         self._folder = Path(tempfile.mkdtemp(prefix="simulation-", dir=at))
         ledger, models, secrets = prepare(self._folder)
         self._prepared = Prepared(ledger=ledger, models=models, secrets=secrets)
+        self._warm_up()
         gc.collect()
         gc.freeze()
         return self
 
+    def _warm_up(self) -> None:
+        """Run a scenario in this process, so that the runs begin with warm caches."""
+        folder = self._folder / "warm"
+        folder.mkdir()
+        here = Path.cwd()
+        os.chdir(folder)
+        _run(Scenario(seed=0, requests=make_requests(0)[:20]), self._prepared)
+        os.chdir(here)
+
     def __exit__(
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
+        for pid in self._running:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self, scenarios: Iterable[Scenario]) -> Iterator[Outcome]:
         """Yield the outcomes of scenarios, in the order in which they end."""
-        waiting = iter(scenarios)
-        running: dict[int, Scenario] = {}
+        waiting, running = iter(scenarios), self._running
         while True:
             while len(running) < self._processes:
                 scenario = next(waiting, None)
@@ -77,8 +90,7 @@ class Runner:
             if not running:
                 return
             pid, status = os.wait()
-            scenario = running.pop(pid)
-            yield self._outcome(scenario, status)
+            yield self._outcome(running.pop(pid), status)
 
     def _fork(self, scenario: Scenario) -> int:
         folder = self._place(scenario)
@@ -90,6 +102,9 @@ class Runner:
             signal.alarm(_MOST_SECONDS)
             os.chdir(folder)
             self._change()
+            # Workers collect garbage at their start, which takes long in a process of this size.
+            gc.collect = lambda *_: 0
+            gc.freeze = lambda: None
             (folder / "outcome").write_bytes(msgspec.json.encode(_run(scenario, self._prepared)))
         except BaseException:  # noqa: BLE001 - the child must never go on as the parent
             (folder / "error").write_text(traceback.format_exc())
@@ -112,10 +127,6 @@ class Runner:
 
 
 def _run(scenario: Scenario, prepared: Prepared) -> Outcome:
-    gc.disable()
-    # Workers collect garbage at their start, which takes long in a process of this size.
-    gc.collect = lambda *_: 0
-    gc.freeze = lambda: None
     simulation = Simulation(scenario.seed, _HERE)
     run = Run(simulation, scenario, prepared, _HERE)
     began = time.process_time()

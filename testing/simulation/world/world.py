@@ -42,6 +42,8 @@ ADMIN_KEY: Final = "the-admin-key-of-the-simulation"
 _RESTART: Final = 0.5
 """Seconds until a process that ended is started again, as the supervisor's first delay."""
 _WATCH: Final = 0.1
+_OFFSET: Final = 35_200.0 - 15.0
+"""At the virtual time 15, all clocks show midnight."""
 _SAVED_EVERY: Final = 1.0
 STATE_PORT: Final = 6380
 CACHE_PORT: Final = 6379
@@ -52,7 +54,7 @@ DOCUMENT: Final[Mapping[str, Any]] = {
     "deadline": {"default": 5.0, "maximum": 20.0},
     "prices": [
         {"model": "*", "since": "2026-01-01", "hit": 1_000, "computed": 10_000},
-        {"model": "tiny", "since": "2026-02-01", "hit": 3_000, "computed": 70_000},
+        {"model": "tiny", "since": "2026-09-22", "hit": 3_000, "computed": 70_000},
     ],
 }
 
@@ -127,7 +129,13 @@ class World:
         return self.address(f"{region}-gateway"), ADMIN_PORT
 
     def start(self) -> None:
-        """Start every process."""
+        """Start every process. All files that are there now survive a power cut.
+
+        The price of a model changes during the load.
+        """
+        for machine in self.machines.values():
+            machine.clock.offset = _OFFSET
+            machine.disk.settle()
         for part in self.parts.values():
             part.start()
 
