@@ -1,6 +1,6 @@
 """Runs whole systems in one process, in virtual time, under a seed."""
 
-from testing.simulation.hashing import fix_hashes, number_instances
+from testing.simulation.hashing import fix_hashes
 from testing.simulation.install import install, uninstall
 from testing.simulation.machines import Machine, Process
 from testing.simulation.scheduler import Deadlock, LiveLock, OutOfTime
@@ -15,6 +15,5 @@ __all__ = [
     "Simulation",
     "fix_hashes",
     "install",
-    "number_instances",
     "uninstall",
 ]

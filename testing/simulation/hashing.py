@@ -3,10 +3,12 @@
 Python hashes strings by a secret, and objects by their addresses. Both differ from run to run.
 """
 
+import builtins
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from types import FunctionType
 from typing import Any, Final
 
 import msgspec
@@ -35,13 +37,13 @@ class _Numbers:
     """Counts objects in the order in which they are hashed first."""
 
     def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        """Count from 1 again."""
         self._last = 0
         self._others: dict[int, tuple[object, int]] = {}
         """Objects without attributes of their own, which are kept so that none has their id."""
+
+    def restart(self) -> None:
+        """Count new objects from 1 again."""
+        self._last = 0
 
     def of(self, numbered: Any) -> int:
         """Return the number of an object."""
@@ -62,7 +64,7 @@ class _Numbers:
 
 
 numbers: Final = _Numbers()
-_numbered: Final[dict[str, int]] = {}
+_real_build_class: Final = builtins.__build_class__
 _by_address: Final[Any] = object.__hash__
 _real_struct_hash: Final = msgspec.Struct.__hash__
 
@@ -72,14 +74,17 @@ def number(numbered: object) -> int:
     return numbers.of(numbered)
 
 
-def number_instances(package: str) -> None:
-    """Hash objects of a package's classes by number if they are hashed by address."""
-    if _numbered.get(package) == len(sys.modules):
-        return  # no module was imported since the last call
-    _numbered[package] = len(sys.modules)
-    for each in _subclasses(object, set()):
-        if f"{each.__module__}.".startswith(f"{package}.") and each.__hash__ is _by_address:
-            each.__hash__ = number
+def class_builder(package: str) -> Callable[..., Any]:
+    """Return what builds classes; a package's objects that have no hash are hashed by number."""
+
+    def build(body: FunctionType, name: str, *bases: Any, **options: Any) -> Any:
+        made = _real_build_class(body, name, *bases, **options)
+        is_own = f"{body.__globals__.get('__name__')}.".startswith(f"{package}.")
+        if is_own and getattr(made, "__hash__", None) is _by_address:
+            made.__hash__ = number
+        return made
+
+    return build
 
 
 def hash_struct(struct: msgspec.Struct) -> int:
@@ -88,11 +93,3 @@ def hash_struct(struct: msgspec.Struct) -> int:
     if not (configuration.eq and configuration.frozen):
         return _real_struct_hash(struct)
     return hash(tuple(getattr(struct, name) for name in struct.__struct_fields__))
-
-
-def _subclasses(above: Any, seen: set[Any]) -> Iterator[Any]:
-    for each in type.__subclasses__(above):
-        if each not in seen:
-            seen.add(each)
-            yield each
-            yield from _subclasses(each, seen)

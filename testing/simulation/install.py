@@ -40,8 +40,11 @@ _installed: Final[list[tuple[Any, str, Any]]] = []
 _CORES: Final = 2
 
 
-def install() -> None:
+def install(*, numbered: str = "sluicegate") -> None:
     """Replace the functions in this process; a second call does nothing.
+
+    Objects of the package `numbered` that would be hashed by address are hashed by number, if their
+    classes are created from now on.
 
     Raises:
         RuntimeError: this Python is too new.
@@ -52,6 +55,7 @@ def install() -> None:
     _replace_time_and_chance()
     _replace_threads()
     _replace_network_and_files()
+    _replace(builtins, "__build_class__", hashing.class_builder(numbered))
     _replace(os, "getpid", _inside(os.getpid, lambda process: process.pid))
     _replace(os, "cpu_count", _inside(os.cpu_count, lambda _: _CORES))
     _replace(os, "sched_getaffinity", _getaffinity)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from testing.simulation.hashing import number_instances, numbers
+from testing.simulation.hashing import numbers
 from testing.simulation.machines import Machine, Process
 from testing.simulation.network import Network
 from testing.simulation.scheduler import Scheduler
@@ -68,7 +68,6 @@ class Simulation:
             Deadlock, LiveLock, OutOfTime: see there.
         """
         numbers.restart()
-        number_instances("sluicegate")
         random.seed(f"{self.seed}")
         director = self.machine("director", address="10.255.255.1")
         process = director.start("main", main)

@@ -20,7 +20,7 @@ def simulate(tmp_path: Path) -> Iterator[Simulate]:
         return made[-1]
 
     try:
-        install()
+        install(numbered="tests.unit.testing.simulation")
     except RuntimeError as error:
         pytest.skip(str(error))
     yield make

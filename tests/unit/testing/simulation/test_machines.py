@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sluicegate.gateway.events.syncing import boot_id
-from testing.simulation import Machine, Simulation, number_instances
+from testing.simulation import Machine, Simulation
 from tests.unit.testing.simulation.conftest import Simulate
 
 
@@ -189,26 +189,20 @@ def test_processes_have_their_own_numbers(simulation: Simulation, machine: Machi
     assert os.getpid() not in {first, second}
 
 
-class _Thing:
-    def __init__(self, name: int) -> None:
-        self.name = name
+def test_objects_without_a_hash_have_an_order_in_sets(simulate: Simulate) -> None:
+    """By default they are hashed by address, which no seed decides."""
 
+    class Thing:
+        def __init__(self, name: int) -> None:
+            self.name = name
 
-class _SlottedThing:
-    __slots__ = ("name",)
+    class Slotted:
+        __slots__ = ("name",)
 
-    def __init__(self, name: int) -> None:
-        self.name = name
+        def __init__(self, name: int) -> None:
+            self.name = name
 
-
-@pytest.mark.parametrize("kind", [_Thing, _SlottedThing])
-def test_numbered_instances_have_an_order_in_sets(
-    simulate: Simulate, kind: type[_Thing | _SlottedThing]
-) -> None:
-    """Sets of other objects iterate by address, which no seed decides."""
-    number_instances(__name__)
-
-    def order() -> list[int]:
+    def order(kind: type[Thing | Slotted]) -> list[int]:
         simulation = simulate()
 
         async def main() -> list[int]:
@@ -216,4 +210,5 @@ def test_numbered_instances_have_an_order_in_sets(
 
         return list(simulation.run(main))
 
-    assert order() == order()
+    assert order(Thing) == order(Thing)
+    assert order(Slotted) == order(Slotted)
