@@ -96,6 +96,17 @@ class Network:
             return list(self.names[host])
         return [a for a, machine in self.machines.items() if machine.name == host]
 
+    def deliver(
+        self, time: float, label: str, sender: Address, to: Address, arrive: Callable[[], object]
+    ) -> None:
+        """Call `arrive` at `time`, unless the link is cut or the machine is down then."""
+
+        def arrived() -> None:
+            if self.carries(sender[0], to[0]):
+                arrive()
+
+        self.scheduler.at(time, f"{sender[0]}:{sender[1]} {label}", arrived)
+
     def note(self, what: str) -> None:
         """Add a line to the trace."""
         self.scheduler.trace.note(self.scheduler.now, "network", what)
@@ -219,7 +230,7 @@ class Endpoint:
         if tries > _SYN_RETRIES:
             self.fail(errno.ETIMEDOUT)
             return
-        self._after(0.0, "syn", lambda: self._syn_arrived(target, address))
+        self._send("syn", lambda: self._syn_arrived(target, address))
         self._timer = self._at(
             _FIRST_SYN_RETRY * 2**tries, lambda: self._send_syn(target, address, tries + 1)
         )
@@ -247,7 +258,7 @@ class Endpoint:
             self._timer.cancel()
             self._timer = None
         peer = self.peer
-        self._after(0.0, "ack", peer.complete)
+        self._send("ack", peer.complete)
         self._notify()
         self.transmit()
 
@@ -331,7 +342,7 @@ class Endpoint:
     def _send_segment(self, at: int, data: bytes, *, ends: bool) -> None:
         peer = self.peer
         assert peer is not None
-        self._after(0.0, f"{len(data)}{'.' if ends else ''}", lambda: peer.receive(at, data, ends))
+        self._send(f"{len(data)}{'.' if ends else ''}", lambda: peer.receive(at, data, ends))
 
     def _late(self) -> None:
         self._timer = None
@@ -407,7 +418,7 @@ class Endpoint:
     def _acknowledge(self) -> None:
         peer, upto = self.peer, self._arrived
         if peer is not None:
-            self._after(0.0, "ack", lambda: peer.confirmed(upto), ordered=False)
+            self._send("ack", lambda: peer.confirmed(upto), ordered=False)
 
     # Ending
 
@@ -451,37 +462,25 @@ class Endpoint:
     def _send_reset(self) -> None:
         peer = self.peer
         if peer is not None:
-            self._after(0.0, "rst", lambda: peer.fail(errno.ECONNRESET))
+            self._send("rst", lambda: peer.fail(errno.ECONNRESET))
 
     def _notify(self) -> None:
         if self.socket is not None:
             self.socket.notify()
 
-    def _after(
-        self, delay: float, label: str, arrive: Callable[[], object], *, ordered: bool = True
-    ) -> None:
+    def _send(self, label: str, arrive: Callable[[], object], *, ordered: bool = True) -> None:
         """Send something to the peer: `arrive` is called there, unless it is lost."""
-        network, here, there = self.network, self.local_host, self.remote_host
-        time = network.scheduler.now + delay + network.latency(here, there)
+        network = self.network
+        time = network.scheduler.now + network.latency(self.local_host, self.remote_host)
         if ordered:
             time = self._last_arrival = max(time, self._last_arrival)
-
-        def arrived() -> None:
-            if network.carries(here, there):
-                arrive()
-
-        network.scheduler.at(time, f"{self.local[0]}:{self.local[1]} {label}", arrived)
+        network.deliver(time, label, self.local, self.remote, arrive)
 
     def _answer(self, label: str, arrive: Callable[[], object]) -> None:
         """Send something back to this end, before the peer has an endpoint."""
-        network, here, there = self.network, self.remote_host, self.local_host
-        time = network.scheduler.now + network.latency(here, there)
-
-        def arrived() -> None:
-            if network.carries(here, there):
-                arrive()
-
-        network.scheduler.at(time, f"{here} {label}", arrived)
+        network = self.network
+        time = network.scheduler.now + network.latency(self.remote_host, self.local_host)
+        network.deliver(time, label, self.remote, self.local, arrive)
 
     def _at(self, seconds: float, call: Callable[[], object]) -> Event:
         return self.network.scheduler.at(

@@ -196,8 +196,10 @@ class Scheduler:
             sys.set_asyncgen_hooks(*strand.hooks)
             self._last = strand
         here.strand = strand
-        strand.switch(woken)
-        here.strand = None
+        try:
+            strand.switch(woken)
+        finally:
+            here.strand = None
 
     def _count(self) -> None:
         self.steps += 1

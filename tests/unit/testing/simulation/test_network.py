@@ -552,3 +552,42 @@ def test_a_crashed_machine_does_not_say_goodbye(pair: _Pair) -> None:
 
     assert is_silent
     assert took < 0.1
+
+
+def test_a_paused_process_receives_when_it_goes_on(pair: _Pair) -> None:
+    """The kernel acknowledges what comes meanwhile."""
+
+    async def client() -> tuple[int, float]:
+        reader, writer = await _connect()
+        await asyncio.sleep(1)
+        pair.process.pause()
+        writer.write(b"hello")
+        await asyncio.sleep(100)
+        confirmed = writer.get_extra_info("socket").getsockopt(
+            socket.IPPROTO_TCP, socket.TCP_INFO, 128
+        )
+        began = time.monotonic()
+        pair.process.resume()
+        await reader.readexactly(5)
+        return struct.unpack_from("Q", confirmed, 120)[0], time.monotonic() - began
+
+    confirmed, took = pair.run(_echo, client)
+
+    assert confirmed == 5
+    assert took < 0.01
+
+
+def test_a_machine_without_power_does_not_answer(pair: _Pair) -> None:
+    """It refuses connections once it has booted, as long as nobody listens."""
+
+    async def client() -> float:
+        pair.server.crash()
+        connecting = asyncio.create_task(_connect())
+        await asyncio.sleep(2)
+        pair.server.boot()
+        began = time.monotonic()
+        with pytest.raises(ConnectionRefusedError):
+            await connecting
+        return time.monotonic() - began
+
+    assert pair.run(_echo, client) == pytest.approx(1, abs=0.01)  # the second repetition, at 3 s
