@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from testing.simulation.world.seeds import Runner
 
 _PIECE = 100
-_FOLDER = Path("build/simulation")
-"""Failing scenarios with their stories, and the pieces that are done."""
+_MOST_RUNS = 20
+"""Runs without a safeguard, of those seeds that need it, until it counts as not noticed."""
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,12 +43,14 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--shrink", is_flag=True, help="Make the scenario of the first seed small.")
 @click.option("--mutants", is_flag=True, help="Remove one safeguard at a time; find the seed.")
 @click.option("--mutant", default="", help="The only safeguard to remove.")
+@click.option("--out", default=Path("build/simulation"), type=Path, help="The folder of results.")
 @click.option("--verbose", is_flag=True, help="Print the story of each seed.")
 def measure(
     first: int,
     seeds: int,
     processes: int,
     mutant: str,
+    out: Path,
     *,
     shrink: bool,
     mutants: bool,
@@ -61,26 +63,26 @@ def measure(
     install()
     from testing.simulation.world.seeds import Runner  # noqa: PLC0415 - after `install`
 
-    _FOLDER.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     if mutants or mutant:
         _find_mutants(mutant, range(first, first + seeds), processes)
         return
     with Runner(processes) as runner:
         if shrink:
-            _shrink(runner, first)
+            _shrink(runner, first, out)
             return
-        done = _pieces(_commit())
+        done = _pieces(out)
         for start in range(first, first + seeds, _PIECE):
             last = min(start + _PIECE, first + seeds) - 1
             if (start, last) not in done:
-                piece = _run_piece(runner, start, last, verbose=verbose)
+                piece = _run_piece(runner, start, last, out, verbose=verbose)
                 done[start, last] = piece
-                with (_FOLDER / "pieces.jsonl").open("ab") as file:
+                with (out / "pieces.jsonl").open("ab") as file:
                     file.write(msgspec.json.encode(piece) + b"\n")
     _report(list(done.values()))
 
 
-def _run_piece(runner: "Runner", first: int, last: int, *, verbose: bool) -> Piece:
+def _run_piece(runner: "Runner", first: int, last: int, out: Path, *, verbose: bool) -> Piece:
     from testing.simulation.world.seeds import make_scenario  # noqa: PLC0415
 
     began, failed, virtual = time.monotonic(), {}, 0.0
@@ -95,7 +97,7 @@ def _run_piece(runner: "Runner", first: int, last: int, *, verbose: bool) -> Pie
         if outcome.findings:
             failed[outcome.seed] = outcome.findings
             print(outcome.seed, "; ".join(outcome.findings)[:300], flush=True)
-            (_FOLDER / f"{outcome.seed}.txt").write_text("\n".join(outcome.story))
+            (out / f"{outcome.seed}.txt").write_text("\n".join(outcome.story))
     return Piece(
         commit=_commit(),
         first=first,
@@ -114,17 +116,24 @@ def _find_mutants(only: str, seeds: range, processes: int) -> None:
     from testing.simulation.world.seeds import Runner, make_scenario  # noqa: PLC0415
 
     missed = 0
-    for name, remove in MUTANTS.items():
+    for name, mutant in MUTANTS.items():
         if only not in name:
             continue
-        with Runner(processes, change=remove) as runner:
-            for count, outcome in enumerate(runner.run(map(make_scenario, seeds)), 1):
+        scenarios = [
+            scenario
+            for scenario in map(make_scenario, seeds)
+            if mutant.needs in ("", *(s.kind for s in (*scenario.operations, *scenario.faults)))
+        ]
+        with Runner(processes, change=mutant.remove) as runner:
+            for count, outcome in enumerate(runner.run(scenarios[:_MOST_RUNS]), 1):
                 if outcome.findings:
-                    print(f"{name}: {count} seeds, {outcome.findings[0][:100]}", flush=True)
+                    passed = outcome.seed - seeds.start + 1
+                    finding = outcome.findings[0].strip().splitlines()[-1][:100]
+                    print(f"{name}: {count} runs, seed {passed}: {finding}", flush=True)
                     break
             else:
                 missed += 1
-                print(f"{name}: not noticed by {len(seeds)} seeds", flush=True)
+                print(f"{name}: not noticed by {len(scenarios[:_MOST_RUNS])} runs", flush=True)
     if missed:
         raise SystemExit(1)
 
@@ -134,7 +143,7 @@ def _tell(outcome: "Outcome") -> None:
     print(outcome.seed, outcome.digest, f"{outcome.seconds:.2f} s", outcome.findings)
 
 
-def _shrink(runner: "Runner", seed: int) -> None:
+def _shrink(runner: "Runner", seed: int, out: Path) -> None:
     from testing.simulation.world.seeds import make_scenario  # noqa: PLC0415
     from testing.simulation.world.shrink import shrink  # noqa: PLC0415
 
@@ -150,12 +159,13 @@ def _shrink(runner: "Runner", seed: int) -> None:
         return outcome
 
     scenario, outcome = shrink(make_scenario(seed), run)
-    (_FOLDER / f"{seed}.json").write_bytes(msgspec.json.format(msgspec.json.encode(scenario)))
+    (out / f"{seed}.json").write_bytes(msgspec.json.format(msgspec.json.encode(scenario)))
     _tell(outcome)
 
 
-def _pieces(commit: str) -> dict[tuple[int, int], Piece]:
-    file = _FOLDER / "pieces.jsonl"
+def _pieces(out: Path) -> dict[tuple[int, int], Piece]:
+    """Return the pieces of this commit that are done."""
+    commit, file = _commit(), out / "pieces.jsonl"
     lines = file.read_bytes().splitlines() if file.exists() else []
     found = [msgspec.json.decode(line, type=Piece) for line in lines]
     return {(each.first, each.last): each for each in found if each.commit == commit}

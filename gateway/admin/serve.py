@@ -50,13 +50,10 @@ async def serve_admin(
     settings: Settings,
     *,
     stop: asyncio.Event,
-    listener: socket.socket | None = None,
     registry: CollectorRegistry = REGISTRY,
     extend: Extend = no_extension,
 ) -> None:
     """Serve operators' requests until `stop` is set. `extend` adds routes to the listener.
-
-    By default, this function opens the listener that the settings name.
 
     Raises:
         ConfigurationError: the admin key is missing or equal to the metrics key, or the listener's
@@ -65,7 +62,7 @@ async def serve_admin(
     _check_keys(settings)
     push = _open_push(settings)
     edge = operators_edge(settings, EdgeMetrics(registry, listener="operators"))
-    listener, access = _listen(settings, listener)
+    listener, access = _listen(settings)
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
     draining.announce_on_sigusr1()
     async with contextlib.AsyncExitStack() as stack:
@@ -161,12 +158,10 @@ def _connect(settings: Settings, stack: contextlib.AsyncExitStack) -> tuple[Redi
     return state, cache
 
 
-def _listen(
-    settings: Settings, given: socket.socket | None
-) -> tuple[socket.socket, OperatorAccess]:
+def _listen(settings: Settings) -> tuple[socket.socket, OperatorAccess]:
     """Return the listener's socket, and how commands on this machine reach it."""
     host = settings.admin_host
-    listener = given or open_listener(
+    listener = open_listener(
         host, settings.admin_port, settings.listen_fd, setting="SLUICEGATE_ADMIN_PORT"
     )
     port, certificate = listener.getsockname()[1], settings.admin_tls_certificate

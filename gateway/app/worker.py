@@ -58,20 +58,14 @@ _LONGEST_IN_LOG_NAME = 8
 
 
 async def serve_worker(
-    settings: Settings,
-    *,
-    stop: asyncio.Event,
-    listener: socket.socket | None = None,
-    registry: CollectorRegistry = REGISTRY,
+    settings: Settings, *, stop: asyncio.Event, registry: CollectorRegistry = REGISTRY
 ) -> None:
     """Serve requests until `stop` is set. Then finish the requests in flight, and close everything.
-
-    By default, the worker opens the listener that the settings name.
 
     Raises:
         ConfigurationError: the configuration is invalid, or an address cannot be bound.
     """
-    listener = listener or open_listener(
+    listener = open_listener(
         settings.host, settings.port, settings.listen_fd, setting="SLUICEGATE_PORT"
     )
     siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]

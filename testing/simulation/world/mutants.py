@@ -5,11 +5,12 @@ A safeguard is removed in a process by replacing a function or a constant of the
 
 import secrets
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from sluicegate.backends.serving import reloading
+from sluicegate.backends.serving.recovery import load_repository
 from sluicegate.gateway.api import idempotent_requests
 from sluicegate.gateway.app.principals import PrincipalsFollower
 from sluicegate.gateway.cache.key import KeyMaker, KeyParts
@@ -75,34 +76,58 @@ def _forgetful(load: Any) -> Any:
     return load_anew
 
 
-MUTANTS: Final[Mapping[str, Remove]] = {
-    "the tenant in cache keys": _key_without(scope="shared"),
-    "the revision in cache keys": _unrevised(),
-    "the parameters in cache keys": _key_without(parameters=b""),
-    "the sync of usage events": _replace(LogSync, "run_once", lambda *_, **__: None),
-    "the checksum of usage events": _replace(segment, "checksum", lambda *_: 0),
-    "the record of sequence numbers in the ledger": _replace(
-        _RecordedRanges, "holds", lambda *_: False
+class Mutant(NamedTuple):
+    """A safeguard that can be removed, and the operation or fault without which it has no use."""
+
+    remove: Remove
+    needs: str = ""
+
+
+MUTANTS: Final[Mapping[str, Mutant]] = {
+    "the tenant in cache keys": Mutant(_key_without(scope="shared")),
+    "the revision in cache keys": Mutant(_unrevised(), "swap"),
+    "the parameters in cache keys": Mutant(_key_without(parameters=b"")),
+    "the sync of usage events": Mutant(
+        _replace(LogSync, "run_once", lambda *_, **__: None), "crash"
     ),
-    "the position of a log in the stream": _replace(
-        stream,
-        "_SHIP",
-        stream._SHIP.replace("shipped ~= ARGV[3]", "false"),  # noqa: SLF001
+    "the checksum of usage events": Mutant(_replace(segment, "checksum", lambda *_: 0), "crash"),
+    "the record of sequence numbers in the ledger": Mutant(
+        _replace(_RecordedRanges, "holds", lambda *_: False), "lose"
     ),
-    "the comparison of logs and ledger": _replace(Shipper, "_compare", lambda *_, **__: None),
-    "the claim of a dead consumer's entries": _replace(GroupReader, "_claim", _no_entries),
-    "the id of an idempotency key": _replace(
-        idempotent_requests, "id_of", lambda *_: RequestId(f"req_{secrets.token_hex(13)}")
+    "the position of a log in the stream": Mutant(
+        _replace(stream, "_SHIP", stream._SHIP.replace("shipped ~= ARGV[3]", "false")),  # noqa: SLF001
+        "lose",
     ),
-    "the rule of a lease": _replace(Lease, "is_under", lambda *_: True),
-    "the shares of regions": _replace(limits.DividedLimits, "rule", lambda _, __, rule: rule),
-    "the recovery of the configuration": _replace(LedgerRecovery, "reconcile", _nothing),
-    "the changes of keys": _replace(
-        PrincipalsFollower, "read_again", _read_once(PrincipalsFollower.read_again)
+    "the comparison of logs and ledger": Mutant(
+        _replace(Shipper, "_compare", lambda *_, **__: None), "empty"
     ),
-    "the changes of the configuration": _replace(RuntimeFollower, "_take_config", _nothing),
-    "the price at the time of a request": _replace(PriceList, "at", _latest_price(PriceList.at)),
-    "the former revision of a broken model": _replace(
-        reloading, "load_repository", _forgetful(reloading.load_repository)
+    "the claim of a dead consumer's entries": Mutant(
+        _replace(GroupReader, "_claim", _no_entries), "crash"
+    ),
+    "the id of an idempotency key": Mutant(
+        _replace(
+            idempotent_requests, "id_of", lambda *_: RequestId(f"req_{secrets.token_hex(13)}")
+        ),
+        "kill",
+    ),
+    "the rule of a lease": Mutant(_replace(Lease, "is_under", lambda *_: True), "limit"),
+    "the shares of regions": Mutant(
+        _replace(limits.DividedLimits, "rule", lambda _, __, rule: rule)
+    ),
+    "the recovery of the configuration": Mutant(
+        _replace(LedgerRecovery, "reconcile", _nothing), "empty"
+    ),
+    "the changes of keys": Mutant(
+        _replace(PrincipalsFollower, "read_again", _read_once(PrincipalsFollower.read_again)),
+        "rotate",
+    ),
+    "the changes of the configuration": Mutant(
+        _replace(RuntimeFollower, "_take_config", _nothing), "reload"
+    ),
+    "the price at the time of a request": Mutant(
+        _replace(PriceList, "at", _latest_price(PriceList.at))
+    ),
+    "the former revision of a broken model": Mutant(
+        _replace(reloading, "load_repository", _forgetful(load_repository)), "break"
     ),
 }
