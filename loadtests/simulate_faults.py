@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,7 +114,7 @@ def _run_piece(runner: "Runner", first: int, last: int, out: Path, *, verbose: b
 def _find_mutants(only: str, seeds: range, processes: int) -> None:
     """Print for each safeguard how many seeds it took to notice that it is missing."""
     from testing.simulation.world.mutants import MUTANTS  # noqa: PLC0415 - after `install`
-    from testing.simulation.world.seeds import Runner, make_scenario  # noqa: PLC0415
+    from testing.simulation.world.seeds import make_scenario  # noqa: PLC0415
 
     missed = 0
     for name, mutant in MUTANTS.items():
@@ -124,18 +125,33 @@ def _find_mutants(only: str, seeds: range, processes: int) -> None:
             for scenario in map(make_scenario, seeds)
             if mutant.needs in ("", *(s.kind for s in (*scenario.operations, *scenario.faults)))
         ]
-        with Runner(processes, change=mutant.remove) as runner:
-            for count, outcome in enumerate(runner.run(scenarios[:_MOST_RUNS]), 1):
-                if outcome.findings:
-                    passed = outcome.seed - seeds.start + 1
-                    finding = outcome.findings[0].strip().splitlines()[-1][:100]
-                    print(f"{name}: {count} runs, seed {passed}: {finding}", flush=True)
-                    break
-            else:
-                missed += 1
-                print(f"{name}: not noticed by {len(scenarios[:_MOST_RUNS])} runs", flush=True)
+        noticed = _first_notice(scenarios[:_MOST_RUNS], mutant.remove, processes)
+        if noticed is None:
+            missed += 1
+            print(f"{name}: not noticed by {len(scenarios[:_MOST_RUNS])} runs", flush=True)
+        else:
+            count, outcome = noticed
+            finding = outcome.findings[0].strip().splitlines()[-1][:100]
+            passed = outcome.seed - seeds.start + 1
+            print(f"{name}: {count} runs, {passed} seeds: {finding}", flush=True)
     if missed:
         raise SystemExit(1)
+
+
+def _first_notice(
+    scenarios: list["Scenario"], remove: Callable[[], None], processes: int
+) -> "tuple[int, Outcome] | None":
+    """Return the first run that fails only without the safeguard, and how many runs it took."""
+    from testing.simulation.world.seeds import Runner  # noqa: PLC0415 - after `install`
+
+    known = {scenario.seed: scenario for scenario in scenarios}
+    with Runner(processes, change=remove) as mutated, Runner() as whole:
+        for count, outcome in enumerate(mutated.run(scenarios), 1):
+            if outcome.findings:
+                (fair,) = whole.run([known[outcome.seed]])
+                if not fair.findings:
+                    return count, outcome
+    return None
 
 
 def _tell(outcome: "Outcome") -> None:

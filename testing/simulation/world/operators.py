@@ -85,9 +85,9 @@ class Operators:
     async def _reload(self, change: Change) -> None:
         wanted = {"deadline": {"default": 5.0, "maximum": 20.0 + len(self.changes)}}
         for region in REGIONS:
-            self._world.write_document(
-                self._world.machines[f"{region}-gateway"].folder / "config", **wanted
-            )
+            machine = self._world.machines[f"{region}-gateway"]
+            self._world.write_document(machine.folder / "config", **wanted)
+            machine.disk.settle()
             await self._until_done("POST", "/admin/config/reload", region=region)
         self._acknowledge(change, wanted)
 

@@ -187,6 +187,7 @@ class Run:
         prices = DOCUMENT["prices"]
         self.findings += [
             *wrong,
+            *(each for each in self._world.failures if "-redis/" in each),
             *invariants.wrong_answers(attempts, self._oracle),
             *invariants.invoices(self._world.ledger, rows, prices),
             *invariants.dead_letters(self._world.ledger),

@@ -26,7 +26,8 @@ from testing.simulation.world.run import LONGEST, Outcome, Prepared, Run
 from testing.simulation.world.scenario import Scenario, make_requests
 from testing.simulation.world.world import prepare
 
-_MOST_SECONDS: Final = 300
+_POLL: Final = 0.02
+_MOST_SECONDS: Final = 600
 """Real seconds after which a run is given up."""
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - each run has a new folder there
 _HERE: Final = Path("/proc/self/cwd")
@@ -89,8 +90,18 @@ class Runner:
                 running[self._fork(scenario)] = scenario
             if not running:
                 return
-            pid, status = os.wait()
+            pid, status = self._wait()
             yield self._outcome(running.pop(pid), status)
+
+    def _wait(self) -> tuple[int, int]:
+        """Wait for the end of one of this runner's processes; another runner may have others."""
+        if len(self._running) == 1:
+            return os.waitpid(next(iter(self._running)), 0)
+        while True:
+            for pid in self._running:
+                if os.waitpid(pid, os.WNOHANG)[0]:
+                    return pid, 0
+            time.sleep(_POLL)
 
     def _fork(self, scenario: Scenario) -> int:
         folder = self._place(scenario)

@@ -259,9 +259,7 @@ class World:
 
     async def _redis(self, machine: Machine, name: str, port: int) -> None:
         server = RedisServer(self.redis[f"{machine.name}/{name}"])
-        listener = machine.listener(machine.address, port)
-        serving = await asyncio.get_running_loop().create_server(server.protocol, sock=listener)  # type: ignore[call-overload]  # a simulated socket
-        await serving.serve_forever()
+        await server.serve(machine.listener(machine.address, port))
 
 
 async def _until_killed(run: Callable[..., Awaitable[None]], settings: Settings) -> None:
