@@ -33,7 +33,8 @@ def test_a_fixed_set_of_seeds_has_no_findings(tmp_path: Path) -> None:
 
 
 def test_a_seed_has_the_same_steps_in_every_process(tmp_path: Path) -> None:
-    runs = [simulate(tmp_path, "--first", "7", "--seeds", "1", "--verbose") for _ in range(2)]
+    seed = ("--first", "7", "--seeds", "1", "--verbose")
+    runs = [simulate(tmp_path / name, *seed) for name in ("one", "other")]
 
     digests = [re.findall(r"^7 ([0-9a-f]{32})", run.stdout, re.MULTILINE) for run in runs]
     assert digests[0] == digests[1]
