@@ -259,7 +259,8 @@ class World:
 
     async def _redis(self, machine: Machine, name: str, port: int) -> None:
         server = RedisServer(self.redis[f"{machine.name}/{name}"])
-        await server.serve(machine.listener(machine.address, port))
+        listener = machine.listener(machine.address, port)
+        await server.serve(listener)  # type: ignore[arg-type]  # a simulated socket
 
 
 async def _until_killed(run: Callable[..., Awaitable[None]], settings: Settings) -> None:
