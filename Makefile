@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install install-gpu install-dev install-load install-system run test tests checks lint format types imports \
-	bench fuzz check faults load docs docs-serve reference size sbom pin-images parity proto lock clean
+	bench fuzz check faults simulate-faults simulate-mutants load docs docs-serve reference size sbom pin-images parity proto lock clean
 
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +107,12 @@ check: install-dev $(NEEDS_$(NAME)) ## Run the check NAME=clients, compare, dash
 
 faults: install-dev ## Inject faults under load; judge answers, bills and recovery; TOPOLOGY=containers FAULT="kill gateway-1"; ARGS=--list (20 minutes each; root)
 	$(BIN)/python -m loadtests faults $(addprefix --topology ,$(TOPOLOGY)) $(if $(FAULT),--fault "$(FAULT)") $(ARGS)
+
+simulate-faults: install-dev ## Simulate the whole product under 1,000 seeds, with faults; ARGS="--first 1000 --seeds 50000", "--first 7 --shrink"
+	$(BIN)/python -m loadtests simulate-faults $(ARGS)
+
+simulate-mutants: install-dev ## Remove one safeguard of the product at a time: the simulation must notice each
+	$(BIN)/python -m loadtests simulate-faults --mutants $(ARGS)
 
 docs: .venv-docs/.installed ## Build the site of the documentation into build/site, and check its links
 	@# Not `--quiet`: what is not printed does not end a strict build.

@@ -19,7 +19,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "Fuzzers": ("fuzz-amplification", "fuzz-api", "fuzz-dialects", "fuzz-http"),
     "Checks": ("compare", "dashboards", "scaling", "triton"),
-    "Faults": ("faults",),
+    "Faults": ("faults", "simulate-faults"),
 }
 _ELSEWHERE = {
     **dict.fromkeys(("dialect-hits", "latency", "traced-hits"), "hit"),

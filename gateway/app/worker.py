@@ -58,7 +58,9 @@ _PROBE_TIMEOUT = 0.5
 _LONGEST_IN_LOG_NAME = 8
 
 
-async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
+async def serve_worker(
+    settings: Settings, *, stop: asyncio.Event, registry: CollectorRegistry = REGISTRY
+) -> None:
     """Serve requests until `stop` is set. Then finish the requests in flight, and close everything.
 
     Raises:
@@ -70,9 +72,9 @@ async def serve_worker(settings: Settings, *, stop: asyncio.Event) -> None:
     siblings = [socket.socket(fileno=int(number)) for number in settings.sibling_fds.split()]
     draining = Draining(delay=settings.shutdown_delay, is_supervised=settings.listen_fd is not None)
     draining.announce_on_sigusr1()
-    edge = customers_edge(settings, EdgeMetrics(REGISTRY))
+    edge = customers_edge(settings, EdgeMetrics(registry))
     async with AsyncExitStack() as stack:
-        worker = await open_worker(stack, settings)
+        worker = await open_worker(stack, settings, registry=registry)
         listeners = await worker.listen(stack, draining)
         await stack.enter_async_context(
             worker.rpc_listener(listeners, draining, stop, edge.of_calls())

@@ -46,6 +46,7 @@ def test_a_test_may_poll_but_not_sleep(line: str, *, is_problem: bool) -> None:
 
     assert len(list(problems_of(TEST, source))) == is_problem
     assert list(problems_of(PRODUCT, source)) == []
+    assert list(problems_of("tests/unit/testing/simulation/test_x.py", source)) == []
 
 
 def test_a_line_that_names_a_package_host_is_a_problem(tmp_path: Path) -> None:

@@ -1,0 +1,207 @@
+"""Runs the whole product in one simulated process per seed, with faults, and judges every run."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from testing.simulation import install
+
+if TYPE_CHECKING:
+    from testing.simulation.world.run import Outcome
+    from testing.simulation.world.scenario import Scenario
+    from testing.simulation.world.seeds import Runner
+
+_PIECE = 100
+_MOST_RUNS = 20
+"""Runs without a safeguard, of those seeds that need it, until it counts as not noticed."""
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of the seeds from `first` to `last`."""
+
+    commit: str
+    first: int
+    last: int
+    failed: dict[int, list[str]]
+    seconds: float
+    virtual_seconds: float
+    statuses: dict[str, int]
+    faults: dict[str, int]
+
+
+@click.command("simulate-faults")
+@click.option("--first", default=0, help="The first seed.")
+@click.option("--seeds", default=1000, help="How many seeds to run. Pieces that are done are kept.")
+@click.option("--processes", default=2, help="How many seeds run at a time.")
+@click.option("--shrink", is_flag=True, help="Make the scenario of the first seed small.")
+@click.option("--mutants", is_flag=True, help="Remove one safeguard at a time; find the seed.")
+@click.option("--mutant", default="", help="The only safeguard to remove.")
+@click.option("--out", default=Path("build/simulation"), type=Path, help="The folder of results.")
+@click.option("--verbose", is_flag=True, help="Print the story of each seed.")
+def measure(
+    first: int,
+    seeds: int,
+    processes: int,
+    mutant: str,
+    out: Path,
+    *,
+    shrink: bool,
+    mutants: bool,
+    verbose: bool,
+) -> None:
+    """Simulate the whole product under many seeds, with faults; judge answers and bills."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # The order of sets of strings is a part of a run.
+        os.execve(sys.executable, [*sys.orig_argv], os.environ | {"PYTHONHASHSEED": "0"})  # noqa: S606
+    install()
+    from testing.simulation.world.seeds import Runner  # noqa: PLC0415 - after `install`
+
+    out.mkdir(parents=True, exist_ok=True)
+    if mutants or mutant:
+        _find_mutants(mutant, range(first, first + seeds), processes)
+        return
+    with Runner(processes) as runner:
+        if shrink:
+            _shrink(runner, first, out)
+            return
+        done = _pieces(out)
+        for start in range(first, first + seeds, _PIECE):
+            last = min(start + _PIECE, first + seeds) - 1
+            if (start, last) not in done:
+                piece = _run_piece(runner, start, last, out, verbose=verbose)
+                done[start, last] = piece
+                with (out / "pieces.jsonl").open("ab") as file:
+                    file.write(msgspec.json.encode(piece) + b"\n")
+    _report(list(done.values()))
+
+
+def _run_piece(runner: "Runner", first: int, last: int, out: Path, *, verbose: bool) -> Piece:
+    from testing.simulation.world.seeds import make_scenario  # noqa: PLC0415
+
+    began, failed, virtual = time.monotonic(), {}, 0.0
+    statuses, faults = Counter[str](), Counter[str]()
+    scenarios = {seed: make_scenario(seed) for seed in range(first, last + 1)}
+    for outcome in runner.run(scenarios.values()):
+        virtual += outcome.virtual_seconds
+        statuses.update(outcome.statuses)
+        faults.update(fault.kind for fault in scenarios[outcome.seed].faults)
+        if verbose:
+            _tell(outcome)
+        if outcome.findings:
+            failed[outcome.seed] = outcome.findings
+            print(outcome.seed, "; ".join(outcome.findings)[:300], flush=True)
+            (out / f"{outcome.seed}.txt").write_text("\n".join(outcome.story))
+    return Piece(
+        commit=_commit(),
+        first=first,
+        last=last,
+        failed=failed,
+        seconds=time.monotonic() - began,
+        virtual_seconds=virtual,
+        statuses=statuses,
+        faults=faults,
+    )
+
+
+def _find_mutants(only: str, seeds: range, processes: int) -> None:
+    """Print for each safeguard how many seeds it took to notice that it is missing."""
+    from testing.simulation.world.mutants import MUTANTS  # noqa: PLC0415 - after `install`
+    from testing.simulation.world.seeds import make_scenario  # noqa: PLC0415
+
+    missed = 0
+    for name, mutant in MUTANTS.items():
+        if only not in name:
+            continue
+        scenarios = [
+            scenario
+            for scenario in map(make_scenario, seeds)
+            if mutant.needs in ("", *(s.kind for s in (*scenario.operations, *scenario.faults)))
+        ]
+        noticed = _first_notice(scenarios[:_MOST_RUNS], mutant.remove, processes)
+        if noticed is None:
+            missed += 1
+            print(f"{name}: not noticed by {len(scenarios[:_MOST_RUNS])} runs", flush=True)
+        else:
+            count, outcome = noticed
+            finding = outcome.findings[0].strip().splitlines()[-1][:100]
+            passed = outcome.seed - seeds.start + 1
+            print(f"{name}: {count} runs, {passed} seeds: {finding}", flush=True)
+    if missed:
+        raise SystemExit(1)
+
+
+def _first_notice(
+    scenarios: list["Scenario"], remove: Callable[[], None], processes: int
+) -> "tuple[int, Outcome] | None":
+    """Return the first run that fails only without the safeguard, and how many runs it took."""
+    from testing.simulation.world.seeds import Runner  # noqa: PLC0415 - after `install`
+
+    known = {scenario.seed: scenario for scenario in scenarios}
+    with Runner(processes, change=remove) as mutated, Runner() as whole:
+        for count, outcome in enumerate(mutated.run(scenarios), 1):
+            if outcome.findings:
+                (fair,) = whole.run([known[outcome.seed]])
+                if not fair.findings:
+                    return count, outcome
+    return None
+
+
+def _tell(outcome: "Outcome") -> None:
+    print("\n".join(outcome.story))
+    print(outcome.seed, outcome.digest, f"{outcome.seconds:.2f} s", outcome.findings)
+
+
+def _shrink(runner: "Runner", seed: int, out: Path) -> None:
+    from testing.simulation.world.seeds import make_scenario  # noqa: PLC0415
+    from testing.simulation.world.shrink import shrink  # noqa: PLC0415
+
+    def run(scenario: "Scenario") -> "Outcome":
+        (outcome,) = runner.run([scenario])
+        print(
+            len(scenario.faults),
+            len(scenario.operations),
+            len(scenario.requests),
+            outcome.findings[:1],
+            flush=True,
+        )
+        return outcome
+
+    scenario, outcome = shrink(make_scenario(seed), run)
+    (out / f"{seed}.json").write_bytes(msgspec.json.format(msgspec.json.encode(scenario)))
+    _tell(outcome)
+
+
+def _pieces(out: Path) -> dict[tuple[int, int], Piece]:
+    """Return the pieces of this commit that are done."""
+    commit, file = _commit(), out / "pieces.jsonl"
+    lines = file.read_bytes().splitlines() if file.exists() else []
+    found = [msgspec.json.decode(line, type=Piece) for line in lines]
+    return {(each.first, each.last): each for each in found if each.commit == commit}
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, check=True, text=True)  # noqa: S607
+    return done.stdout.strip()
+
+
+def _report(pieces: list[Piece]) -> None:
+    seeds = sum(each.last - each.first + 1 for each in pieces)
+    seconds = sum(each.seconds for each in pieces)
+    statuses, faults = Counter[str](), Counter[str]()
+    for each in pieces:
+        statuses.update(each.statuses)
+        faults.update(each.faults)
+    failed = {seed: found for each in pieces for seed, found in each.failed.items()}
+    print(f"{seeds} seeds, {len(failed)} with findings, {seeds / seconds * 3600:.0f} seeds an hour")
+    print(f"answers by status: {dict(statuses)}")
+    print(f"faults: {dict(faults)}")
+    if failed:
+        raise SystemExit(1)

@@ -1,0 +1,120 @@
+"""SQLite in a simulation: waits for locks take virtual time, and killed processes hold none."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+from weakref import ref
+
+from typing_extensions import override
+
+from testing.simulation.clock import sleep
+from testing.simulation.disk import Disk
+from testing.simulation.scheduler import here
+
+_real_connect: Final = sqlite3.connect
+_WRITES: Final = ("INSERT", "UPDATE", "DELETE", "REPLACE", "CREATE", "ALTER", "BEGIN IMMEDIATE")
+_POLL: Final = 0.002
+_PRIMARY: Final = 0xFF
+
+
+class _Cursor(sqlite3.Cursor):
+    @override
+    def execute(self, sql: str, *args: Any) -> Any:
+        run = super().execute
+        return _patiently(self.connection, sql, lambda: run(sql, *args))
+
+    @override
+    def executemany(self, sql: str, *args: Any) -> Any:
+        run = super().executemany
+        return _patiently(self.connection, sql, lambda: run(sql, *args))
+
+    @override
+    def executescript(self, sql_script: str) -> Any:
+        run = super().executescript
+        return _patiently(self.connection, sql_script, lambda: run(sql_script))
+
+
+class _Connection(sqlite3.Connection):
+    patience = 0.0
+    disk: Disk | None = None
+    """The disk of the running machine, if it has the database."""
+
+    @override
+    def cursor(self, factory: Any = None) -> Any:
+        return super().cursor(factory or _Cursor)
+
+    @override
+    def execute(self, sql: str, *args: Any) -> Any:
+        return self.cursor().execute(sql, *args)
+
+    @override
+    def executemany(self, sql: str, *args: Any) -> Any:
+        return self.cursor().executemany(sql, *args)
+
+    @override
+    def executescript(self, sql_script: str) -> Any:
+        return self.cursor().executescript(sql_script)
+
+    @override
+    def commit(self) -> None:
+        _patiently(self, "COMMIT", super().commit)
+
+
+def _patiently(connection: Any, sql: str, run: Callable[[], Any]) -> Any:
+    """Run a statement, and wait as long as the connection's timeout for locks of others."""
+    strand, scheduler = here.strand, here.scheduler
+    if strand is None or scheduler is None:
+        return run()
+    disk = connection.disk
+    if (
+        disk is not None
+        and (disk.is_full or disk.is_broken)
+        and sql.lstrip().upper().startswith(_WRITES)
+    ):
+        raise _error("database or disk is full", sqlite3.SQLITE_FULL)
+    until = scheduler.now + connection.patience
+    while True:
+        try:
+            return run()
+        except sqlite3.OperationalError as error:
+            is_busy = error.sqlite_errorcode & _PRIMARY == sqlite3.SQLITE_BUSY
+            is_stale = error.sqlite_errorcode == sqlite3.SQLITE_BUSY_SNAPSHOT
+            if not is_busy or is_stale or scheduler.now >= until:
+                raise
+        sleep(_POLL)
+
+
+def _error(text: str, code: int) -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError(text)
+    error.sqlite_errorcode, error.sqlite_errorname = code, "SQLITE_FULL"
+    return error
+
+
+def connect(database: Any, timeout: float = 5.0, **options: Any) -> Any:
+    """Connect as `sqlite3.connect` does."""
+    strand = here.strand
+    if strand is None:
+        return _real_connect(database, timeout, **options)
+    process = strand.process
+    options.setdefault("factory", _Connection)
+    made = _real_connect(database, 0.0, **options)
+    if isinstance(made, _Connection):
+        made.patience = timeout
+    disk, path = process.machine.disk, str(database)
+    if not options.get("uri") and disk.has(path):
+        disk.databases.add(str(Path(path).absolute()))
+        if isinstance(made, _Connection):
+            made.disk = disk
+    process.databases.append(ref(made))
+    return made
+
+
+def close_all(connections: "list[ref[sqlite3.Connection]]") -> None:
+    """Close the connections of a process that was killed: their transactions are rolled back."""
+    for each in connections:
+        connection = each()
+        if connection is not None:
+            with suppress(sqlite3.Error):
+                connection.close()

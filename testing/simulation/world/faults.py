@@ -1,0 +1,206 @@
+"""Breaks parts of a world on a seeded schedule, and records what was broken when."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Final
+
+from testing.simulation.machines import Machine
+from testing.simulation.world.invariants import Disturbance
+from testing.simulation.world.model import FAILURES
+from testing.simulation.world.scenario import LENGTH, Step
+from testing.simulation.world.world import REGIONS, Part, World
+
+GATEWAYS: Final = tuple(f"{region}-gateway" for region in REGIONS)
+BACKENDS: Final = tuple(f"{region}-backend" for region in REGIONS)
+REDIS: Final = tuple(f"{region}-redis" for region in REGIONS)
+PROCESSES: Final = (
+    *(f"{machine}/{name}" for machine in GATEWAYS for name in ("worker-0", "shipper", "billing")),
+    *("eu-gateway/worker-1", "eu-gateway/admin", "us-gateway/admin"),
+    *("eu-backend/backend-0", "eu-backend/backend-1", "us-backend/backend-0"),
+)
+_LINKS: Final = (
+    *((gateway, backend) for gateway in GATEWAYS for backend in BACKENDS),
+    *((f"{region}-gateway", f"{region}-redis") for region in REGIONS),
+    *(("callers", gateway) for gateway in GATEWAYS),
+    ("eu-gateway", "us-redis"),
+)
+_TARGETS: Final[dict[str, tuple[str, ...]]] = {
+    "kill": PROCESSES,
+    "pause": PROCESSES,
+    "crash": (*GATEWAYS, *BACKENDS),
+    "jump": (*GATEWAYS, *BACKENDS, *REDIS),
+    "drift": (*GATEWAYS, *BACKENDS, *REDIS),
+    "full": GATEWAYS,
+    "broken": GATEWAYS,
+    "sync": GATEWAYS,
+    "lose": REDIS,
+    "empty": REDIS,
+    "busy": REDIS,
+    "model-slow": BACKENDS,
+    "model-fails": BACKENDS,
+}
+LINK_KINDS: Final = ("cut", "cut-one-way", "slow", "reset")
+KINDS: Final = (*_TARGETS, *LINK_KINDS)
+
+
+def make_faults(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[Step, ...]:
+    """Return the faults of a seed, one to six of them."""
+    chooser = random.Random(f"faults {seed}")
+    faults = []
+    for _ in range(chooser.choice((1, 1, 2, 2, 3, 4, 6))):
+        kind = chooser.choice(kinds)
+        target, other = chooser.choice(_TARGETS.get(kind, ("",))), ""
+        if kind in LINK_KINDS:
+            target, other = chooser.choice(_LINKS)
+            if chooser.random() < 0.5:
+                target, other = other, target
+        amount = chooser.choice((0.05, 0.5, 2.0))
+        if kind == "jump":
+            amount = chooser.choice((-30.0, -2.0, -0.2, 0.2, 2.0, 30.0))
+        elif kind == "drift":
+            amount = chooser.choice((-0.05, 0.05))
+        faults.append(
+            Step(
+                at=chooser.uniform(0.0, LENGTH),
+                kind=kind,
+                target=target,
+                other=other,
+                lasts=chooser.choice((0.3, 1.0, 3.0, 6.0)),
+                amount=amount,
+            )
+        )
+    return tuple(sorted(faults, key=lambda each: each.at))
+
+
+class Faults:
+    """Injects faults. `found` is what was broken; `note` writes a line of the story."""
+
+    def __init__(self, world: World, note: Callable[[str], None]) -> None:
+        self.found: list[Disturbance] = []
+        self._world = world
+        self._network = world.simulation.network
+        self._note = note
+
+    async def inject(self, step: Step) -> None:
+        """Break something, wait, mend it, and record both times."""
+        begun = self._world.simulation.now
+        what = f"{step.kind} {step.target} {step.other}".strip()
+        self._note(f"fault: {what} ({step.lasts:g} s, {step.amount:g})")
+        act = getattr(self, f"_{step.kind.split('-')[0]}")
+        await act(step)
+        ended = self._world.simulation.now
+        self._note(f"fault ends: {what}")
+        machines = {step.target.split("/")[0], step.other} - {""}
+        self.found.append(
+            Disturbance(
+                kind=step.kind,
+                target=step.target,
+                machines=frozenset(machines),
+                begun=begun,
+                ended=ended,
+            )
+        )
+
+    async def _kill(self, step: Step) -> None:
+        process = self._world.parts[step.target].process
+        if process is not None:
+            process.kill()
+
+    async def _pause(self, step: Step) -> None:
+        await self._pause_for(self._world.parts[step.target], step.lasts)
+
+    async def _crash(self, step: Step) -> None:
+        self._machine(step).crash()
+        await asyncio.sleep(step.lasts)
+        self._machine(step).boot()
+
+    async def _jump(self, step: Step) -> None:
+        self._machine(step).clock.jump(step.amount)
+
+    async def _drift(self, step: Step) -> None:
+        clock = self._machine(step).clock
+        clock.drift = step.amount
+        await asyncio.sleep(step.lasts)
+        clock.drift = 0.0
+
+    async def _full(self, step: Step) -> None:
+        disk = self._machine(step).disk
+        disk.is_full = True
+        await asyncio.sleep(step.lasts)
+        disk.is_full = False
+
+    async def _broken(self, step: Step) -> None:
+        disk = self._machine(step).disk
+        disk.is_broken = True
+        await asyncio.sleep(step.lasts)
+        disk.is_broken = False
+
+    async def _sync(self, step: Step) -> None:
+        disk = self._machine(step).disk
+        disk.sync_seconds = step.amount
+        await asyncio.sleep(step.lasts)
+        disk.sync_seconds = 0.0
+
+    async def _lose(self, step: Step) -> None:
+        """Restart the state Redis without what it was told in its last second."""
+        await self._restart_redis(step, keeps=True)
+
+    async def _empty(self, step: Step) -> None:
+        await self._restart_redis(step, keeps=False)
+
+    async def _restart_redis(self, step: Step, *, keeps: bool) -> None:
+        part = self._world.parts[f"{step.target}/state"]
+        part.start_at = self._world.simulation.now + step.lasts
+        if part.process is not None:
+            part.process.kill()
+        data = self._world.redis[f"{step.target}/state"]
+        if keeps:
+            data.restore(self._world.saved[f"{step.target}/state"])
+        else:
+            data.clear()
+        await asyncio.sleep(step.lasts)
+
+    async def _busy(self, step: Step) -> None:
+        await self._pause_for(self._world.parts[f"{step.target}/state"], step.lasts)
+
+    async def _pause_for(self, part: Part, seconds: float) -> None:
+        process = part.process
+        if process is not None and process.is_alive:
+            process.pause()
+            await asyncio.sleep(seconds)
+            if process.is_alive:
+                process.resume()
+
+    async def _model(self, step: Step) -> None:
+        pace, kind = self._world.paces[step.target], step.kind.split("-")[1]
+        if kind == "slow":
+            pace.slowness = 100.0
+        else:
+            pace.failure = FAILURES[kind]
+        await asyncio.sleep(step.lasts)
+        pace.heal()
+
+    async def _cut(self, step: Step) -> None:
+        one, other = self._addresses(step)
+        pairs = [(one, other)] if step.kind == "cut-one-way" else [(one, other), (other, one)]
+        for pair in pairs:
+            self._network.cut(*pair)
+        await asyncio.sleep(step.lasts)
+        for pair in pairs:
+            self._network.heal(*pair)
+
+    async def _slow(self, step: Step) -> None:
+        one, other = self._addresses(step)
+        self._network.slow(one, other, step.amount)
+        await asyncio.sleep(step.lasts)
+        self._network.slow(one, other, 0.0)
+
+    async def _reset(self, step: Step) -> None:
+        self._network.reset(*self._addresses(step))
+
+    def _machine(self, step: Step) -> Machine:
+        return self._world.machines[step.target]
+
+    def _addresses(self, step: Step) -> tuple[str, str]:
+        return self._world.address(step.target), self._world.address(step.other)

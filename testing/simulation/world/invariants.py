@@ -1,0 +1,288 @@
+"""Judges a run: pure functions turn attempts, rows of the ledger and faults into findings.
+
+A finding is a sentence about an invariant that did not hold.
+"""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from sluicegate.gateway.events.hit_run import ids_from
+from sluicegate.gateway.ledger.ledger import Ledger
+from testing.simulation.world.callers import Attempt
+from testing.simulation.world.model import Oracle
+from testing.simulation.world.scenario import CAPACITY, LIMITED, TENANTS, WINDOW, WORKERS
+
+SLACK: Final = 1.0
+"""Seconds after its deadline in which an answer may still come."""
+_LOOKUPS: Final = 2.0
+"""Seconds that the two steps of an idempotency key may add while the state Redis is slow."""
+SYNC: Final = 1.0
+"""A power cut may destroy usage events of the last so many seconds; see `events_sync_interval`."""
+_LOCAL_SHARE: Final = 0.1
+_MONTHS: Final = ("2026-09",)
+_OK: Final = 200
+_USAGE: Final = ("items", "hit", "collapsed", "computed", "failed", "rows", "tokens")
+_QUERY: Final = f"SELECT id, requests, time, tenant, model, task, status, {', '.join(_USAGE)}"
+
+
+class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault as it happened. `machines` are the machines that it concerned."""
+
+    kind: str
+    target: str
+    machines: frozenset[str]
+    begun: float
+    ended: float
+
+    def meets(self, attempt: Attempt, *, after: float = 0.0) -> bool:
+        """Return whether the fault overlaps the attempt or the life of its connection.
+
+        The effects of the fault may last for some seconds `after` its end.
+        """
+        return self.begun <= attempt.came and attempt.connected <= self.ended + after
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One request in the ledger, or a run of requests with the sums of their numbers."""
+
+    ids: tuple[str, ...]
+    time: float
+    tenant: str
+    model: str
+    task: str
+    status: int
+    usage: dict[str, int]
+
+
+def read_ledger(path: Path) -> list[Row]:
+    """Return the rows of a SQLite ledger."""
+    found = _query(path, f"{_QUERY} FROM usage_events ORDER BY id")
+    return [
+        Row(
+            ids=tuple(ids_from(first, count)),
+            time=time / 1e9,
+            tenant=tenant,
+            model=model,
+            task=task,
+            status=status,
+            usage=dict(zip(_USAGE, usage, strict=True)),
+        )
+        for first, count, time, tenant, model, task, status, *usage in found
+    ]
+
+
+def dead_letters(path: Path) -> Iterator[str]:
+    """Yield the reason of each record of usage that could not be read."""
+    for (reason,) in _query(path, "SELECT reason FROM dead_letters"):
+        yield f"a record of usage could not be counted: {reason}"
+
+
+def _query(path: Path, query: str) -> list[Any]:
+    with sqlite3.connect(path) as connection:
+        found = connection.execute(query).fetchall()
+    connection.close()
+    return found
+
+
+def wrong_answers(attempts: Sequence[Attempt], oracle: Oracle) -> Iterator[str]:
+    """Yield each answer that is wrong for its tenant, model, revision or parameters."""
+    asked: dict[tuple[str, str, str], float] = {}
+    for attempt in sorted(attempts, key=lambda each: each.sent):
+        request = attempt.request
+        texts = set(_texts(request.body))
+        if attempt.status == _OK:
+            if wrong := oracle.problem(request.path, request.body, attempt.body):
+                yield f"wrong answer {attempt.id} to {request.tenant}: {wrong}"
+            else:
+                usage = msgspec.json.decode(attempt.body)["usage"]
+                fresh = sum((request.tenant, request.path, text) not in asked for text in texts)
+                if usage["hit"] and fresh == len(_texts(request.body)):
+                    yield f"{attempt.id}: {request.tenant} got a hit on texts that it never sent"
+        for text in texts:
+            asked.setdefault((request.tenant, request.path, text), attempt.sent)
+
+
+def _texts(body: Mapping[str, Any]) -> list[str]:
+    found: list[str] = body.get("input") or body["documents"]
+    return found
+
+
+def billing(
+    attempts: Sequence[Attempt], rows: Sequence[Row], faults: Sequence[Disturbance]
+) -> Iterator[str]:
+    """Yield how ledger and answers differ. Each answer must be billed once, and nothing else."""
+    billed = Counter(each for row in rows if row.status == _OK for each in row.ids)
+    answers: dict[str, Attempt] = {}
+    for attempt in attempts:
+        if attempt.status == _OK:
+            former = answers.setdefault(attempt.id, attempt)
+            key = former.request.idempotency_key
+            if former is not attempt and not (key and key == attempt.request.idempotency_key):
+                yield f"{attempt.id} is the id of two answers"
+    yield from (f"{id_} is in the ledger {n} times" for id_, n in billed.items() if n > 1)
+    for id_, attempt in answers.items():
+        if not billed[id_] and not _may_be_lost(attempt, faults):
+            tenant = attempt.request.tenant
+            yield f"{id_} of {tenant}, answered at {attempt.came:.2f}, is not billed"
+    yield from _other_numbers(answers, rows)
+    yield from _unasked(attempts, answers, billed)
+    yield from _billed_again(answers, faults)
+
+
+def _may_be_lost(attempt: Attempt, faults: Sequence[Disturbance]) -> bool:
+    """Return whether a power cut may have destroyed the event of an answer."""
+    machine = f"{attempt.worker.split('-')[0]}-gateway"
+    return any(
+        fault.kind == "crash"
+        and machine in fault.machines
+        and fault.begun - SYNC <= attempt.came <= fault.ended + SLACK
+        for fault in faults
+    )
+
+
+def _other_numbers(answers: Mapping[str, Attempt], rows: Sequence[Row]) -> Iterator[str]:
+    for row in rows:
+        mine = [answers[each] for each in row.ids if each in answers]
+        if row.status != _OK or len(mine) < len(row.ids):
+            continue
+        told = Counter[str]()
+        for attempt in mine:
+            usage = msgspec.json.decode(attempt.body)["usage"]
+            told.update({name: usage[name] for name in _USAGE})
+        if any(told[name] != row.usage[name] for name in _USAGE):
+            yield f"{row.ids[0]} is billed as {row.usage}, but the answer said {dict(told)}"
+        if any(attempt.request.tenant != row.tenant for attempt in mine):
+            yield f"{row.ids[0]} is billed to {row.tenant}"
+
+
+def _unasked(
+    attempts: Sequence[Attempt], answers: Mapping[str, Attempt], billed: Mapping[str, object]
+) -> Iterator[str]:
+    """Yield if more requests are billed without an answer than there are unanswered attempts."""
+    refused = {attempt.id for attempt in attempts if attempt.id and attempt.status != _OK}
+    yield from (f"{id_} is billed, but was refused" for id_ in sorted(refused & billed.keys()))
+    extra = billed.keys() - answers.keys() - refused
+    answered_keys = {attempt.request.idempotency_key for attempt in answers.values()} - {""}
+    unanswered = sum(
+        not attempt.status and attempt.request.idempotency_key not in answered_keys
+        for attempt in attempts
+    )
+    if len(extra) > unanswered:
+        yield f"{len(extra)} requests are billed without an answer, but {unanswered} had none"
+
+
+def _billed_again(answers: Mapping[str, Attempt], faults: Sequence[Disturbance]) -> Iterator[str]:
+    """Yield idempotency keys with several answers, unless Redis lost them."""
+    keys = Counter(a.request.idempotency_key for a in answers.values())
+    lost = any(fault.kind in ("lose", "empty") for fault in faults)
+    for key, count in keys.items():
+        if key and count > 1 and not lost:
+            yield f"the idempotency key {key} has {count} answers"
+
+
+def invoices(path: Path, rows: Sequence[Row], prices: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield each invoice whose total is not the price of the rows, each at its own time."""
+    with Ledger(f"sqlite:///{path}") as ledger:
+        for tenant in TENANTS:
+            for month in _MONTHS:
+                lines = ledger.invoice(tenant, month).lines
+                told = sum((Decimal(line.exact) for line in lines), Decimal(0))
+                own = [r for r in rows if r.tenant == tenant and _day(r).startswith(month)]
+                mine = sum(_price(row, prices) for row in own)
+                if told * 10**9 != mine:
+                    yield f"the invoice of {tenant} for {month} is {told}, not {mine} / 10^9"
+
+
+def _day(row: Row) -> str:
+    return datetime.fromtimestamp(row.time, UTC).date().isoformat()
+
+
+def _price(row: Row, prices: Sequence[Mapping[str, Any]]) -> int:
+    own = [each for each in prices if each["model"] == row.model and each["since"] <= _day(row)]
+    price = max(
+        own or [each for each in prices if each["model"] == "*"], key=lambda each: each["since"]
+    )
+    hits = row.usage["hit"] + row.usage["collapsed"]
+    return int(hits * price["hit"] + row.usage["computed"] * price["computed"])
+
+
+def limits(
+    attempts: Sequence[Attempt],
+    faults: Sequence[Disturbance],
+    capacity_at: Callable[[float], int] = lambda _: CAPACITY,
+) -> Iterator[str]:
+    """Yield if more requests of the limited tenant were admitted than the limit allows.
+
+    A worker that cannot reach Redis admits a local share. A Redis that lost data begins with full
+    buckets. `capacity_at` is the largest capacity that may apply at a time.
+    """
+    admitted = [
+        (attempt.sent, attempt.came)
+        for attempt in attempts
+        if attempt.request.tenant == LIMITED and attempt.status == _OK
+    ]
+    emptied = [f for f in faults if f.kind in ("lose", "empty", "crash", "jump")]
+    unreached = [f for f in faults if any(name.endswith("-redis") for name in f.machines)]
+    for begin, _ in admitted:
+        for _, end in admitted:
+            if end <= begin:
+                continue
+            count = sum(begin <= sent and came <= end for sent, came in admitted)
+            refilled = capacity_at(begin) * (1 + (end - begin) / WINDOW)
+            local = (
+                _LOCAL_SHARE * len(WORKERS)
+                if any(_meets(f, begin, end) for f in unreached)
+                else 0.0
+            )
+            fresh = sum(_meets(f, begin, end) for f in emptied)
+            if count > refilled * (1 + local) + fresh * capacity_at(begin) + 1:
+                yield f"{count} admitted from {begin:.2f} to {end:.2f}, above {refilled:.1f}"
+                return
+
+
+def _meets(fault: Disturbance, begin: float, end: float) -> bool:
+    return fault.begun <= end and begin <= fault.ended + WINDOW
+
+
+def deadlines(attempts: Sequence[Attempt], faults: Sequence[Disturbance]) -> Iterator[str]:
+    """Yield requests without an answer in time, unless a fault was between caller and worker."""
+    for attempt in attempts:
+        machine = f"{attempt.worker.split('-')[0]}-gateway"
+        between = [
+            fault
+            for fault in faults
+            if fault.meets(attempt, after=5.0)
+            and (machine in fault.machines or "callers" in fault.machines)
+        ]
+        if between:
+            continue
+        took = attempt.came - attempt.sent
+        if not attempt.status:
+            yield f"no answer from {attempt.worker} at {attempt.sent:.2f} within {took:.2f} s"
+        elif took > attempt.request.timeout + SLACK + _LOOKUPS * bool(
+            attempt.request.idempotency_key
+        ):
+            limit = f"{attempt.request.timeout:g} s, at {attempt.sent:.2f}"
+            yield f"{attempt.worker} answered after {took:.2f} s, not within {limit}"
+
+
+def errors_without_faults(
+    attempts: Sequence[Attempt], faults: Sequence[Disturbance], former: Collection[str]
+) -> Iterator[str]:
+    """Yield requests that failed although no fault was near. `former` are replaced secrets."""
+    for attempt in attempts:
+        is_limited = attempt.status == 429 and attempt.request.tenant == LIMITED
+        is_hasty = attempt.status in (503, 504) and attempt.request.timeout < 1.0
+        is_twin = attempt.status == 409 and attempt.request.idempotency_key
+        is_former = attempt.status == 401 and attempt.secret in former
+        if attempt.status == _OK or is_limited or is_hasty or is_twin or is_former:
+            continue
+        if not any(fault.meets(attempt, after=10.0) for fault in faults):
+            yield f"{attempt.worker} said {attempt.status} {attempt.code} at {attempt.sent:.2f}"

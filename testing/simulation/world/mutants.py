@@ -1,0 +1,133 @@
+"""Lists safeguards of the product. Each can be removed, to see whether the simulation notices.
+
+A safeguard is removed in a process by replacing a function or a constant of the product.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from sluicegate.backends.serving import reloading
+from sluicegate.backends.serving.recovery import load_repository
+from sluicegate.gateway.api import idempotent_requests
+from sluicegate.gateway.app.principals import PrincipalsFollower
+from sluicegate.gateway.cache.key import KeyMaker, KeyParts
+from sluicegate.gateway.events import segment
+from sluicegate.gateway.events.syncing import LogSync
+from sluicegate.gateway.ledger.pricing import PriceList
+from sluicegate.gateway.ledger.recording import _RecordedRanges
+from sluicegate.gateway.rate_limit.lease import Lease
+from sluicegate.gateway.regional_limits import limits
+from sluicegate.gateway.runtime.follower import RuntimeFollower
+from sluicegate.gateway.runtime.recovery import LedgerRecovery
+from sluicegate.gateway.types import RequestId
+from sluicegate.gateway.workers import stream
+from sluicegate.gateway.workers.group import GroupReader
+from sluicegate.gateway.workers.shipper import Shipper
+
+Remove = Callable[[], None]
+
+
+def _replace(holder: Any, name: str, value: Any) -> Remove:
+    return lambda: setattr(holder, name, value)
+
+
+def _key_without(**changes: Any) -> Remove:
+    """Leave a part out of the keys of cached results."""
+    prefix = KeyMaker.prefix
+
+    def without(self: KeyMaker, parts: KeyParts) -> Any:
+        return prefix(self, msgspec.structs.replace(parts, **changes))
+
+    return _replace(KeyMaker, "prefix", without)
+
+
+def _unrevised() -> Remove:
+    prefix = KeyMaker.prefix
+    return _replace(KeyMaker, "prefix", lambda self, parts: prefix(self, parts.unrevised()))
+
+
+async def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+async def _no_entries(*_: Any) -> list[Any]:
+    return []
+
+
+def _read_once(read: Any) -> Any:
+    async def read_once(self: PrincipalsFollower) -> None:
+        if not self.is_loaded:
+            await read(self)
+
+    return read_once
+
+
+def _latest_price(at: Any) -> Any:
+    return lambda self, model, _: at(self, model, 1 << 62)
+
+
+def _forgetful(load: Any) -> Any:
+    def load_anew(*args: Any, **options: Any) -> Any:
+        return load(*args, **options | {"before": None})
+
+    return load_anew
+
+
+class Mutant(NamedTuple):
+    """A safeguard that can be removed, and the operation or fault without which it has no use."""
+
+    remove: Remove
+    needs: str = ""
+
+
+MUTANTS: Final[Mapping[str, Mutant]] = {
+    "the tenant in cache keys": Mutant(_key_without(scope="shared")),
+    "the revision in cache keys": Mutant(_unrevised(), "swap"),
+    "the parameters in cache keys": Mutant(_key_without(parameters=b"")),
+    "the sync of usage events": Mutant(
+        _replace(LogSync, "run_once", lambda *_, **__: None), "crash"
+    ),
+    "the checksum of usage events": Mutant(_replace(segment, "checksum", lambda *_: 0), "crash"),
+    "the record of sequence numbers in the ledger": Mutant(
+        _replace(_RecordedRanges, "holds", lambda *_: False), "lose"
+    ),
+    "the position of a log in the stream": Mutant(
+        _replace(stream, "_SHIP", stream._SHIP.replace("shipped ~= ARGV[3]", "false")),  # noqa: SLF001
+        "lose",
+    ),
+    "the comparison of logs and ledger": Mutant(
+        _replace(Shipper, "_compare", lambda *_, **__: None), "empty"
+    ),
+    "the claim of a dead consumer's entries": Mutant(
+        _replace(GroupReader, "_claim", _no_entries), "crash"
+    ),
+    "the id of an idempotency key": Mutant(
+        _replace(
+            idempotent_requests, "id_of", lambda *_: RequestId(f"req_{secrets.token_hex(13)}")
+        ),
+        "kill",
+    ),
+    "the rule of a lease": Mutant(_replace(Lease, "is_under", lambda *_: True), "limit"),
+    "the shares of regions": Mutant(
+        _replace(limits.DividedLimits, "rule", lambda _, __, rule: rule)
+    ),
+    "the recovery of the configuration": Mutant(
+        _replace(LedgerRecovery, "reconcile", _nothing), "empty"
+    ),
+    "the changes of keys": Mutant(
+        _replace(PrincipalsFollower, "read_again", _read_once(PrincipalsFollower.read_again)),
+        "rotate",
+    ),
+    "the changes of the configuration": Mutant(
+        _replace(RuntimeFollower, "_take_config", _nothing), "reload"
+    ),
+    "the price at the time of a request": Mutant(
+        _replace(PriceList, "at", _latest_price(PriceList.at))
+    ),
+    "the former revision of a broken model": Mutant(
+        _replace(reloading, "load_repository", _forgetful(load_repository)), "break"
+    ),
+}

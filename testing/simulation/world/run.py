@@ -1,0 +1,281 @@
+"""Runs a scenario: starts the world, lets everybody act, waits until all is well, and judges."""
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from typing_extensions import override
+
+from testing.simulation import Simulation
+from testing.simulation.machines import current_process
+from testing.simulation.world import invariants
+from testing.simulation.world.callers import Attempt, Caller
+from testing.simulation.world.faults import Faults
+from testing.simulation.world.model import Oracle
+from testing.simulation.world.operators import Operators, ask_admin
+from testing.simulation.world.scenario import CAPACITY, LIMITED, TENANTS, Request, Scenario, Step
+from testing.simulation.world.world import DOCUMENT, REGIONS, World
+
+_START: Final = 30.0
+_FIRST_LOAD: Final = 9.0
+_SETTLED: Final = 10.0
+"""Seconds after the last fault within which everything must work again."""
+_BILLED: Final = 15.0
+_KNOWN_AFTER: Final = 2.0
+"""Seconds after its acknowledgement in which a lower limit is applied everywhere."""
+_POLL: Final = 0.5
+LONGEST: Final = 240.0
+"""Virtual seconds after which a run has failed."""
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """What all runs begin with; see `prepare`."""
+
+    ledger: Path
+    models: Path
+    secrets: Mapping[str, str]
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """The result of a run. `story` has lines that begin with the virtual time."""
+
+    seed: int
+    findings: list[str]
+    story: list[str] = []
+    digest: str = ""
+    statuses: dict[str, int] = {}
+    virtual_seconds: float = 0.0
+    seconds: float = 0.0
+    """Seconds of processor time."""
+
+
+class Run:
+    """One run of a scenario. All of it happens on the loop of `simulation`."""
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        scenario: Scenario,
+        prepared: Prepared,
+        folder: Path,
+    ) -> None:
+        self.findings: list[str] = []
+        self.story: list[str] = []
+        self._scenario = scenario
+        self._secrets = dict(prepared.secrets)
+        self._world = World(
+            simulation,
+            folder=folder,
+            ledger=prepared.ledger,
+            models=prepared.models,
+        )
+        self._simulation = simulation
+        self._oracle = Oracle()
+        for root in self._world.repositories:
+            self._oracle.learn(root)
+        self._caller = Caller(
+            self._world.workers, random.Random(f"callers {scenario.seed}"), self._clock
+        )
+        self._probe = Caller(self._world.workers, random.Random(0), self._clock)
+        self._operators = Operators(self._world, self._secrets, self._oracle)
+
+    def _clock(self) -> float:
+        return self._simulation.now
+
+    async def main(self) -> None:
+        """Run, and leave what was found in `findings`."""
+        self._faults = Faults(self._world, self.note)
+        logging.root.handlers = [_StoryHandler(self.note)]
+        self._world.start()
+        supervising = asyncio.create_task(self._world.supervise())
+        if missing := await self._until_well(_START):
+            self.findings.append(f"not ready after {_START:g} s: {', '.join(missing)}")
+        else:
+            # A new region has no share of a limit at first.
+            await asyncio.sleep(max(0.0, _FIRST_LOAD - self._clock()))
+            await self._act()
+            await self._judge()
+        if supervising.done():
+            await supervising
+        supervising.cancel()
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """All requests of customers that were sent so far."""
+        return self._caller.attempts
+
+    def note(self, line: str) -> None:
+        """Add a line to the story."""
+        self.story.append(f"{self._clock():9.3f}  {line}")
+
+    async def _act(self) -> None:
+        self.note("the load begins")
+        scenario, begun = self._scenario, self._clock()
+
+        self._begun = begun
+        asking = self._world.callers.start(
+            "callers",
+            lambda: self._caller.ask_all(scenario.requests, self._secrets.__getitem__, begun),
+        )
+
+        async def at(step: Step, act: Callable[[Step], Any]) -> None:
+            await asyncio.sleep(max(0.0, begun + step.at - self._clock()))
+            await act(step)
+
+        async with asyncio.TaskGroup() as tasks:
+            operations = [tasks.create_task(at(s, self._operate)) for s in scenario.operations]
+            faults = [tasks.create_task(at(step, self._faults.inject)) for step in scenario.faults]
+            if faults:
+                await asyncio.wait(faults)
+            ended = self._clock()
+            self.note("all faults have ended")
+            if missing := await self._until_well(_SETTLED):
+                late = f"{self._clock() - ended:.1f} s after the last fault"
+                self.findings.append(f"not well {late}: {', '.join(missing)}")
+            else:
+                self.note(f"all is well {self._clock() - ended:.1f} s after the last fault")
+            await asking.wait()
+            self._operators.is_ending = True
+            if operations:
+                await asyncio.wait(operations)
+
+    async def _operate(self, step: Step) -> None:
+        what = f"{step.kind} {step.target} {step.other}"
+        self.note(f"an operator begins: {what}")
+        await self._operators.do(step)
+        self.note(f"an operator's change is acknowledged: {what}")
+
+    async def _until_well(self, within: float) -> list[str]:
+        """Wait until every worker answers every tenant; return what is missing after the time."""
+        deadline = self._clock() + within
+        while missing := await self._unwell():
+            if self._clock() >= deadline:
+                return missing
+            await asyncio.sleep(_POLL)
+        return []
+
+    async def _unwell(self) -> list[str]:
+        parts = self._world.parts
+        missing = [name for name, part in parts.items() if not part.is_running]
+        asking = [
+            self._probe.attempt(_probe_of(tenant, worker), worker, self._secrets[tenant])
+            for worker in self._world.workers
+            for tenant in TENANTS
+        ]
+        for attempt in await asyncio.gather(*asking):
+            tenant = attempt.request.tenant
+            is_fine = attempt.status == 200 or (attempt.status == 429 and tenant == LIMITED)
+            if not is_fine:
+                missing.append(f"{attempt.worker} for {tenant}: {attempt.status} {attempt.code}")
+        return missing
+
+    async def _judge(self) -> None:
+        attempts = self._caller.attempts + self._probe.attempts
+        faults = self._faults.found
+        deadline = self._clock() + _BILLED
+        while True:
+            rows = invariants.read_ledger(self._world.ledger)
+            wrong = list(invariants.billing(attempts, rows, faults))
+            if not wrong or self._clock() >= deadline:
+                break
+            await asyncio.sleep(_POLL)
+        later = [attempt for attempt in attempts if attempt.sent >= self._begun]
+        prices = DOCUMENT["prices"]
+        self.findings += [
+            *wrong,
+            *(each for each in self._world.failures if "-redis/" in each),
+            *invariants.wrong_answers(attempts, self._oracle),
+            *invariants.invoices(self._world.ledger, rows, prices),
+            *invariants.dead_letters(self._world.ledger),
+            *invariants.limits(attempts, faults, self._capacity_at),
+            *invariants.deadlines(later, faults),
+            *invariants.errors_without_faults(later, faults, self._operators.former),
+            *await self._lost_changes(),
+        ]
+
+    def _capacity_at(self, time: float) -> int:
+        """Return the largest limit that may apply at a time."""
+        values = [CAPACITY]
+        for change in self._operators.changes:
+            if change.step.kind == "limit" and change.begun <= time:
+                is_known = change.acknowledged and change.acknowledged + _KNOWN_AFTER <= time
+                wanted = int(change.step.amount)
+                values = [wanted] if is_known else [*values, wanted]
+        return max(values)
+
+    async def _lost_changes(self) -> list[str]:
+        """Return acknowledged changes that are not in effect, and changes without an answer."""
+        changes = self._operators.changes
+        lost = [f"no answer to {c.step.kind}" for c in changes if c.acknowledged is None]
+        reloads = [change.value for change in changes if change.step.kind == "reload"]
+        if len(reloads) == 1 and reloads[0]:  # several may have been published in any order
+            wanted = reloads[0]["deadline"]["maximum"]
+            for region in REGIONS:
+                _, active = await ask_admin(self._world, region, "GET", "/admin/config")
+                if active["document"]["deadline"]["maximum"] != wanted:
+                    lost.append(f"{region} lost an acknowledged document")
+        limits = [change.value for change in changes if change.step.kind == "limit"]
+        if any(limits):
+            _, tenant = await ask_admin(self._world, "eu", "GET", f"/admin/tenants/{LIMITED}")
+            if tenant["limits"][0]["capacity"] not in limits:
+                lost.append("an acknowledged limit was lost")
+        return lost + [each async for each in self._valid_former_keys()]
+
+    async def _valid_former_keys(self) -> AsyncIterator[str]:
+        for secret in self._operators.former:
+            for worker in self._world.workers:
+                attempt = await self._probe.attempt(_probe_of("beta", worker), worker, secret)
+                if attempt.status != 401:
+                    yield f"{worker} answered {attempt.status} to a key that was replaced"
+
+    def tell_requests(self) -> None:
+        """Add the requests and the ends of processes to the story, in the order of time."""
+        for attempt in self._caller.attempts:
+            self.story.append(_line(attempt))
+        self.story += [f"{'':9}  the process ended: {each}" for each in self._world.failures]
+        self.story.sort(key=lambda line: float(line[:9].strip() or "inf"))
+
+
+class _StoryHandler(logging.Handler):
+    """Adds the log lines of all processes to the story."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._note = note
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        process = current_process()
+        where = process.label if process is not None else "-"
+        more = {name: value for name, value in vars(record).items() if name not in _USUAL}
+        why = f" {record.exc_info[1]!r}" if record.exc_info else ""
+        self._note(f"{where} logs: {record.getMessage()}{why} {more or ''}".rstrip())
+
+
+_USUAL: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message"}
+
+
+def _probe_of(tenant: str, worker: str) -> Request:
+    body = {"model": "tiny", "input": [f"{tenant[0]} good film"]}
+    return Request(
+        at=0.0,
+        tenant=tenant,
+        worker=worker,
+        path="/v1/embed",
+        body=body,
+        items=1,
+        timeout=2.0,
+        cache_control="no-cache",
+    )
+
+
+def _line(attempt: Attempt) -> str:
+    request = attempt.request
+    what = f"{request.tenant} {request.path} {request.items} items to {attempt.worker}"
+    key = f", key {request.idempotency_key}" if request.idempotency_key else ""
+    said = f"{attempt.status} {attempt.code} {attempt.id}".strip()
+    return f"{attempt.sent:9.3f}  {what}{key}: {said} after {attempt.came - attempt.sent:.3f} s"

@@ -1,0 +1,48 @@
+"""A few seeds of `make simulate-faults`: the whole product in one process, with faults."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+WITHIN = 280.0
+
+
+def simulate(
+    folder: Path, *arguments: str, hash_seed: str = "0"
+) -> subprocess.CompletedProcess[str]:
+    """Run the command with results in `folder`."""
+    command = [sys.executable, "-m", "loadtests", "simulate-faults", "--processes", "1"]
+    return subprocess.run(
+        [*command, "--out", str(folder), *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=WITHIN,
+        env=os.environ | {"PYTHONHASHSEED": "0"},  # noqa: TID251 - of a child
+    )
+
+
+def test_a_fixed_set_of_seeds_has_no_findings(tmp_path: Path) -> None:
+    done = simulate(tmp_path, "--first", "1000", "--seeds", "4")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_seed_has_the_same_steps_in_every_process(tmp_path: Path) -> None:
+    seed = ("--first", "7", "--seeds", "1", "--verbose")
+    runs = [simulate(tmp_path / name, *seed) for name in ("one", "other")]
+
+    digests = [re.findall(r"^7 ([0-9a-f]{32})", run.stdout, re.MULTILINE) for run in runs]
+    assert digests[0] == digests[1]
+    assert len(digests[0]) == 1
+
+
+def test_the_simulation_notices_that_a_safeguard_is_gone(tmp_path: Path) -> None:
+    done = simulate(tmp_path, "--mutant", "the parameters in cache keys", "--seeds", "3")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "wrong" in done.stdout or "other" in done.stdout
