@@ -88,9 +88,11 @@ def measure_guards(*, count: int, rounds: int) -> None:
     with _models() as work, contextlib.ExitStack() as stack:
         folder = work.served.parent
         config = Path(shutil.copytree(_CONFIG, folder / "config"))
-        with (config / "models.yaml").open("a") as document:
-            for name, declared in _GUARDS.items():  # JSON is YAML
-                document.write(f"  {name}: {msgspec.json.encode(declared).decode()}\n")
+        document = config / "models.yaml"
+        declared = "".join(  # JSON is YAML
+            f"  {name}: {msgspec.json.encode(guard).decode()}\n" for name, guard in _GUARDS.items()
+        )
+        document.write_text(document.read_text().replace("\nguards:\n", f"\nguards:\n{declared}"))
         shared, alone = (
             stack.enter_context(
                 System(

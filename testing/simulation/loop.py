@@ -152,6 +152,11 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self.call_soon_threadsafe(callback, *args)
         return True
 
+    def abandon(self) -> None:
+        """Count all transports as closed, so that streams of an ended process warn of nothing."""
+        for transport in list(vars(self)["_transports"].values()):
+            vars(transport)["_closing"] = True
+
     def _make_self_pipe(self) -> None:
         """Do nothing: threads of the process wake the selector."""
 

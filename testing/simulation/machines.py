@@ -98,6 +98,8 @@ class Process:
     def _release(self) -> None:
         """Give back what the kernel takes from a process that has ended."""
         close_all(self.databases)
+        if self.loop is not None:
+            self.loop.abandon()
         for lock in list(self.shared_locks.values()):
             lock.release()
         for descriptor in list(self.file_locks):

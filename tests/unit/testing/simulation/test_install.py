@@ -49,10 +49,10 @@ def test_time_advances_by_itself_outside_a_simulation(simulation: Simulation) ->
 @pytest.mark.usefixtures("simulation")
 def test_a_program_can_go_back() -> None:
     """`uninstall` puts the original functions back."""
-    replaced = time.monotonic, socket.socket, threading.Lock, open
+    replaced: tuple[object, ...] = (time.monotonic, socket.socket, threading.Lock, open)
 
     uninstall()
-    originals = time.monotonic, socket.socket, threading.Lock, open
+    originals: tuple[object, ...] = (time.monotonic, socket.socket, threading.Lock, open)
     install()
 
     assert all(a is not b for a, b in zip(replaced, originals, strict=True))

@@ -23,6 +23,9 @@ _SERVER, _CLIENT = "10.0.1.1", "10.0.2.1"
 _PORT = 80
 Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
+# The programs of these tests leave streams open.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <StreamWriter:ResourceWarning")
+
 
 class _Pair:
     """A server that runs `handle` for each connection, and a machine of clients."""
