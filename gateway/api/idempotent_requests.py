@@ -123,7 +123,7 @@ class IdempotentRequests:
         key = read_key(request.headers)
         await body.read_ahead(request, runtime)
         print_ = _fingerprint(principal, request, body, runtime)
-        stored = self._store.key(principal.tenant, name_of(key))
+        stored = self._store.key(principal.tenant, name_of(key), deadline=request.deadline)
         claim = await stored.claim(print_)
         if claim.outcome is ClaimOutcome.OWNED:
             request.recorded_id = id_of(principal, key, print_, claim.first)

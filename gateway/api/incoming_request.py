@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from litestar.types import (
@@ -52,6 +53,8 @@ class IncomingRequest:
     """Whether the answer holds a secret, so that it is stored nowhere."""
     recorded_id: RequestId | None = None
     """The id under which the ledger counts all attempts of the request, if that is not its own."""
+    deadline = inf
+    """When it must be answered (the loop's time), once a step has read its body ahead."""
 
     def __init__(
         self, method: str, path: str, headers: Headers, *, keys: KeyRing, target: bytes = b""
@@ -146,8 +149,8 @@ class IncomingBody:
         """
         if not self._is_ahead:
             allowed = _allowed(request, runtime.document.deadline)
-            deadline = asyncio.get_running_loop().time() + allowed
-            await self._read_until(deadline, request, runtime)
+            request.deadline = asyncio.get_running_loop().time() + allowed
+            await self._read_until(request.deadline, request, runtime)
 
     async def read(self, request: IncomingRequest, runtime: Runtime, deadline: float) -> bytes:
         """Return the whole body.

@@ -159,6 +159,7 @@ class RequestSteps:
         try:
             self._core.processor.read_head(state, request)
             state.on_head_read()
+            state.deadline = min(state.deadline, request.deadline)  # steps may have waited
             raw = await body.read(request, state.runtime, state.deadline)
         except ClientDisconnected:
             raise

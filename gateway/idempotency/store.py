@@ -18,7 +18,7 @@ expire when the tenant has used none for so long.
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from enum import StrEnum
 from math import inf
 from typing import Annotated, Any, Final, Self
@@ -28,7 +28,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from sluicegate.gateway.config.document import IdempotencyConfig
-from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.errors import DeadlineExceeded, DependencyUnavailable
 from sluicegate.gateway.redis.circuit_breaker import CircuitBreaker
 from sluicegate.gateway.redis.scripts import ScriptClient
 from sluicegate.gateway.redis.timeouts import is_timeout
@@ -41,6 +41,8 @@ LIFETIME: Final = 86_400.0
 _FAILURES: Final = (RedisError, OSError)
 _RENEWALS: Final = 3
 _DRAIN: Final = 2.0
+_LEAST_TIME: Final = 0.1
+"""Seconds that the end of a claim may take, even if the request has less."""
 _PREFIX: Final = "sg:idem:"
 """Begins the names of all keys; the tenant follows, as their hash tag."""
 HEAD_BYTES: Final = 58
@@ -202,46 +204,36 @@ class IdempotencyStore:
         self._config = config
         self._monotonic = monotonic
         self._breaker = CircuitBreaker(slow=inf)
-        self._tasks = TaskScope(drain=_DRAIN)
+        self.tasks = TaskScope(drain=_DRAIN)
+        """Calls of Redis, which its client lets nobody cancel, and renewals."""
         self._counts = IdempotencyStatistics()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        await self._tasks.__aexit__(*exc_info)
+        await self.tasks.__aexit__(*exc_info)
 
     def statistics(self) -> IdempotencyStatistics:
         """Return the counts so far."""
         return self._counts
 
-    def key(self, tenant: TenantId, name: str) -> "StoredKey":
-        """Return the key of that name, to be claimed."""
-        return StoredKey(self, tenant, name)
+    def key(self, tenant: TenantId, name: str, *, deadline: float) -> "StoredKey":
+        """Return the key of that name, to be claimed by a request with this deadline."""
+        return StoredKey(self, tenant, name, deadline=deadline)
 
     def record(self, outcome: ClaimOutcome) -> None:
         """Count a claim."""
         setattr(self._counts, outcome, getattr(self._counts, outcome) + 1)
 
-    def start(self, work: Coroutine[object, object, None]) -> None:
-        """Run `work` in a task that is awaited at the end."""
-        self._tasks.start(work)
-
     async def call(self, action: str, key: "StoredKey", value: bytes = b"") -> list[Any]:
-        """Run the script.
+        """Run the script, in one of `tasks`.
 
         Raises:
             RedisError, OSError: it is not known whether it ran.
         """
-        now = self._monotonic()
-        if not self._breaker.allows(now):
+        if not self._breaker.allows(self._monotonic()):
             raise ConnectionError("Redis did not answer lately")
-        # redis-py's connections survive no cancellation of the call.
-        task = self._tasks.create_task(self._run(action, key, value))
-        await asyncio.wait((task,))
-        return task.result()
-
-    async def _run(self, action: str, key: "StoredKey", value: bytes) -> list[Any]:
         config = self._config()
         lease, lifetime = int(config.lease * 1000), int(LIFETIME * 1000)
         bounds = (config.max_keys, config.max_bytes)
@@ -264,14 +256,22 @@ class IdempotencyStore:
 
 
 class StoredKey:
-    """A key of a tenant. Once it is claimed, the claim is renewed until `finish`."""
+    """A key of a tenant. Once it is claimed, the claim is renewed until `finish`.
 
-    def __init__(self, store: IdempotencyStore, tenant: TenantId, name: str) -> None:
+    The request waits for Redis until its deadline only. A call that takes longer goes on, until the
+    client of Redis gives it up.
+    """
+
+    def __init__(
+        self, store: IdempotencyStore, tenant: TenantId, name: str, *, deadline: float
+    ) -> None:
         stem = f"{_PREFIX}{{{quote(tenant, safe='')}}}"
         self.keys = [f"{stem}:records", f"{stem}:index", f"{stem}:bytes"]
         self.name = name
         self.owner = secrets.token_hex(8)
         self._store = store
+        self.deadline = deadline
+        """When the request must be answered (the loop's time)."""
         self._is_owned = False
         self._finished = asyncio.Event()
 
@@ -280,7 +280,36 @@ class StoredKey:
 
         Raises:
             DependencyUnavailable: the state Redis cannot be reached.
+            DeadlineExceeded: it does not answer by the deadline. A claim that it then grants ends
+                at once.
         """
+        call = self._store.tasks.create_task(self._claim(print_))
+        try:
+            await asyncio.wait((call,), timeout=self.deadline - _now())
+        finally:
+            if not call.done():
+                self._store.tasks.start(self._release(call))
+        if not call.done():
+            raise DeadlineExceeded.during("the look-up of the idempotency key")
+        claim = call.result()
+        if claim.outcome is ClaimOutcome.OWNED:
+            self._is_owned = True
+            self._store.tasks.start(self._renew())
+        return claim
+
+    async def finish(self, answer: bytes = b"") -> None:
+        """Store the answer, and end the claim; without an answer the next retry runs again.
+
+        Return at the deadline or 0.1 s from now, whichever is later, even if Redis has not stored
+        the answer yet. Where Redis cannot be reached, the claim ends with its lease.
+        """
+        if self._is_owned:
+            self._is_owned = False
+            self._finished.set()
+            call = self._store.tasks.create_task(self._finish(answer))
+            await asyncio.wait((call,), timeout=max(self.deadline - _now(), _LEAST_TIME))
+
+    async def _claim(self, print_: bytes) -> Claim:
         try:
             reply = await self._store.call("claim", self, print_)
         except _FAILURES as error:
@@ -292,21 +321,18 @@ class StoredKey:
         outcome = ClaimOutcome(reply[0].decode())
         self._store.record(outcome)
         if outcome is ClaimOutcome.OWNED:
-            self._is_owned = True
-            self._store.start(self._renew())
             return Claim(outcome=outcome, first=reply[1] / 1000)
         return Claim(outcome=outcome, answer=reply[2] if outcome is ClaimOutcome.DONE else b"")
 
-    async def finish(self, answer: bytes = b"") -> None:
-        """Store the answer, and end the claim; without an answer the next retry runs again.
+    async def _release(self, call: asyncio.Task[Claim]) -> None:
+        """End the claim of a request that waits for it no more."""
+        with contextlib.suppress(DependencyUnavailable):  # counted
+            if (await call).outcome is ClaimOutcome.OWNED:
+                await self._finish(b"")
 
-        Where Redis cannot be reached, the claim ends with its lease.
-        """
-        if self._is_owned:
-            self._is_owned = False
-            self._finished.set()
-            with contextlib.suppress(*_FAILURES):  # counted
-                await self._store.call("finish", self, answer)
+    async def _finish(self, answer: bytes) -> None:
+        with contextlib.suppress(*_FAILURES):  # counted
+            await self._store.call("finish", self, answer)
 
     async def _renew(self) -> None:
         reply = [ClaimOutcome.OWNED.encode()]
@@ -317,3 +343,7 @@ class StoredKey:
                 return
             with contextlib.suppress(*_FAILURES):  # counted
                 reply = await self._store.call("renew", self)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

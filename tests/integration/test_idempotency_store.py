@@ -2,13 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from redis.asyncio import Redis
 
 from sluicegate.gateway.config.document import IdempotencyConfig
-from sluicegate.gateway.errors import DependencyUnavailable
+from sluicegate.gateway.errors import DeadlineExceeded, DependencyUnavailable
 from sluicegate.gateway.idempotency.store import (
     HEAD_BYTES,
     OVERHEAD_BYTES,
@@ -24,6 +24,13 @@ from testing.waiting import WAIT_LIMIT, eventually, until
 pytestmark = pytest.mark.anyio
 A, B = b"a" * 16, b"b" * 16
 RECORD = HEAD_BYTES + OVERHEAD_BYTES
+
+
+class Slow(NamedTuple):
+    """A store, and its server, which can be stopped for longer than requests wait."""
+
+    store: IdempotencyStore
+    server: Valkey
 
 
 class Bounds:
@@ -52,8 +59,11 @@ async def store(redis: Redis, bounds: Bounds) -> AsyncIterator[IdempotencyStore]
         yield opened
 
 
-def key(store: IdempotencyStore, name: str = "k", tenant: str = "acme") -> StoredKey:
-    return store.key(TenantId(tenant), name)
+def key(
+    store: IdempotencyStore, name: str = "k", tenant: str = "acme", *, within: float = 60.0
+) -> StoredKey:
+    deadline = asyncio.get_running_loop().time() + within
+    return store.key(TenantId(tenant), name, deadline=deadline)
 
 
 async def next_millisecond(redis: Redis) -> None:
@@ -148,7 +158,7 @@ async def test_a_claim_of_the_dead_ends_with_its_lease_and_that_of_the_living_do
     dead = IdempotencyStore(
         redis=redis, config=lambda: bounds.now, monotonic=asyncio.get_running_loop().time
     )
-    dead.start = lambda work: work.close()  # type: ignore[method-assign]  # it renews nothing
+    dead.tasks.start = lambda work: work.close()  # type: ignore[method-assign]  # it renews nothing
     lost = key(dead, "dead")
     await lost.claim(A)
     taken = key(store, "dead")
@@ -249,6 +259,53 @@ async def test_a_silent_redis_is_not_asked_by_each_request(
 
     assert store.statistics().failures == 1
     await redis.aclose()
+
+
+@pytest.fixture
+async def slow(own_valkey: Valkey, bounds: Bounds, anyio_backend: str) -> AsyncIterator[Slow]:
+    redis = connect(own_valkey.url, timeout=60.0)
+    clock = asyncio.get_running_loop().time
+    async with IdempotencyStore(redis=redis, config=lambda: bounds.now, monotonic=clock) as store:
+        await redis.ping()
+        yield Slow(store, own_valkey)
+    await redis.aclose()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_claim_that_its_request_does_not_wait_for_ends_at_once(
+    slow: Slow, *, is_cancelled: bool
+) -> None:
+    slow.server.pause()
+    late = key(slow.store, within=WAIT_LIMIT if is_cancelled else 0.05)
+    request = asyncio.create_task(late.claim(A))
+    if is_cancelled:
+        await asyncio.sleep(0)
+        request.cancel()
+    await asyncio.wait((request,))
+    slow.server.resume()
+
+    async def is_free() -> bool:
+        next_ = key(slow.store)
+        claim = await next_.claim(A)
+        await next_.finish()
+        return claim.outcome is ClaimOutcome.OWNED and slow.store.statistics().owned > 1
+
+    await eventually(is_free)
+    assert request.cancelled() or isinstance(request.exception(), DeadlineExceeded)
+
+
+async def test_an_answer_is_stored_after_the_deadline_if_redis_is_slow(slow: Slow) -> None:
+    mine = key(slow.store)
+    await mine.claim(A)
+    mine.deadline = asyncio.get_running_loop().time()
+    slow.server.pause()
+    await mine.finish(b"kept")  # the server is still stopped when this returns
+    slow.server.resume()
+
+    async def is_kept() -> bool:
+        return (await key(slow.store).claim(A)).answer == b"kept"
+
+    await eventually(is_kept)
 
 
 async def test_answers_are_bounded_in_bytes_and_one_that_has_no_room_is_not_kept(

@@ -386,6 +386,16 @@ async def test_without_the_store_only_requests_with_a_key_are_refused(
     assert again.headers["idempotency-replayed"] == "true"
 
 
+async def test_a_silent_store_is_waited_for_until_the_deadline_only(scene: Scene, key: str) -> None:
+    scene.state.pause()
+    late = await ask(scene.one, key, **{"x-request-timeout": "0.05"})
+    scene.state.resume()
+    again = await ask_until_it_is_answered(scene.one, key)
+
+    assert (late.status, late.json()["code"]) == (504, "deadline_exceeded")
+    assert (again.status, "idempotency-replayed" in again.headers) == (200, False)
+
+
 @pytest.mark.parametrize("method", ["DELETE", "PUT", "TRACE", "QUERY"])
 async def test_a_method_that_no_route_has_is_refused_whatever_came_with_its_key(
     method: str, scene: Scene, key: str

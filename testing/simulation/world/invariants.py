@@ -21,8 +21,6 @@ from testing.simulation.world.scenario import CAPACITY, LIMITED, TENANTS, WINDOW
 
 SLACK: Final = 1.0
 """Seconds after its deadline in which an answer may still come."""
-_LOOKUPS: Final = 2.0
-"""Seconds that the two steps of an idempotency key may add while the state Redis is slow."""
 SYNC: Final = 1.0
 """A power cut may destroy usage events of the last so many seconds; see `events_sync_interval`."""
 _LOCAL_SHARE: Final = 0.1
@@ -266,9 +264,7 @@ def deadlines(attempts: Sequence[Attempt], faults: Sequence[Disturbance]) -> Ite
         took = attempt.came - attempt.sent
         if not attempt.status:
             yield f"no answer from {attempt.worker} at {attempt.sent:.2f} within {took:.2f} s"
-        elif took > attempt.request.timeout + SLACK + _LOOKUPS * bool(
-            attempt.request.idempotency_key
-        ):
+        elif took > attempt.request.timeout + SLACK:
             limit = f"{attempt.request.timeout:g} s, at {attempt.sent:.2f}"
             yield f"{attempt.worker} answered after {took:.2f} s, not within {limit}"
 

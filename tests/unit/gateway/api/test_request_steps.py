@@ -291,6 +291,28 @@ async def test_a_claim_has_ended_before_the_answer_is_sent(
     assert None not in seen
 
 
+async def test_the_deadline_includes_the_time_that_a_step_took(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replies = list[HttpReply]()
+    monkeypatch.setattr(api.steps, "_idempotency", AlwaysKeyed(NotedKey()))
+    match = api.routes.find("/v1/classify")
+    assert match is not None
+
+    async def on_reply(reply: HttpReply, _: KeyId | None) -> None:
+        replies.append(reply)
+
+    raw = msgspec.json.encode(_BODY | {"input": "word " * 2_000})
+    request = incoming(api, (b"x-request-timeout", b"60"))
+    request.deadline = asyncio.get_running_loop().time()
+    async with api.processor._turn:
+        await api.steps.answer(
+            match, request, IncomingBody(api.bodies, never, lambda: raw), on_reply
+        )
+
+    assert [reply.status for reply in replies] == [504]
+
+
 async def test_a_key_that_is_revoked_while_the_body_arrives_is_refused(api: Api) -> None:
     replies = list[HttpReply]()
     match = api.routes.find("/v1/classify")
