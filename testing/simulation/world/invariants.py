@@ -250,19 +250,21 @@ def limits(
     ]
     emptied = [f for f in faults if f.kind in ("lose", "empty", "crash", "jump")]
     unreached = [f for f in faults if any(name.endswith("-redis") for name in f.machines)]
+    capacities = [(capacity_at(sent), sent) for sent, _ in admitted]
     for begin, _ in admitted:
         for _, end in admitted:
             if end <= begin:
                 continue
             count = sum(begin <= sent and came <= end for sent, came in admitted)
-            refilled = capacity_at(begin) * (1 + (end - begin) / WINDOW)
+            capacity = max(at for at, sent in capacities if begin <= sent <= end)
+            refilled = capacity * (1 + (end - begin) / WINDOW)
             local = (
                 _LOCAL_SHARE * len(WORKERS)
                 if any(_meets(f, begin, end) for f in unreached)
                 else 0.0
             )
             fresh = sum(_meets(f, begin, end) for f in emptied)
-            if count > refilled * (1 + local) + fresh * capacity_at(begin) + 1:
+            if count > refilled * (1 + local) + fresh * capacity + 1:
                 yield f"{count} admitted from {begin:.2f} to {end:.2f}, above {refilled:.1f}"
                 return
 

@@ -213,7 +213,8 @@ class Run:
     async def _lost_changes(self) -> list[str]:
         """Return acknowledged changes that are not in effect, and changes without an answer."""
         changes = self._operators.changes
-        lost = [f"no answer to {c.step.kind}" for c in changes if c.acknowledged is None]
+        lost = list(self._operators.lost)
+        lost += [f"no answer to {c.step.kind}" for c in changes if c.acknowledged is None]
         reloads = [change.value for change in changes if change.step.kind == "reload"]
         if len(reloads) == 1 and reloads[0]:  # several may have been published in any order
             wanted = reloads[0]["deadline"]["maximum"]
