@@ -89,7 +89,9 @@ def make_directed(seed: int, plan: Sequence[str]) -> tuple[Step, ...]:
     for each in plan:
         kind, *rest = each.split()
         is_fault = kind in KINDS
-        places = [f"{region}-{place}" for place in rest] if is_fault else [f"{region}-0", "tiny"]
+        places = [place if place == "callers" else f"{region}-{place}" for place in rest]
+        if not is_fault:
+            places = [f"{region}-0", "tiny"]
         amount = chooser.choice(_CALLS if kind == "kill-call" else (0.05, 0.5, 2.0))
         steps.append(
             Step(

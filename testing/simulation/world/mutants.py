@@ -116,7 +116,7 @@ class Mutant(NamedTuple):
 
 
 MUTANTS: Final[Mapping[str, Mutant]] = {
-    "the tenant in cache keys": Mutant(_key_without(scope="shared")),
+    "the tenant in cache keys": Mutant(_key_without(scope="shared"), load={"phrases": 1}),
     "the revision in cache keys": Mutant(_unrevised(), ("swap",)),
     "the parameters in cache keys": Mutant(_key_without(parameters=b"")),
     "the sync of usage events": Mutant(
@@ -142,8 +142,8 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         _replace(
             idempotent_requests, "id_of", lambda *_: RequestId(f"req_{secrets.token_hex(13)}")
         ),
-        ("kill-call gateway/worker-0", "kill-call gateway/worker-0", "kill-call gateway/worker-0"),
-        {"keyed": 0.9, "mostly": "acme"},
+        ("cut-one-way gateway callers", "empty redis"),
+        {"keyed": 1.0, "mostly": "acme"},
     ),
     "the rule of a lease": Mutant(
         _replace(Lease, "is_under", lambda *_: True),
