@@ -100,11 +100,12 @@ def _query(path: Path, query: str) -> list[Any]:
 
 def wrong_answers(attempts: Sequence[Attempt], oracle: Oracle) -> Iterator[str]:
     """Yield each answer that is wrong for its tenant, model, revision or parameters."""
-    asked = defaultdict[tuple[str, str, str], list[float]](list)
+    asked = defaultdict[tuple[str, str, str, str], list[float]](list)
     for attempt in attempts:
         request = attempt.request
         for text in set(_texts(request.body)):
-            asked[request.tenant, request.path, text].append(attempt.sent)
+            what = request.tenant, request.path, str(request.body["model"]), text
+            asked[what].append(attempt.sent)
     for attempt in attempts:
         request = attempt.request
         if attempt.status != _OK:
@@ -114,7 +115,7 @@ def wrong_answers(attempts: Sequence[Attempt], oracle: Oracle) -> Iterator[str]:
             continue
         fresh = 0
         for text in set(_texts(request.body)):
-            times = asked[request.tenant, request.path, text]
+            times = asked[request.tenant, request.path, str(request.body["model"]), text]
             fresh += sum(sent <= attempt.came for sent in times) == 1  # its own
         if msgspec.json.decode(attempt.body)["usage"]["hit"] and fresh == len(_texts(request.body)):
             yield f"{attempt.id}: {request.tenant} got a hit on texts that it never sent"
