@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PIECE = 100
 _MOST_RUNS = 20
-"""Runs without a safeguard, of those seeds that need it, until it counts as not noticed."""
+"""Runs without a safeguard until it counts as not noticed."""
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +66,8 @@ def measure(
 
     out.mkdir(parents=True, exist_ok=True)
     if mutants or mutant:
-        _find_mutants(mutant, range(first, first + seeds), processes)
+        with Runner(processes) as runner:
+            _find_mutants(runner, mutant, range(first, first + min(seeds, _MOST_RUNS)))
         return
     with Runner(processes) as runner:
         if shrink:
@@ -111,46 +112,40 @@ def _run_piece(runner: "Runner", first: int, last: int, out: Path, *, verbose: b
     )
 
 
-def _find_mutants(only: str, seeds: range, processes: int) -> None:
+def _find_mutants(runner: "Runner", only: str, seeds: range) -> None:
     """Print for each safeguard how many seeds it took to notice that it is missing."""
     from testing.simulation.world.mutants import MUTANTS  # noqa: PLC0415 - after `install`
-    from testing.simulation.world.seeds import make_scenario  # noqa: PLC0415
 
     missed = 0
     for name, mutant in MUTANTS.items():
         if only not in name:
             continue
-        scenarios = [
-            scenario
-            for scenario in map(make_scenario, seeds)
-            if mutant.needs in ("", *(s.kind for s in (*scenario.operations, *scenario.faults)))
-        ]
-        noticed = _first_notice(scenarios[:_MOST_RUNS], mutant.remove, processes)
+        noticed = _first_notice(runner, [mutant.scenario(seed) for seed in seeds], mutant.remove)
         if noticed is None:
             missed += 1
-            print(f"{name}: not noticed by {len(scenarios[:_MOST_RUNS])} runs", flush=True)
+            print(f"{name}: not noticed by {len(seeds)} runs", flush=True)
         else:
             count, outcome = noticed
             finding = outcome.findings[0].strip().splitlines()[-1][:100]
-            passed = outcome.seed - seeds.start + 1
-            print(f"{name}: {count} runs, {passed} seeds: {finding}", flush=True)
+            print(f"{name}: {count} runs, seed {outcome.seed}: {finding}", flush=True)
     if missed:
         raise SystemExit(1)
 
 
 def _first_notice(
-    scenarios: list["Scenario"], remove: Callable[[], None], processes: int
+    runner: "Runner", scenarios: list["Scenario"], remove: Callable[[], None]
 ) -> "tuple[int, Outcome] | None":
     """Return the first run that fails only without the safeguard, and how many runs it took."""
-    from testing.simulation.world.seeds import Runner  # noqa: PLC0415 - after `install`
-
-    known = {scenario.seed: scenario for scenario in scenarios}
-    with Runner(processes, change=remove) as mutated, Runner() as whole:
-        for count, outcome in enumerate(mutated.run(scenarios), 1):
-            if outcome.findings:
-                (fair,) = whole.run([known[outcome.seed]])
-                if not fair.findings:
-                    return count, outcome
+    keep = runner.change
+    for count, scenario in enumerate(scenarios, 1):
+        runner.change = remove
+        (outcome,) = runner.run([scenario])
+        runner.change = keep
+        if outcome.findings:
+            (fair,) = runner.run([scenario])
+            if not fair.findings:
+                return count, outcome
+            print(f"seed {scenario.seed} with the safeguard: {fair.findings[0][:200]}", flush=True)
     return None
 
 

@@ -59,6 +59,8 @@ class _Connection(sqlite3.Connection):
 
     @override
     def commit(self) -> None:
+        if here.strand is not None and self.in_transaction:
+            here.strand.process.count_call()
         _patiently(self, "COMMIT", super().commit)
 
 

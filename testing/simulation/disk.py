@@ -29,7 +29,7 @@ class Disk:
     """Has the files of a machine, in `folder`."""
 
     def __init__(self, folder: Path, seed: object) -> None:
-        self.folder = folder.absolute()
+        self.folder = Path(os.path.normpath(folder.absolute()))
         self.is_full = False
         """Whether files cannot grow."""
         self.is_broken = False
@@ -45,13 +45,13 @@ class Disk:
         """The inodes by path at the last sync of any file."""
         self._folders: list[Path] = []
         folder.mkdir(parents=True, exist_ok=True)
-        self._real_folder = folder.resolve()
+        self._beginnings = (f"{self.folder}/", f"{folder.resolve()}/")
         self.settle()
 
     def has(self, path: str) -> bool:
         """Return whether a path is on this disk."""
-        absolute = Path(path).absolute()
-        return absolute.is_relative_to(self.folder) or absolute.is_relative_to(self._real_folder)
+        absolute = os.path.abspath(path)  # noqa: PTH100 - a `Path` takes ten times as long
+        return f"{absolute}/".startswith(self._beginnings)
 
     def check(self, *, grows: bool) -> None:
         """Raise the error of a write that makes a file grow, or not.
@@ -181,7 +181,9 @@ def _disk_of(file: int | str | os.PathLike[str] | bytes) -> Disk | None:
         return None
     disk = strand.process.machine.disk
     path = (
-        str(Path(f"/proc/self/fd/{file}").readlink()) if isinstance(file, int) else os.fspath(file)
+        os.readlink(f"/proc/self/fd/{file}")  # noqa: PTH115 - a `Path` takes long
+        if isinstance(file, int)
+        else os.fspath(file)
     )
     return disk if disk.has(path) else None
 

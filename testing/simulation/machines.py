@@ -49,6 +49,8 @@ class Process:
         self.shared_locks: dict[int, Lock] = {}
         """Locks of modules, which other simulated processes use, too."""
         self.databases: list[ref[sqlite3.Connection]] = []
+        self.calls_left: int | None = None
+        """After so many more sends, commits and syncs, the process is killed."""
         self.deferred: list[Callable[[], object]] = []
         self._on_end: list[Callable[[], object]] = []
         self.main: Strand
@@ -75,6 +77,13 @@ class Process:
     def kill(self) -> None:
         """End the process as SIGKILL does: nothing of it runs again, not even `finally`."""
         self.end("killed")
+
+    def count_call(self) -> None:
+        """Count a send, a commit or a sync that is about to happen; see `calls_left`."""
+        if self.calls_left is not None:
+            self.calls_left -= 1
+            if self.calls_left <= 0:
+                self.kill()
 
     def end(self, how: str) -> None:
         """End the process. The kernel closes its connections and releases its locks."""
@@ -175,6 +184,8 @@ class Machine:
         self.processes: list[Process] = []
         self._pids = 100
         self.boot_id = self._new_boot_id()
+        self.hostname = name
+        """Another one after each crash, as of a new container."""
 
     @property
     def folder(self) -> Path:
@@ -221,6 +232,7 @@ class Machine:
         """Switch a crashed machine on again, without processes."""
         self.is_up = True
         self.boot_id = self._new_boot_id()
+        self.hostname = f"{self.name}-{self.boot_id[:4]}"
         self.clock.restart()
         self.scheduler.trace.note(self.scheduler.now, self.name, f"boots as {self.boot_id}")
 

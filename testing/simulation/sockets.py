@@ -186,6 +186,8 @@ class SimulatedSocket:
         if endpoint.is_dead or self._is_shut:
             self._raise_error()
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+        if here.strand is not None:
+            here.strand.process.count_call()
         return endpoint.write(view)
 
     def sendmsg(self, buffers: Iterable[Any]) -> int:
@@ -431,9 +433,9 @@ def gethostbyname(host: str) -> str:
 
 
 def gethostname() -> str:
-    """Return the name of the simulated machine."""
+    """Return the present name of the simulated machine."""
     strand = here.strand
-    return str(_real["gethostname"]()) if strand is None else strand.process.machine.name
+    return str(_real["gethostname"]()) if strand is None else strand.process.machine.hostname
 
 
 def _addresses(process: "Process", host: Any) -> list[str]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from testing.simulation.machines import Machine
@@ -27,6 +27,7 @@ _LINKS: Final = (
 )
 _TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "kill": PROCESSES,
+    "kill-call": PROCESSES,
     "pause": PROCESSES,
     "crash": (*GATEWAYS, *BACKENDS),
     "jump": (*GATEWAYS, *BACKENDS, *REDIS),
@@ -42,6 +43,7 @@ _TARGETS: Final[dict[str, tuple[str, ...]]] = {
 }
 LINK_KINDS: Final = ("cut", "cut-one-way", "slow", "reset")
 KINDS: Final = (*_TARGETS, *LINK_KINDS)
+_CALLS: Final = (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)
 
 
 def make_faults(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[Step, ...]:
@@ -60,6 +62,8 @@ def make_faults(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[Step, ...]:
             amount = chooser.choice((-30.0, -2.0, -0.2, 0.2, 2.0, 30.0))
         elif kind == "drift":
             amount = chooser.choice((-0.05, 0.05))
+        elif kind == "kill-call":
+            amount = chooser.choice(_CALLS)
         faults.append(
             Step(
                 at=chooser.uniform(0.0, LENGTH),
@@ -71,6 +75,36 @@ def make_faults(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[Step, ...]:
             )
         )
     return tuple(sorted(faults, key=lambda each: each.at))
+
+
+def make_directed(seed: int, plan: Sequence[str]) -> tuple[Step, ...]:
+    """Return the faults and operations of a plan, each soon after the one before, in one region.
+
+    A step of a plan is a kind, then a place without its region, such as `slow gateway redis`, or
+    the amount of an operation.
+    """
+    chooser = random.Random(f"directed {seed}")
+    region, at = chooser.choice(REGIONS), chooser.uniform(1.0, LENGTH / 2)
+    steps = []
+    for each in plan:
+        kind, *rest = each.split()
+        is_fault = kind in KINDS
+        places = [place if place == "callers" else f"{region}-{place}" for place in rest]
+        if not is_fault:
+            places = [f"{region}-0", "tiny"]
+        amount = chooser.choice(_CALLS if kind == "kill-call" else (0.05, 0.5, 2.0))
+        steps.append(
+            Step(
+                at=at,
+                kind=kind,
+                target=places[0],
+                other=places[1] if len(places) > 1 else "",
+                lasts=chooser.choice((0.3, 1.0, 3.0, 6.0)),
+                amount=amount if is_fault or not rest else float(rest[0]),
+            )
+        )
+        at += chooser.choice((chooser.uniform(0.05, 0.4), chooser.uniform(0.4, 2.5)))
+    return tuple(steps)
 
 
 class Faults:
@@ -104,8 +138,14 @@ class Faults:
 
     async def _kill(self, step: Step) -> None:
         process = self._world.parts[step.target].process
-        if process is not None:
+        if process is None:
+            return
+        if step.kind == "kill":
             process.kill()
+        else:
+            process.calls_left = int(step.amount)
+            await asyncio.sleep(step.lasts)
+            process.calls_left = None
 
     async def _pause(self, step: Step) -> None:
         await self._pause_for(self._world.parts[step.target], step.lasts)

@@ -4,7 +4,7 @@ A finding is a sentence about an invariant that did not hold.
 """
 
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -17,7 +17,14 @@ from sluicegate.gateway.events.hit_run import ids_from
 from sluicegate.gateway.ledger.ledger import Ledger
 from testing.simulation.world.callers import Attempt
 from testing.simulation.world.model import Oracle
-from testing.simulation.world.scenario import CAPACITY, LIMITED, TENANTS, WINDOW, WORKERS
+from testing.simulation.world.scenario import (
+    CAPACITY,
+    LIMITED,
+    MIDNIGHT,
+    TENANTS,
+    WINDOW,
+    WORKERS,
+)
 
 SLACK: Final = 1.0
 """Seconds after its deadline in which an answer may still come."""
@@ -91,20 +98,25 @@ def _query(path: Path, query: str) -> list[Any]:
 
 def wrong_answers(attempts: Sequence[Attempt], oracle: Oracle) -> Iterator[str]:
     """Yield each answer that is wrong for its tenant, model, revision or parameters."""
-    asked: dict[tuple[str, str, str], float] = {}
-    for attempt in sorted(attempts, key=lambda each: each.sent):
+    asked = defaultdict[tuple[str, str, str, str], list[float]](list)
+    for attempt in attempts:
         request = attempt.request
-        texts = set(_texts(request.body))
-        if attempt.status == _OK:
-            if wrong := oracle.problem(request.path, request.body, attempt.body):
-                yield f"wrong answer {attempt.id} to {request.tenant}: {wrong}"
-            else:
-                usage = msgspec.json.decode(attempt.body)["usage"]
-                fresh = sum((request.tenant, request.path, text) not in asked for text in texts)
-                if usage["hit"] and fresh == len(_texts(request.body)):
-                    yield f"{attempt.id}: {request.tenant} got a hit on texts that it never sent"
-        for text in texts:
-            asked.setdefault((request.tenant, request.path, text), attempt.sent)
+        for text in set(_texts(request.body)):
+            what = request.tenant, request.path, str(request.body["model"]), text
+            asked[what].append(attempt.sent)
+    for attempt in attempts:
+        request = attempt.request
+        if attempt.status != _OK:
+            continue
+        if wrong := oracle.problem(request.path, request.body, attempt.body):
+            yield f"wrong answer {attempt.id} to {request.tenant}: {wrong}"
+            continue
+        fresh = 0
+        for text in set(_texts(request.body)):
+            times = asked[request.tenant, request.path, str(request.body["model"]), text]
+            fresh += sum(sent <= attempt.came for sent in times) == 1  # its own
+        if msgspec.json.decode(attempt.body)["usage"]["hit"] and fresh == len(_texts(request.body)):
+            yield f"{attempt.id}: {request.tenant} got a hit on texts that it never sent"
 
 
 def _texts(body: Mapping[str, Any]) -> list[str]:
@@ -131,7 +143,7 @@ def billing(
             yield f"{id_} of {tenant}, answered at {attempt.came:.2f}, is not billed"
     yield from _other_numbers(answers, rows)
     yield from _unasked(attempts, answers, billed)
-    yield from _billed_again(answers, faults)
+    yield from _billed_again(attempts, answers, faults)
 
 
 def _may_be_lost(attempt: Attempt, faults: Sequence[Disturbance]) -> bool:
@@ -176,12 +188,21 @@ def _unasked(
         yield f"{len(extra)} requests are billed without an answer, but {unanswered} had none"
 
 
-def _billed_again(answers: Mapping[str, Attempt], faults: Sequence[Disturbance]) -> Iterator[str]:
-    """Yield idempotency keys with several answers, unless Redis lost them."""
+def _billed_again(
+    attempts: Sequence[Attempt], answers: Mapping[str, Attempt], faults: Sequence[Disturbance]
+) -> Iterator[str]:
+    """Yield idempotency keys with several answers, unless Redis lost them.
+
+    Within a day, a lost key gives another answer with the same id.
+    """
     keys = Counter(a.request.idempotency_key for a in answers.values())
-    lost = any(fault.kind in ("lose", "empty") for fault in faults)
+    kinds = {fault.kind for fault in faults}
     for key, count in keys.items():
-        if key and count > 1 and not lost:
+        if not key or count < 2:
+            continue
+        times = [t for a in attempts if a.request.idempotency_key == key for t in (a.sent, a.came)]
+        has_new_day = min(times) - SLACK < MIDNIGHT < max(times) + SLACK
+        if kinds.isdisjoint(("lose", "empty")) or not (has_new_day or kinds & {"jump", "drift"}):
             yield f"the idempotency key {key} has {count} answers"
 
 
@@ -228,19 +249,21 @@ def limits(
     ]
     emptied = [f for f in faults if f.kind in ("lose", "empty", "crash", "jump")]
     unreached = [f for f in faults if any(name.endswith("-redis") for name in f.machines)]
+    capacities = [(capacity_at(sent), sent) for sent, _ in admitted]
     for begin, _ in admitted:
         for _, end in admitted:
             if end <= begin:
                 continue
             count = sum(begin <= sent and came <= end for sent, came in admitted)
-            refilled = capacity_at(begin) * (1 + (end - begin) / WINDOW)
+            capacity = max(at for at, sent in capacities if begin <= sent <= end)
+            refilled = capacity * (1 + (end - begin) / WINDOW)
             local = (
                 _LOCAL_SHARE * len(WORKERS)
                 if any(_meets(f, begin, end) for f in unreached)
                 else 0.0
             )
             fresh = sum(_meets(f, begin, end) for f in emptied)
-            if count > refilled * (1 + local) + fresh * capacity_at(begin) + 1:
+            if count > refilled * (1 + local) + fresh * capacity + 1:
                 yield f"{count} admitted from {begin:.2f} to {end:.2f}, above {refilled:.1f}"
                 return
 

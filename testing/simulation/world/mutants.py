@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from typing_extensions import override
 
-from sluicegate.backends.serving import reloading
+from sluicegate.backends.serving import recovery, reloading
 from sluicegate.backends.serving.recovery import load_repository
 from sluicegate.gateway.api import idempotent_requests
 from sluicegate.gateway.app.principals import PrincipalsFollower
@@ -26,6 +27,9 @@ from sluicegate.gateway.types import RequestId
 from sluicegate.gateway.workers import stream
 from sluicegate.gateway.workers.group import GroupReader
 from sluicegate.gateway.workers.shipper import Shipper
+from testing.simulation.world.faults import make_directed
+from testing.simulation.world.operators import KINDS as OPERATIONS
+from testing.simulation.world.scenario import Scenario, make_requests
 
 Remove = Callable[[], None]
 
@@ -69,65 +73,100 @@ def _latest_price(at: Any) -> Any:
     return lambda self, model, _: at(self, model, 1 << 62)
 
 
-def _forgetful(load: Any) -> Any:
+def _no_former_revision() -> None:
     def load_anew(*args: Any, **options: Any) -> Any:
-        return load(*args, **options | {"before": None})
+        return load_repository(*args, **options | {"before": None})
 
-    return load_anew
+    _replace(reloading, "load_repository", load_anew)()
+    _replace(recovery, "_Search", _NoSearch)()
+
+
+class _NoSearch(recovery._Search):  # noqa: SLF001
+    @override
+    def pin(self, catalogue: Any, model_set: Any) -> bool:
+        return False
+
+
+def _ship_without_comparison() -> None:
+    """Remove two safeguards, each of which also does the other's work."""
+    script = stream._SHIP.replace("shipped ~= ARGV[3]", "false")  # noqa: SLF001
+    _replace(stream, "_SHIP", script)()
+    _replace(Shipper, "_compare", lambda *_, **__: None)()
 
 
 class Mutant(NamedTuple):
-    """A safeguard that can be removed, and the operation or fault without which it has no use."""
+    """A safeguard that can be removed, and how to make it likely that it is needed.
+
+    `plan` has faults and operations, see `make_directed`. `load` are options of `make_requests`.
+    """
 
     remove: Remove
-    needs: str = ""
+    plan: tuple[str, ...] = ()
+    load: Mapping[str, Any] = {}
+
+    def scenario(self, seed: int) -> Scenario:
+        """Return a scenario of a seed in which the safeguard is likely to be needed."""
+        steps = make_directed(seed, self.plan)
+        return Scenario(
+            seed=seed,
+            requests=make_requests(seed, **self.load),
+            operations=tuple(each for each in steps if each.kind in OPERATIONS),
+            faults=tuple(each for each in steps if each.kind not in OPERATIONS),
+        )
 
 
 MUTANTS: Final[Mapping[str, Mutant]] = {
-    "the tenant in cache keys": Mutant(_key_without(scope="shared")),
-    "the revision in cache keys": Mutant(_unrevised(), "swap"),
+    "the tenant in cache keys": Mutant(_key_without(scope="shared"), load={"phrases": 1}),
+    "the revision in cache keys": Mutant(_unrevised(), ("swap",)),
     "the parameters in cache keys": Mutant(_key_without(parameters=b"")),
     "the sync of usage events": Mutant(
-        _replace(LogSync, "run_once", lambda *_, **__: None), "crash"
+        _replace(LogSync, "run_once", lambda *_, **__: None),
+        ("pause gateway/shipper", "crash gateway"),
     ),
-    "the checksum of usage events": Mutant(_replace(segment, "checksum", lambda *_: 0), "crash"),
+    "the checksum of usage events": Mutant(
+        _replace(segment, "checksum", lambda *_: 0), ("pause gateway/shipper", "crash gateway")
+    ),
     "the record of sequence numbers in the ledger": Mutant(
-        _replace(_RecordedRanges, "holds", lambda *_: False), "lose"
+        _replace(_RecordedRanges, "holds", lambda *_: False),
+        ("kill-call gateway/billing", "kill-call gateway/billing", "kill-call gateway/billing"),
+        {"repeated": 1.0, "phrases": 1, "keyed": 0.0, "mostly": "acme"},
     ),
-    "the position of a log in the stream": Mutant(
-        _replace(stream, "_SHIP", stream._SHIP.replace("shipped ~= ARGV[3]", "false")),  # noqa: SLF001
-        "lose",
-    ),
-    "the comparison of logs and ledger": Mutant(
-        _replace(Shipper, "_compare", lambda *_, **__: None), "empty"
+    "the comparison of logs, stream and ledger": Mutant(
+        _ship_without_comparison, ("pause gateway/billing", "lose redis", "empty redis")
     ),
     "the claim of a dead consumer's entries": Mutant(
-        _replace(GroupReader, "_claim", _no_entries), "crash"
+        _replace(GroupReader, "_claim", _no_entries),
+        ("kill-call gateway/billing", "crash gateway"),
     ),
     "the id of an idempotency key": Mutant(
         _replace(
             idempotent_requests, "id_of", lambda *_: RequestId(f"req_{secrets.token_hex(13)}")
         ),
-        "kill",
+        ("cut-one-way gateway callers", "empty redis"),
+        {"keyed": 1.0, "mostly": "acme"},
     ),
-    "the rule of a lease": Mutant(_replace(Lease, "is_under", lambda *_: True), "limit"),
+    "the rule of a lease": Mutant(
+        _replace(Lease, "is_under", lambda *_: True),
+        ("limit 500", "slow gateway redis", "limit 5"),
+        {"mostly": "limited"},
+    ),
     "the shares of regions": Mutant(
-        _replace(limits.DividedLimits, "rule", lambda _, __, rule: rule)
+        _replace(limits.DividedLimits, "rule", lambda _, __, rule: rule),
+        load={"mostly": "limited"},
     ),
     "the recovery of the configuration": Mutant(
-        _replace(LedgerRecovery, "reconcile", _nothing), "empty"
+        _replace(LedgerRecovery, "reconcile", _nothing),
+        ("drain", "empty redis"),
     ),
     "the changes of keys": Mutant(
         _replace(PrincipalsFollower, "read_again", _read_once(PrincipalsFollower.read_again)),
-        "rotate",
+        ("rotate",),
     ),
     "the changes of the configuration": Mutant(
-        _replace(RuntimeFollower, "_take_config", _nothing), "reload"
+        _replace(RuntimeFollower, "_take_config", _nothing), ("reload",)
     ),
     "the price at the time of a request": Mutant(
         _replace(PriceList, "at", _latest_price(PriceList.at))
     ),
-    "the former revision of a broken model": Mutant(
-        _replace(reloading, "load_repository", _forgetful(load_repository)), "break"
-    ),
+    "the former revision of a broken model": Mutant(_no_former_revision, ("break",)),
 }

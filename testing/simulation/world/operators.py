@@ -17,6 +17,10 @@ from testing.simulation.world.world import ADMIN_KEY, REGIONS, World
 KINDS: Final = ("rotate", "limit", "reload", "drain", "swap", "break")
 _PATIENCE: Final = 70.0
 _PAUSE: Final = 1.0
+_DRAINED: Final = 2.0
+"""Seconds for which a backend is drained."""
+_RESTORED: Final = 5
+"""Looks, a second apart, within which a drain is there again after Redis has lost it."""
 
 
 class Change(msgspec.Struct, kw_only=True):
@@ -52,6 +56,8 @@ class Operators:
         self.secrets = secrets
         self.former: list[str] = []
         """Secrets that an acknowledged rotation made invalid."""
+        self.lost: list[str] = []
+        """What is no longer in effect, in words."""
         self.is_ending = False
         self._world = world
         self._oracle = oracle
@@ -96,10 +102,24 @@ class Operators:
         path = f"/admin/regions/{region}/backends/{change.step.target}"
         for each in REGIONS:
             await self._until_done("POST", f"{path}/drain", region=each)
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(_DRAINED)
+        same = [c for c in self.changes if c.step.kind == "drain"]
+        for each in REGIONS:
+            if len(same) == 1 and not await self._is_drained(change.step.target, each):
+                self.lost.append(f"{each} lost an acknowledged drain of {change.step.target}")
         for each in REGIONS:
             await self._until_done("POST", f"{path}/restore", region=each)
         self._acknowledge(change, None)
+
+    async def _is_drained(self, backend: str, region: str) -> bool:
+        """Return whether a backend is drained, soon at the latest."""
+        for _ in range(_RESTORED):
+            found = await self._until_done("GET", "/admin/regions", region=region)
+            all_ = [each for listed in found["regions"] for each in listed["backends"]]
+            if any(each["id"] == backend and each["drained"] for each in all_):
+                return True
+            await asyncio.sleep(_PAUSE)
+        return False
 
     async def _swap(self, change: Change) -> None:
         """Publish a new revision of each model on all backends, also of broken ones."""

@@ -25,6 +25,8 @@ _FIRST_LOAD: Final = 9.0
 _SETTLED: Final = 10.0
 """Seconds after the last fault within which everything must work again."""
 _BILLED: Final = 15.0
+_CLAIMED: Final = 25.0
+"""Seconds within which all is billed, without and with entries of a consumer that is gone."""
 _KNOWN_AFTER: Final = 2.0
 """Seconds after its acknowledgement in which a lower limit is applied everywhere."""
 _POLL: Final = 0.5
@@ -176,7 +178,8 @@ class Run:
     async def _judge(self) -> None:
         attempts = self._caller.attempts + self._probe.attempts
         faults = self._faults.found
-        deadline = self._clock() + _BILLED
+        is_gone = any(fault.kind == "crash" for fault in faults)
+        deadline = self._clock() + (_CLAIMED if is_gone else _BILLED)
         while True:
             rows = invariants.read_ledger(self._world.ledger)
             wrong = list(invariants.billing(attempts, rows, faults))
@@ -210,7 +213,8 @@ class Run:
     async def _lost_changes(self) -> list[str]:
         """Return acknowledged changes that are not in effect, and changes without an answer."""
         changes = self._operators.changes
-        lost = [f"no answer to {c.step.kind}" for c in changes if c.acknowledged is None]
+        lost = list(self._operators.lost)
+        lost += [f"no answer to {c.step.kind}" for c in changes if c.acknowledged is None]
         reloads = [change.value for change in changes if change.step.kind == "reload"]
         if len(reloads) == 1 and reloads[0]:  # several may have been published in any order
             wanted = reloads[0]["deadline"]["maximum"]

@@ -14,13 +14,14 @@ from testing.simulation.world.model import ENCODERS, HEAD
 
 LENGTH: Final = 12.0
 """Seconds in which callers ask, operators act and faults begin."""
+MIDNIGHT: Final = 15.0
+"""The virtual time at which all clocks show midnight (UTC), unless a fault changes them."""
 TENANTS: Final = ("acme", "beta", "limited")
 LIMITED: Final = "limited"
 CAPACITY: Final = 20
 WINDOW: Final = 10.0
 """The tenant `limited` may ask `CAPACITY` requests, which refill in `WINDOW` seconds."""
 WORKERS: Final = ("eu-0", "eu-1", "us-0")
-_KNOWN: Final = 6
 _WORDS: Final = 5
 
 
@@ -68,22 +69,34 @@ def texts_of(tenant: str, chooser: random.Random) -> Iterator[str]:
         yield " ".join([mark, *chooser.choices(WORDS, k=_WORDS)])
 
 
-def make_requests(seed: int, *, count: int = 120) -> tuple[Request, ...]:
-    """Return the requests of a seed, in the order of their times."""
+def make_requests(
+    seed: int,
+    *,
+    count: int = 120,
+    mostly: str = "",
+    phrases: int = 6,
+    repeated: float = 0.5,
+    keyed: float = 0.3,
+) -> tuple[Request, ...]:
+    """Return the requests of a seed, in the order of their times.
+
+    `mostly` is the tenant that asks most often. A share `repeated` of the texts is one of `phrases`
+    known texts, and a share `keyed` of the requests has an idempotency key.
+    """
     chooser = random.Random(f"requests {seed}")
     fresh = {tenant: texts_of(tenant, chooser) for tenant in TENANTS}
-    known = {tenant: [next(fresh[tenant]) for _ in range(_KNOWN)] for tenant in TENANTS}
-
-    common = [" ".join(chooser.choices(WORDS, k=_WORDS)) for _ in range(_KNOWN)]
+    known = {tenant: [next(fresh[tenant]) for _ in range(phrases)] for tenant in TENANTS}
+    common = [" ".join(chooser.choices(WORDS, k=_WORDS)) for _ in range(phrases)]
 
     def text(tenant: str) -> str:
         if chooser.random() < 0.2:
             return chooser.choice(common)
-        return chooser.choice(known[tenant]) if chooser.random() < 0.5 else next(fresh[tenant])
+        return chooser.choice(known[tenant]) if chooser.random() < repeated else next(fresh[tenant])
 
     requests = []
     for number in range(count):
-        tenant = chooser.choices(TENANTS, (1, 1, 2))[0]
+        weights = [8 if tenant == mostly else 1 + (tenant == LIMITED) for tenant in TENANTS]
+        tenant = chooser.choices(TENANTS, weights)[0]
         path = chooser.choices(("/v1/embed", "/v1/classify", "/v1/rerank"), (5, 3, 2))[0]
         items = chooser.choice((2, 3, 8)) if chooser.random() < 0.3 else 1
         texts = [text(tenant) for _ in range(items)]
@@ -103,7 +116,7 @@ def make_requests(seed: int, *, count: int = 120) -> tuple[Request, ...]:
                 items=items,
                 timeout=chooser.choice((0.5, 2.0, 5.0)),
                 cache_control=chooser.choices(("", "no-cache", "no-store"), (8, 1, 1))[0],
-                idempotency_key=f"key-{seed}-{number}" if chooser.random() < 0.3 else "",
+                idempotency_key=f"key-{seed}-{number}" if chooser.random() < keyed else "",
             )
         )
     return tuple(sorted(requests, key=lambda each: each.at))

@@ -35,15 +35,14 @@ from testing.simulation.machines import Machine, Process
 from testing.simulation.redis_server.data import RedisData
 from testing.simulation.redis_server.server import RedisServer
 from testing.simulation.world.model import ArithmeticExecutor, Pace, write_models
-from testing.simulation.world.scenario import CAPACITY, LIMITED, TENANTS, WINDOW
+from testing.simulation.world.scenario import CAPACITY, LIMITED, MIDNIGHT, TENANTS, WINDOW
 
 REGIONS: Final = ("eu", "us")
 ADMIN_KEY: Final = "the-admin-key-of-the-simulation"
 _RESTART: Final = 0.5
 """Seconds until a process that ended is started again, as the supervisor's first delay."""
 _WATCH: Final = 0.1
-_OFFSET: Final = 35_200.0 - 15.0
-"""At the virtual time 15, all clocks show midnight."""
+_OFFSET: Final = 35_200.0 - MIDNIGHT
 _SAVED_EVERY: Final = 1.0
 STATE_PORT: Final = 6380
 CACHE_PORT: Final = 6379
