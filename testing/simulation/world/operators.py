@@ -17,6 +17,8 @@ from testing.simulation.world.world import ADMIN_KEY, REGIONS, World
 KINDS: Final = ("rotate", "limit", "reload", "drain", "swap", "break")
 _PATIENCE: Final = 70.0
 _PAUSE: Final = 1.0
+_KEY_KNOWN: Final = 1.5
+"""Seconds after which callers use a new key. Every worker knows it within a second."""
 _DRAINED: Final = 2.0
 """Seconds for which a backend is drained."""
 _RESTORED: Final = 5
@@ -74,9 +76,10 @@ class Operators:
         keys = await self._until_done("GET", f"/admin/keys?tenant={tenant}", region="eu")
         path = f"/admin/keys/{keys['keys'][0]['id']}/rotate"
         made = await self._until_done("POST", path, {"former_valid_for": 0}, region="eu")
-        self.secrets[tenant] = made["key"]
         self.former.append(secret)
         self._acknowledge(change, made["key"])
+        await asyncio.sleep(_KEY_KNOWN)
+        self.secrets[tenant] = made["key"]
 
     async def _limit(self, change: Change) -> None:
         rule = {
