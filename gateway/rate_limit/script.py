@@ -200,7 +200,8 @@ for i, key in ipairs(KEYS) do
       b.lasts = b.period_end - now + lease
     else
       change(b)
-      b.lasts = tonumber(kind) + lease
+      -- While a region's share rises, a used bucket lags behind a bucket that nobody used.
+      b.lasts = tonumber(kind) * (b.regional and 2 or 1) + lease
     end
     if b.regional and not cut and b.since < now - b.grown then
       b.least = math.min(b.least, b.start)

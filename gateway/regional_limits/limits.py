@@ -11,6 +11,7 @@ from math import inf
 from typing import Annotated, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from sluicegate.gateway.periods import PERIODS
 from sluicegate.gateway.rate_limit.bucket import RegionalRule
@@ -32,7 +33,8 @@ _EMPTY = 5.0
 _SAME_END = 43_200.0
 """Ends of a quota's period that differ by at most so many seconds are the same end. They differ if
 clocks do."""
-_NOTHING = BucketShare(used=0.0, before=0.0, raised=-inf)
+_MAX_RAISES = 8
+"""How many former raises of a share are kept. Shares rise rarely within the window of a rule."""
 
 
 _REGIONS: Final = gauge(
@@ -77,6 +79,38 @@ class _QuotaState(msgspec.Struct):
     """When to request units again, after the store had no units left."""
 
 
+class _Share(msgspec.Struct, frozen=True, kw_only=True):
+    """Holds a region's share of a bucket, and how the share grew.
+
+    The share is `used` since the time `raised` on this process's clock, which is `raised_at` on the
+    store's clock. `former` holds the shares before that, oldest first, each with the seconds for
+    which it applied. The share before all these shares was `before`.
+    """
+
+    used: float
+    raised: float
+    raised_at: float
+    before: float
+    former: tuple[tuple[float, float], ...] = ()
+
+    def level(self, used: float, grown: float, window: float) -> float:
+        """Return the level of a bucket that nobody uses, as a fraction of the limit.
+
+        The share was raised `grown` seconds ago, and at most `used` of it applies. When a share
+        rises, the bucket keeps its level, because other regions may have used the difference. Then
+        the bucket refills at the new rate.
+        """
+        if grown >= window:
+            return used
+        level = self.before
+        for share, seconds in self.former:
+            level = min(share, level + seconds * share / window)
+        return min(used, level + grown * used / window)
+
+
+_NOTHING = _Share(used=0.0, raised=-inf, raised_at=-inf, before=0.0)
+
+
 class DividedLimits:
     """Implements `RegionalLimits` for one of several regions. Only the event loop uses it.
 
@@ -106,7 +140,7 @@ class DividedLimits:
         """Called when more units of a quota are needed before the next poll."""
         self._rest = _NOTHING
         """The share of all buckets that have no own share."""
-        self._shares: dict[str, BucketShare] = {}
+        self._shares: dict[str, _Share] = {}
         self._quotas: dict[str, _QuotaState] = {}
         self._demand: dict[str, BucketDemand] = {}
         self._until = -inf
@@ -122,11 +156,11 @@ class DividedLimits:
             return _regional(rule, granted, granted)
         share = self._shares.get(bucket, self._rest)
         used, now = share.used, self._monotonic()
+        grown = now - share.raised
         if now >= self._until:
             # Until the store has responded for the first time, `used` is 0.
             used = min(used or 1.0, self._alone())
-        grown = now - share.raised
-        start = min(used, share.before + grown * used / (rule.window or 1.0))
+        start = share.level(used, grown, rule.window or 1.0)
         # The 1e-6 keeps a rounding error from turning a whole number into the next lower one.
         capacity, level = int(rule.limit * used + 1e-6), int(rule.limit * start + 1e-6)
         return _regional(rule, capacity, level, grown=grown)
@@ -192,11 +226,15 @@ class DividedLimits:
         Their lease begins at `sent_at`, the time when the report was sent.
         """
         received_at = self._monotonic()
-        self._rest = _local(shares.rest, shares.now, received_at)
+        rest = self._rest
+        # Without a lease, a share may have fallen and risen again unnoticed.
+        is_gap = shares.are_all or received_at >= self._until
         if shares.are_all:
             self._shares.clear()
         for bucket, share in shares.changed.items():
-            self._shares[bucket] = _local(share, shares.now, received_at)
+            former = None if is_gap else self._shares.get(bucket, rest)
+            self._shares[bucket] = _local(share, former, shares.now, received_at)
+        self._rest = _local(shares.rest, None if is_gap else rest, shares.now, received_at)
         for bucket, granted in shares.granted.items():
             quota = self._quotas.get(bucket)
             if quota is not None:
@@ -235,11 +273,25 @@ def _regional(rule: Rule, capacity: int, start: int, *, grown: float = inf) -> R
     )
 
 
-def _local(share: BucketShare, now: int, received_at: float) -> BucketShare:
+def _local(share: BucketShare, former: _Share | None, now: int, received_at: float) -> _Share:
     """Return `share` with `raised` converted to this process's clock.
 
     It is unknown how long the store's response was in transit, so the time `raised` cannot be
     converted exactly. The result has the latest possible time.
+
+    `former` is the share that this process has applied until now, if its lease has not expired.
     """
-    age = max(0.0, now / 1e9 - share.raised)
-    return BucketShare(used=share.used, before=share.before, raised=received_at - age)
+    raised = received_at - max(0.0, now / 1_000_000_000 - share.raised)
+    fresh = _Share(used=share.used, raised=raised, raised_at=share.raised, before=share.before)
+    if former is None or share.raised < former.raised_at:
+        return fresh
+    if share.raised == former.raised_at:
+        return replace(fresh, before=former.before, former=former.former)
+    before, shares = former.before, former.former
+    if len(shares) == _MAX_RAISES:
+        before, shares = min(before, shares[0][0]), shares[1:]
+    # A share only falls until it is raised again, so the former share is at its lowest here. If it
+    # was lower in between, unnoticed, no other region has got the difference: the region holds it
+    # until all workers have applied the lower share.
+    lasted = share.raised - former.raised_at
+    return replace(fresh, before=before, former=(*shares, (former.used, lasted)))

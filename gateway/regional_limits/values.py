@@ -29,9 +29,8 @@ class QuotaDemand(msgspec.Struct, frozen=True, kw_only=True):
 class BucketShare(msgspec.Struct, frozen=True, kw_only=True):
     """Holds a region's share of a bucket's limit, as a fraction from 0 to 1.
 
-    The share is `before` until the time `raised`, and `used` from then on. `raised` is in seconds.
-    In the store's response, this time is on the store's clock. The worker converts the time to its
-    own clock.
+    The share is `used` since the time `raised`, in seconds on the store's clock. For a day before
+    that time, the share was never below `before`.
     """
 
     used: float

@@ -2,6 +2,7 @@
 
 import pytest
 
+from sluicegate.gateway.rate_limit.bucket import RegionalRule
 from sluicegate.gateway.regional_limits.limits import DividedLimits
 from sluicegate.gateway.regional_limits.values import BucketShare, BucketShares
 from sluicegate.gateway.types import Rule
@@ -11,6 +12,8 @@ LIMIT = Rule(name="minute", unit="requests", capacity=100, window=60.0)
 QUOTA = Rule(name="month", unit="requests", capacity=100, period="month")
 DAY = 86_400.0
 LEASE, ALONE = 30.0, 0.1
+EPOCH = 1_000.0
+"""The store's time when the process's clock shows 0."""
 
 
 class Region:
@@ -38,6 +41,36 @@ class Region:
             granted={} if granted is None else {"q": granted},
         )
         self.limits.apply(shares, sent_at=self.clock())
+
+    def change(self, used: float, *, raised: float | None = None) -> None:
+        """Apply a share of the bucket `b` that was raised just now, or at the time `raised`."""
+        at = EPOCH + (self.clock() if raised is None else raised)
+        self._apply(b=BucketShare(used=used, before=0.05, raised=at))
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass, and renew the lease of the shares."""
+        self.clock.advance(seconds / 4)
+        for _ in range(3):
+            self._apply()
+            self.clock.advance(seconds / 4)
+
+    def _apply(self, **changed: BucketShare) -> None:
+        shares = BucketShares(
+            now=int((EPOCH + self.clock()) * 1_000_000_000),
+            lease=LEASE,
+            regions=2,
+            rest=BucketShare(used=0.5, before=0.5, raised=0.0),
+            changed=changed,
+            are_all=False,
+            granted={},
+        )
+        self.limits.apply(shares, sent_at=self.clock())
+
+    def level(self, *, of: Rule = LIMIT) -> int:
+        """Return at how many units the bucket `b` starts if Redis does not know it."""
+        rule = self.limits.rule("b", of)
+        assert isinstance(rule, RegionalRule)
+        return rule.unknown_level
 
     def capacity(self, bucket: str = "b", *, of: Rule = LIMIT) -> int:
         return self.limits.rule(bucket, of).capacity
@@ -138,3 +171,65 @@ def test_a_granted_need_is_not_asked_for_again() -> None:
     region.limits.record_demand("q", QUOTA, 2, level=1.0)
 
     assert (first, region.limits.report().quotas["q"].minimum) == (30, 2)
+
+
+def test_a_bucket_keeps_its_level_at_each_raise_of_its_share() -> None:
+    region = Region()
+    region.hear(b=0.0)
+    levels = []
+
+    for share, seconds in ((0.4, 15.0), (0.6, 10.0), (0.9, 20.0)):
+        region.change(share)
+        levels.append(region.level())
+        region.wait(seconds)
+
+    # 0.4 of the limit refills 10 units in 15 s, and 0.6 of it 10 units in 10 s.
+    assert [*levels, region.level()] == [0, 10, 20, 50]
+
+
+def test_a_bucket_has_its_whole_former_share_a_window_after_a_raise() -> None:
+    region = Region()
+    region.hear(b=0.0)
+    region.change(0.4)
+
+    region.wait(LIMIT.window)
+    region.change(0.6)
+
+    assert region.level() == 40
+
+
+def test_a_raise_after_a_fall_begins_at_the_lower_share() -> None:
+    region = Region()
+    region.hear(b=0.0)
+    region.change(0.6)
+    region.wait(LIMIT.window)
+    region.change(0.3, raised=0.0)
+
+    region.change(0.5)
+
+    assert region.level() == 30
+
+
+def test_after_a_gap_a_bucket_begins_at_the_lowest_share_of_the_day() -> None:
+    region = Region()
+    region.hear(b=0.0)
+    region.change(0.4)
+    region.wait(LIMIT.window)
+
+    region.clock.advance(LEASE)
+    region.change(0.6)
+
+    assert region.level() == 5
+
+
+def test_many_raises_keep_a_level_that_is_safe() -> None:
+    region = Region()
+    region.hear(b=0.0)
+    levels = []
+    for share in range(1, 31):
+        region.change(share / 100)
+        region.wait(2.0)
+        levels.append(region.level())
+
+    assert levels == sorted(levels)
+    assert 5 <= levels[-1] <= sum(range(1, 31)) * 2.0 / LIMIT.window
