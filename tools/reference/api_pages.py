@@ -16,9 +16,16 @@ from tools.reference.errors_page import errors
 from tools.reference.markdown import NOTE, cell, fence, table
 from tools.reference.schema_text import Json, fields_table, objects, type_text
 
+_ALL = ("curl", "Python", "JavaScript")
 _COMMON = """\
 The programs run unchanged if `SLUICEGATE_URL` holds the gateway's address and `SLUICEGATE_KEY` an \
 API key. Python programs need `pip install '.[client]'` in a clone, or the wheel's extra `client`.
+[The customer API](../../api.md) explains headers, limits, caching and batches. \
+[Errors](../errors.md) lists every error.
+"""
+_DIALECT = """\
+The commands run unchanged if `SLUICEGATE_URL` holds the gateway's address and `SLUICEGATE_KEY` an \
+API key. The gateway's `/docs` also has each in Python and JavaScript.
 [The customer API](../../api.md) explains headers, limits, caching and batches. \
 [Errors](../errors.md) lists every error.
 """
@@ -69,11 +76,16 @@ def api_pages() -> dict[str, str]:
     tags = {tag["name"]: tag["description"] for tag in document["tags"]}
     if lost := tags.keys() - {tag for page in PAGES for tag in page.tags}:
         raise LookupError(f"add the tags {sorted(lost)} to a page in `_pages` of `{__file__}`")
-    found = {page.file: _page(page, document, tags, _COMMON) for page in PAGES}
+    found = {
+        page.file: _page(page, document, tags, _COMMON, samples=_ALL)
+        if page.file.startswith("api/")
+        else _page(page, document, tags, _DIALECT)
+        for page in PAGES
+    }
     operators = operators_routes()
     tags = {tag["name"]: tag["description"] for tag in operators["tags"]}
     page = ReferencePage("api/operators", "The operators' listener", tuple(tags))
-    found[page.file] = _page(page, operators, tags, _OPERATORS, samples=("curl",))
+    found[page.file] = _page(page, operators, tags, _OPERATORS)
     return {f"reference/{file}.md": text for file, text in found.items()}
 
 
@@ -95,7 +107,7 @@ def _page(
     tags: dict[str, str],
     common: str,
     *,
-    samples: tuple[str, ...] = ("curl", "Python", "JavaScript"),
+    samples: tuple[str, ...] = _ALL[:1],
 ) -> str:
     routes = [
         (method.upper(), path, operation)
