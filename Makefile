@@ -80,7 +80,6 @@ imports: install-dev ## Check the directions of imports
 # not `python -m loadtests NAME`.
 NEEDS_libraries := .venv-parity/.installed .venv-gliner/.installed
 NEEDS_guards := .venv-peers/guards/.installed
-NEEDS_latency := .venv-peers/litellm/.installed
 NEEDS_openapi := $(TYPESCRIPT)/node_modules/.package-lock.json
 NEEDS_clients := $(CLIENTS:%=.venv-clients/%/.installed)
 NEEDS_triton := .venv-peers/triton/.installed
