@@ -14,7 +14,7 @@ INSTALL_HALF = $(PIP) install --progress-bar off --no-compile --no-deps --requir
 CHECKED := gateway backends wire sluicegate bulk loadtests testing tools tests
 TYPESCRIPT := tests/clients/typescript
 CLIENTS := $(patsubst tests/clients/%/program.py,%,$(wildcard tests/clients/*/program.py))
-PEERS := litserve bentoml triton infinity bettertransformer litellm
+PEERS := litserve bentoml triton infinity litellm
 ARGS ?=
 NAME =
 # The peers that `make bench NAME=peers` installs: all, those that ARGS names, or none to draw what
@@ -80,7 +80,6 @@ imports: install-dev ## Check the directions of imports
 # not `python -m loadtests NAME`.
 NEEDS_libraries := .venv-parity/.installed .venv-gliner/.installed
 NEEDS_guards := .venv-peers/guards/.installed
-NEEDS_latency := .venv-peers/litellm/.installed
 NEEDS_openapi := $(TYPESCRIPT)/node_modules/.package-lock.json
 NEEDS_clients := $(CLIENTS:%=.venv-clients/%/.installed)
 NEEDS_triton := .venv-peers/triton/.installed

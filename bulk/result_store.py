@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from struct import Struct
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import msgspec
@@ -62,12 +61,7 @@ class ResultStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         os.close(self._file)
 
     def find(self, keys: Iterable[bytes]) -> dict[bytes, StoredResult]:

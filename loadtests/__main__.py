@@ -14,8 +14,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "Benchmarks": (
         *("batches", "billing", "bulk", "console", "dialect-hits", "gpu", "growth", "guards"),
         *("hit", "hostile", "latency", "libraries", "limits", "many-models", "memory", "miss"),
-        *("mixed", "outputs", "overload", "peers", "pipeline", "precision", "regions", "rows"),
-        *("shares", "simulate", "threads", "traced-hits", "whole-requests"),
+        *("mixed", "overload", "peers", "pipeline", "precision", "regions", "shares"),
+        *("simulate", "threads", "traced-hits", "whole-requests"),
     ),
     "Fuzzers": ("fuzz-amplification", "fuzz-api", "fuzz-dialects", "fuzz-http"),
     "Checks": ("compare", "dashboards", "scaling", "triton"),
@@ -24,7 +24,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 _ELSEWHERE = {
     **dict.fromkeys(("dialect-hits", "latency", "traced-hits"), "hit"),
     **dict.fromkeys(("batches", "hostile", "shares"), "isolation"),
-    **dict.fromkeys(("mixed", "rows", "threads"), "batching"),
+    **dict.fromkeys(("mixed", "threads"), "batching"),
     **dict.fromkeys(("dashboards", "scaling"), "monitoring"),
     "bulk": "miss",
     "regions": "limits",

@@ -1,33 +1,25 @@
-"""Measures how a backend makes batches: of mixed lengths, of many rows, and by how many threads."""
+"""Measures how a backend makes batches: of mixed lengths, and by how many threads."""
 
 import contextlib
 import itertools
 import random
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import click
-import msgspec
 
 from loadtests.backend import RunningBackend, backend, calls
 from loadtests.generator import OK, Answer, Outcome, run_closed
-from loadtests.measured import backends_of, demo_models, metered, target_of
-from loadtests.models import (
-    JUDGE,
-    LABELS,
-    ZERO_SHOT,
-    write_entailment,
-    write_padded,
-)
+from loadtests.measured import demo_models, metered
+from loadtests.models import write_padded
 from loadtests.open_loop import outcome, run_open
 from loadtests.options import duration, rounds
 from loadtests.report import Line, Turn, show, table_of
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
 from sluicegate.wire.protocol import Done, FrameReader
-from testing.system import System
 
 _ENCODER, _MODEL = "minilm", "sentiment"
 _LONG_SHARE = 0.05
@@ -36,7 +28,6 @@ _OFFERED = 0.7
 _TIMEOUT = 2.0  # seconds that a caller waits; no item is queued for so long
 # A common setup of batchers: up to 32 rows, and no bound on tokens.
 _ARRIVAL = {"batch_order": "arrival", "max_batch_rows": "32", "max_batch_tokens": "65536"}
-_TEMPLATE = "this text is about {}"
 _THREADS = {"narrow": "never", "wide": "always", "adaptive": "auto"}
 
 
@@ -104,56 +95,6 @@ def _tokens(answer: Answer) -> int:
         return 0
     frame = FrameReader().feed(answer.body)[0]
     return frame.tokens if isinstance(frame, Done) else 0
-
-
-@click.command("rows")
-@click.option("--count", default=300, help="Number of zero-shot requests in a run.")
-@rounds(3)
-def measure_rows(*, count: int, rounds: int) -> None:
-    """Measure the rows a second of zero-shot requests with many rows, and of one-row requests.
-
-    No text is sent twice. The rows of both kinds have the same lengths, because the text of a
-    one-row request has the words of a zero-shot request's text in another order.
-    """
-    texts = iter(sentences(count * rounds, seed=8))
-    own: list[str] = []
-    with demo_models() as models:
-        write_entailment(models)
-        with System(models.parent / "data", models=models) as system:
-
-            def one() -> Outcome:
-                own[:] = itertools.islice(texts, count)
-                target = target_of(system, "/v1/classify", x_request_timeout="60")
-                return run_closed(target, _single_rows(own), connections=64)
-
-            def many() -> Outcome:
-                target = target_of(system, "/v1/zero-shot", x_request_timeout="60")
-                fields = {"model": ZERO_SHOT, "labels": LABELS, "hypothesis_template": _TEMPLATE}
-                bodies = (msgspec.json.encode(fields | {"input": text}) for text in own)
-                found = run_closed(target, bodies, connections=64)
-                rows = {status: len(LABELS) * each for status, each in found.statuses.items()}
-                return msgspec.structs.replace(found, statuses=rows)
-
-            backends = [each.pid for each in backends_of(system)]
-            variants = {
-                "requests of one row": metered(one, server=backends),
-                f"zero-shot requests of {len(LABELS)} labels": metered(many, server=backends),
-            }
-            turns = in_turns(variants, rounds)
-    show("Rows: 64 connections, rates and costs of rows", table_of(turns))
-
-
-def _single_rows(texts: Iterable[str]) -> Iterator[bytes]:
-    """Return a one-row request for each row of the zero-shot requests, with the same length."""
-    chooser = random.Random(5)
-    pairs = []
-    for text in texts:
-        words = text.split()
-        for label in LABELS:
-            chooser.shuffle(words)
-            pairs.append((" ".join(words), _TEMPLATE.format(label)))
-    chooser.shuffle(pairs)
-    return iter([msgspec.json.encode({"model": JUDGE, "input": [pair]}) for pair in pairs])
 
 
 @click.command("threads")

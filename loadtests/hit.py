@@ -35,7 +35,6 @@ from loadtests.measured import (
 )
 from loadtests.open_loop import steady_load
 from loadtests.options import duration, rounds
-from loadtests.peers.litellm import proxy
 from loadtests.report import Row, Turn, show, table_of
 from loadtests.rivals import nginx
 from loadtests.turns import in_turns
@@ -180,37 +179,34 @@ def measure_traced(*, duration: float, rounds: int) -> None:
 @duration(4.0)
 @rounds(5)
 def measure_latency(*, duration: float, rounds: int) -> None:
-    """Measure the latency of hits at a steady rate: of each cache tier, and of LiteLLM's proxy.
+    """Measure the latency of hits of each cache tier at a steady rate.
 
     The rate is half the capacity of each system, but at most 8,000 requests a second. The latency
     of the bare server shows how much comes from the machine and the load generator.
     """
     wrk.require()
     bodies = popular_bodies()
-    notes = ["Each server is offered half of the rate that it reaches with 32 callers who wait."]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root = Path(folder)
         systems = start_systems(stack, root, bodies)
-        targets = {BARE: (stack.enter_context(bare_server(core=SERVER)).target, bodies)}
-        targets |= {what: (target_of(system), bodies) for what, system in systems.items()}
-        if proxy.is_installed():
-            asked = proxy.bodies(sentences(len(bodies), seed=1))
-            peer = proxy.proxy(root / "peer", asked, core=SERVER, others=OTHERS)
-            targets["LiteLLM's proxy, hit in Redis"] = stack.enter_context(peer), asked
-        else:
-            notes.append("LiteLLM is missing: `make bench NAME=latency` installs it.")
+        targets = {BARE: stack.enter_context(bare_server(core=SERVER)).target}
+        targets |= {what: target_of(system) for what, system in systems.items()}
         rest = partial(settle, list(systems.values()))
         runs = {}
-        for what, (target, own) in targets.items():
+        for what, target in targets.items():
             full = wrk.send(
-                target, own, connections=CALLERS, duration=2.0, core=OTHERS, folder=root
+                target, bodies, connections=CALLERS, duration=2.0, core=OTHERS, folder=root
             )
             rest()
             rate = float(f"{min(8_000.0, full.rate / 2):.2g}")
-            load = partial(steady_load, target, own, rate=rate, duration=duration, core=OTHERS)
+            load = partial(steady_load, target, bodies, rate=rate, duration=duration, core=OTHERS)
             runs[f"{what}, {rate:,.0f} a second"] = metered(load, rest=rest)
         turns = in_turns(runs, rounds)
-    show("Latency of hits", table_of(turns, by=lambda turn: turn.outcome.percentile(0.99)), *notes)
+    show(
+        "Latency of hits",
+        table_of(turns, by=lambda turn: turn.outcome.percentile(0.99)),
+        "Each server is offered half of the rate that it reaches with 32 callers who wait.",
+    )
 
 
 def start_systems(

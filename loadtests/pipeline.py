@@ -32,8 +32,8 @@ from loadtests.options import rounds
 from loadtests.report import Line, show
 from loadtests.turns import in_turns, paired
 from loadtests.workload import sentences
-from sluicegate.backends.executors.dummy import SimulatedExecutor
 from sluicegate.backends.executors.padded_batch import ones
+from sluicegate.backends.executors.simulated import SimulatedExecutor
 from sluicegate.backends.types import OutputKind
 from testing.system import System
 

@@ -45,9 +45,9 @@ cp "$pins" "$pins.dev"
 grep -oE '^[A-Za-z0-9._-]+==[^\\]+' requirements/backend-gpu.txt >>"$pins"
 compile demo-gpu pyproject.toml requirements/build.in requirements/demo.in \
     --extra gateway --extra zstd --extra grpc --extra backend-gpu --constraint "$pins" "$@"
-# The peers of `make bench NAME=peers`, `NAME=latency` and `NAME=guards`, for this platform only, with
+# The peers of `make bench NAME=peers` and `NAME=guards`, for this platform only, with
 # versions that our own packages do not constrain.
-for peer in litserve bentoml triton litellm infinity bettertransformer guards; do
+for peer in litserve bentoml triton litellm infinity guards; do
     echo "compiling loadtests/peers/$peer/requirements.txt"
     own=loadtests/peers/$peer/overrides.in
     uv pip compile --quiet --python-version 3.11 --python-platform x86_64-manylinux_2_35 \

@@ -38,8 +38,8 @@ from sluicegate.backends.algorithms.host_messages import (
 from sluicegate.backends.algorithms.step_marks import StepMarks
 from sluicegate.backends.algorithms.user_code import UserCode, error_location, read_user_code
 from sluicegate.backends.errors import BackendError, ItemRefused
-from sluicegate.backends.telemetry.logs import trace_of
 from sluicegate.backends.types import FloatArray, Text
+from sluicegate.wire.logs import trace_of
 from sluicegate.wire.protocol import MessageReader, encode_frame
 
 _MOST_RESULT_BYTES = 32 * 1024 * 1024

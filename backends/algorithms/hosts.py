@@ -5,7 +5,6 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from sluicegate.backends.algorithms.algorithm_host import AlgorithmHost
@@ -30,12 +29,7 @@ class AlgorithmHosts:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def open(self, key: HostKey, *, code: str, folder: Path, budget: Budget) -> AlgorithmHost:

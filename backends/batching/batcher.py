@@ -1,7 +1,6 @@
 """Assembles the queue and the worker threads that run rows of many callers in batches."""
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -102,12 +101,7 @@ class Batcher:
         self._workers.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self._workers.stop()
 
     def discard(self) -> None:

@@ -14,11 +14,11 @@ from sluicegate.backends.errors import ModelProblem, OutOfMemory
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.buckets import Buckets
 from sluicegate.backends.executors.cuda import CudaExecutor, RunLimits
-from sluicegate.backends.executors.dummy import SimulatedExecutor
 from sluicegate.backends.executors.graph import GraphSource
 from sluicegate.backends.executors.onnx import OnnxExecutor
 from sluicegate.backends.executors.openvino import OpenVinoExecutor
 from sluicegate.backends.executors.provider import DeviceOptions
+from sluicegate.backends.executors.simulated import SimulatedExecutor
 from sluicegate.backends.executors.tensorrt import open_engines
 from sluicegate.backends.executors.upstream import UpstreamExecutor
 from sluicegate.backends.open_inference.address import servers

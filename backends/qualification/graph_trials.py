@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self
 
 import msgspec
@@ -118,12 +118,7 @@ class ChildTrials:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._end()
 
     def __call__(self, source: GraphSource, batches: Sequence[PaddedBatch]) -> GraphTrial:

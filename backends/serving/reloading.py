@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
 from sluicegate.backends.open_inference.address import RemoteModelServer, servers
@@ -97,12 +96,7 @@ class Repository:
         self._own(asyncio.create_task(self._watch()))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -17,11 +17,6 @@ class LoadSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Share of requests whose text was sent before."""
     hasty: float = 0.05
     """Share of requests with a deadline of 300 ms. They may get 503 or 504."""
-    insists: bool = False
-    """Whether callers repeat a refused request after the seconds of its `Retry-After`."""
-    keyed: bool = False
-    """Whether each request has an idempotency key. Callers send a request with a key until it is
-    answered, and then once more. Every fourth caller first sends the request once and hangs up."""
     spike: float = 1.0
     """The rate during the fault, as a multiple of the rate before it. If some tenants are limited,
     the additional requests come from these tenants."""

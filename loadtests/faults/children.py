@@ -6,14 +6,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import httpx
 import msgspec
 
-from loadtests.faults.model import MODEL, write_algorithm, write_revision
-from loadtests.faults.proxy import FaultyProxy
+from loadtests.faults.model import write_algorithm, write_revision
 from sluicegate.gateway.settings import Settings, environment, process_environment
-from sluicegate.wire.protocol import RELOAD_PATH, STATE_PATH
-from testing.loopback import is_answered, no_authorities
+from sluicegate.wire.protocol import STATE_PATH
+from testing.loopback import is_answered
 from testing.ports import free_port
 
 _ROOT = Path(__file__).parents[2]
@@ -86,17 +84,15 @@ def gateway_process(role: str, settings: Settings) -> Child:
 
 
 class BackendSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Specifies a backend with its own model repository; `slower` multiplies its batch times."""
+    """Specifies a backend with its own model repository."""
 
     name: str
     region: str
-    slower: float = 1.0
-    overflow: bool = False
     settings: Mapping[str, str] = {}
 
 
 class PacedBackend(Child):
-    """A backend whose batches take set times, with its model repository and its proxy."""
+    """A backend whose batches take set times, with its model repository."""
 
     def __init__(
         self,
@@ -114,13 +110,12 @@ class PacedBackend(Child):
             write_algorithm(self.models)
         self.port = port or free_port()
         self.url = f"http://{host}:{self.port}"
-        self.proxy = FaultyProxy(self.port)
         settings = {
             "provider": "paced",
             "threads": "1",
             "tokenizer_threads": "1",
-            "paced_base": str(_BASE * spec.slower),
-            "paced_token": str(_TOKEN * spec.slower),
+            "paced_base": str(_BASE),
+            "paced_token": str(_TOKEN),
         } | dict(spec.settings)
         super().__init__(
             *("backends", "serve", "--models", str(self.models), "--host", host),
@@ -131,9 +126,3 @@ class PacedBackend(Child):
     def is_ready(self) -> bool:
         """Return whether the backend is ready."""
         return is_answered(f"{self.url}{STATE_PATH}", timeout=2.0)
-
-    def change_revision(self) -> None:
-        """Switch to another revision of the model."""
-        write_revision(self.models, 1 + len(list((self.models / MODEL).iterdir())))
-        url = f"{self.url}{RELOAD_PATH}"
-        httpx.post(url, timeout=60.0, verify=no_authorities()).raise_for_status()

@@ -251,7 +251,7 @@ _fault = partial(
         backends=TWO_BY_TWO[:1],
         gateways=_GATEWAYS,
         workers=1,
-        redis={"state": "sentinel"},
+        sentinels=("state",),
         tenants=_TENANTS,
         has_standby=True,
     ),

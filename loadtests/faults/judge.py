@@ -37,13 +37,10 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     answer_of: str = ""
     id: str = ""
     code: str = ""
-    retry_after: str = ""
     allowed: frozenset[int] = frozenset({_OK})
     """Statuses that are correct for this request."""
     has_left: bool = False
     """The caller disconnected before the answer came."""
-    retry_key: str = ""
-    """The idempotency key with which the request was sent several times."""
     is_hasty: bool = False
     """The request's deadline is so short that 503 and 504 are allowed at any time."""
     is_repeat: bool = False
@@ -145,15 +142,14 @@ def unbilled(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> int:
 def billing(sent: Sequence[Sent], ledger: Sequence[LedgerRow]) -> Iterator[str]:
     """Yield how ledger and answers differ: each answer must be billed once, to its tenant.
 
-    A request without an answer may have been served, and then it is billed. If the request has an
-    idempotency key, its caller sends it again. Then the bill must match the answer to that retry.
+    A request without an answer may have been served, and then it is billed.
     """
     rows = defaultdict[str, list[LedgerRow]](list)
     for row in ledger:
         rows[row.id].append(row)
     mine = {each.id: each for each in sent if each.status == _OK and each.id}
     refused = {each.id for each in sent if each.status != _OK and each.id}
-    lost = sum(not (each.id or each.retry_key) for each in sent)
+    lost = sum(not each.id for each in sent)
     paid = {row.id for row in ledger if row.status == _OK}
     counted = (
         (unbilled(sent, ledger), "answers are not in the ledger"),
@@ -181,18 +177,6 @@ def _billed_otherwise(mine: Mapping[str, Sent], rows: Mapping[str, Sequence[Ledg
         for run in runs.values()
         if all(row.id in mine for row in run)
     )
-
-
-def retries(sent: Sequence[Sent]) -> Iterator[str]:
-    """Yield how many idempotency keys have several different answers, or no answer."""
-    ids = defaultdict[str, set[str]](set)
-    for each in sent:
-        if each.retry_key:
-            ids[each.retry_key] |= {each.id} if each.status == _OK else set()
-    several = sum(len(found) > 1 for found in ids.values())
-    never = sum(not found for found in ids.values())
-    counted = ((several, "keys have several answers"), (never, "keys were never answered"))
-    yield from (f"{count} {what}" for count, what in counted if count)
 
 
 def recovery(unwell: Sequence[str], *, waited: float) -> Iterator[str]:
@@ -241,15 +225,14 @@ def percentile(sent: Sequence[Sent], share: float) -> float:
 
 
 def _answered(sent: Sequence[Sent]) -> Counter[tuple[str, int]]:
-    """Return the answers that the ledger must have: only one for each idempotency key.
+    """Return the answers that the ledger must have.
 
     Requests that a load balancer answers itself are not in the ledger. Nobody is billed for a
     request with an unknown key (401).
     """
-    found = {
-        (each.id, each.status, each.retry_key or str(number))
-        for number, each in enumerate(sent)
+    return Counter(
+        (each.id, each.status)
+        for each in sent
         if (each.status in {_OK, _REFUSED} or each.status in each.allowed - _NOT_BILLED)
         and not each.has_left
-    }
-    return Counter((id_, status) for id_, status, _ in found)
+    )

@@ -5,7 +5,6 @@ import contextlib
 import random
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,13 +20,8 @@ from loadtests.faults.topology import Oracle, Question, Topology
 _PATIENCE = 15.0
 """Seconds that a caller waits; the gateway's own deadline is shorter."""
 _HASTY = {"x-request-timeout": "0.3"}
-_KEY = "idempotency-key"
 _REMEMBERED = 50
-_RUNS = 409
-_HANG_UP = 0.25
 _LEAVES_WITHIN = 0.04
-_LONG = 120.0
-"""Seconds after which a request with an idempotency key counts as lost."""
 _CONNECTIONS = 256
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter, tuple[str, int]]
 _Answer = tuple[int, dict[str, str], bytes]
@@ -95,32 +89,12 @@ class Load:
             question = self._chooser.choice(self._known[tenant])
         else:
             question = next(self._questions[tenant])
-        if self._spec.keyed:
-            await self._send_twice(due, tenant, question)
-            return
         if self._chooser.random() < self._spec.hasty:
-            question = _with(question, _HASTY)
-        sent = await self._try(due, tenant, question)
-        while self._spec.insists and sent.retry_after and not self._stop.is_set():
-            await asyncio.sleep(float(sent.retry_after) * self._chooser.uniform(1.0, 1.5))
-            sent = await self._try(time.monotonic(), tenant, question)
+            question = msgspec.structs.replace(question, headers=question.headers | _HASTY)
+        await self._try(due, tenant, question)
 
-    async def _send_twice(self, due: float, tenant: str, question: Question) -> None:
-        """Send a request as `LoadSpec.keyed` says. An attempt that hangs up is not recorded."""
-        # 409 means that the request of the caller who hung up still runs.
-        statuses = question.statuses | {_RUNS}
-        keyed = _with(question, {_KEY: str(uuid.uuid4())}, statuses=statuses)
-        if self._chooser.random() < _HANG_UP:
-            await self._exchange(tenant, _with(keyed, {}, is_left=True), _PATIENCE)
-        for _ in range(2):
-            until = time.monotonic() + _LONG
-            while (await self._try(due, tenant, keyed)).status != 200 and time.monotonic() < until:
-                await asyncio.sleep(0.2)
-                due = time.monotonic()
-            due = time.monotonic()
-
-    async def _try(self, due: float, tenant: str, question: Question) -> Sent:
-        """Send a request once, and record it."""
+    async def _try(self, due: float, tenant: str, question: Question) -> None:
+        """Send a request, and record it."""
         is_repeat = question.body in self._answered
         patience = due + _PATIENCE - time.monotonic()
         status, head, body = await self._exchange(tenant, question, patience)
@@ -136,15 +110,12 @@ class Load:
             items=question.items,
             id=head.get("x-request-id", ""),
             code="" if status == 200 else _code(body),
-            retry_after=head.get("retry-after", ""),
             is_hasty=_HASTY.items() <= question.headers.items(),
             is_repeat=is_repeat,
             allowed=question.statuses,
             has_left=question.is_left,
-            retry_key=question.headers.get(_KEY, ""),
         )
         self.sent.append(sent)
-        return sent
 
     async def _exchange(self, tenant: str, question: Question, patience: float) -> _Answer:
         """Send a request, and return its answer or `_NO_ANSWER`.
@@ -211,10 +182,6 @@ def owner_of(
     """Return the other tenant whose question `body` answers; "" if there is no such tenant."""
     others = (each for each in asked if each[0] != tenant)
     return next((other for other, question in others if _is_right(oracle, question, body)), "")
-
-
-def _with(question: Question, headers: dict[str, str], **changes: object) -> Question:
-    return msgspec.structs.replace(question, headers=question.headers | headers, **changes)
 
 
 def _is_right(oracle: Oracle, question: Question, body: bytes) -> bool:

@@ -11,8 +11,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from loadtests.faults.topology import Question
-from sluicegate.backends.executors.dummy import SimulatedExecutor
 from sluicegate.backends.executors.padded_batch import pad
+from sluicegate.backends.executors.simulated import SimulatedExecutor
 from sluicegate.backends.repository.catalogue import read_catalogue
 from sluicegate.backends.types import FloatArray, OutputKind
 from testing.model_repository import DIMENSIONS, WORDS, write_encoder, write_model

@@ -6,23 +6,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal  # Any: sections of a document, values of rows
+from typing import Any  # Any: sections of a document, values of rows
 
 import httpx
 import msgspec
 import psycopg
-from anyio.from_thread import start_blocking_portal
 from typing_extensions import override
 
 from loadtests.faults.children import BackendSpec, Child, PacedBackend, gateway_process, runs
 from loadtests.faults.disk import Disk
 from loadtests.faults.judge import LIMITED
 from loadtests.faults.model import ModelOracle
-from loadtests.faults.proxy import ProxyFault
 from loadtests.faults.topology import Topology, TopologyError, client_of, counted
 from loadtests.gateway import Gateway, add_tenants
 from sluicegate.gateway.types import Rule
-from testing.delaying_proxy import DelayingProxy
 from testing.loopback import get
 from testing.namespaces import NamespaceNetwork, missing
 from testing.postgresql import USER, PostgreSQLPair, programs
@@ -62,9 +59,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     gateways: int = 1
     workers: int = 2
     """Workers of each gateway."""
-    redis: Mapping[str, Literal["single", "delayed", "sentinel"]] = {}
-    """Whether the Redis `cache` or `state` is a single server, which is the default, is behind a
-    proxy that delays its replies, or is under Sentinels."""
+    sentinels: tuple[str, ...] = ()
+    """Which of the Redis `cache` and `state` are under Sentinels. The others are single servers."""
     tenants: tuple[str, ...] = ("north", "south")
     """Ids of tenants. The limit `RULE` is for tenants whose id begins with `LIMITED`."""
     document: Mapping[str, Any] = {}
@@ -95,13 +91,10 @@ class Processes(Topology):
         self.backends: dict[str, PacedBackend] = {}
         self.consumers: dict[str, Child] = {}
         self.redis: dict[str, Valkey | SentinelDeployment] = {}
-        self.delays = {"cache": 0.0, "state": 0.0}
-        """Seconds by which the replies of each Redis are late."""
 
     @override
     def start(self, stack: ExitStack) -> None:
         ledger_url = self._start_ledger(stack)
-        self._portal = stack.enter_context(start_blocking_portal())
         self._start_backends(stack)
         cache, state = (self._start_redis(stack, name) for name in ("cache", "state"))
         self.gateways = [
@@ -140,11 +133,9 @@ class Processes(Topology):
 
     @override
     def counters(self) -> Mapping[str, float]:
-        """Return metrics of the dispatcher and of breakers, and the items that backends got."""
+        """Return metrics of the dispatcher and of breakers."""
         with self.admin() as admin:
-            found = counted(admin, _COUNTERS)
-        items = {f"items {name}": float(each.proxy.items) for name, each in self.backends.items()}
-        return found | items
+            return counted(admin, _COUNTERS)
 
     @override
     def ask_ledger(self, query: str) -> list[tuple[Any, ...]]:
@@ -204,10 +195,6 @@ class Processes(Topology):
             raise TopologyError(f"`{part}` has no Sentinels")
         return redis
 
-    def set_fault(self, backend: PacedBackend, fault: ProxyFault) -> None:
-        """Make the proxy of a backend behave as `fault` says."""
-        self._portal.call(backend.proxy.set_fault, fault)
-
     def wait_for_backends(self) -> None:
         """Wait until all backends are ready."""
         for name, each in self.backends.items():
@@ -232,7 +219,6 @@ class Processes(Topology):
             self.backends[spec.name] = backend
             stack.callback(backend.kill)
             backend.start()
-            stack.enter_context(self._portal.wrap_async_context_manager(backend.proxy))
         roots = [each.models for each in self.backends.values()]
         self.oracle = ModelOracle(roots, is_mixed=self.setup.is_mixed)
 
@@ -264,33 +250,27 @@ class Processes(Topology):
 
     def _start_redis(self, stack: ExitStack, name: str) -> str:
         """Start the Redis `cache` or `state`, and return its URL."""
-        kind = self.setup.redis.get(name, "single")
         # Confirmed writes must survive a crash.
         options = ("--appendonly", "yes") if name == "state" else ()
-        if kind == "sentinel":
+        if name in self.setup.sentinels:
             # A primary without replicas must refuse writes.
             options = (*options, "--min-replicas-to-write", "1")
             deployment = sentinel_deployment(*options, replicas=2, sentinels=3, down_after=1.5)
             self.redis[name] = sentinels = stack.enter_context(deployment)
             return sentinels.url
         self.redis[name] = valkey = stack.enter_context(Valkey(*options))
-        if kind == "single":
-            return valkey.url
-        proxy = DelayingProxy(str(valkey.socket), delay=lambda: self.delays[name])
-        stack.enter_context(self._portal.wrap_async_context_manager(proxy))
-        return proxy.url
+        return valkey.url
 
     def _document(self) -> dict[str, Any]:
-        """Return the configuration document: a main pool in each region, and an overflow pool."""
-        regions: dict[str, dict[str, Any]] = {}
+        """Return the configuration document: a pool in each region."""
+        regions: dict[str, list[Any]] = {}
         for backend in self.backends.values():
             spec = backend.spec
-            pools, name = regions.setdefault(spec.region, {}), "spare" if spec.overflow else "main"
-            pool = pools.setdefault(name, {"name": name, "overflow": spec.overflow, "backends": []})
-            # Faults of a ledger need no proxy, which takes time of the process that sends the load.
-            port = backend.port if self.setup.has_standby else backend.proxy.port
-            pool["backends"].append({"id": spec.name, "url": f"http://127.0.0.1:{port}"})
-        written = [{"name": name, "pools": [*pools.values()]} for name, pools in regions.items()]
+            regions.setdefault(spec.region, []).append({"id": spec.name, "url": backend.url})
+        written = [
+            {"name": name, "pools": [{"name": "main", "backends": backends}]}
+            for name, backends in regions.items()
+        ]
         return {"regions": written, "limits": {"local_share": SHARE}} | dict(self.setup.document)
 
     def _scrapes(self) -> list[Mapping[str, Any]]:

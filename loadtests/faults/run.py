@@ -158,6 +158,5 @@ def _judged(fault: Fault, case: Case, *, since: float, again: float) -> Iterator
     # A request without an answer may have been served and billed before the fault.
     lost = {s.id for s in sent if s.id and s.id not in known and may_be_lost(s)}
     yield from judge.billing([s for s in sent if s.id not in lost], ledger)
-    yield from judge.retries(sent)
     for check in fault.checks:
         yield from check(case)

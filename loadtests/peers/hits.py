@@ -28,7 +28,7 @@ def measure_hits(peers: Collection[str], effort: Effort) -> None:
     texts = sentences(len(bodies), seed=1)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         root = Path(folder)
-        systems = hit.start_systems(stack, root, bodies, ways=(hit.FAST, hit.REDIS))
+        systems = hit.start_systems(stack, root, bodies)
         servers = {
             place: {f"Sluicegate, from {place}": (hit.candidate(system), bodies)}
             for place, system in zip(("memory", "Redis"), systems.values(), strict=True)

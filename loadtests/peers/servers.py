@@ -85,16 +85,6 @@ _LITSERVE = Peer(
     values=lambda found: found["values"],
     ways=(_SMALL, _UNBATCHED),
 )
-_INFINITY = Peer(
-    label="Infinity",
-    environment="infinity",
-    command=_program("infinity"),
-    classify="/classify",
-    embed="/embeddings",
-    body=lambda text: {"model": "model", "input": [text]},
-    values=_infinity_values,
-    ways=(_TORCH, replace(_TORCH, options="--engine optimum --no-onnx-disable-optimize")),
-)
 PEERS = {
     "triton": Peer(
         label="Triton (Python backend)",
@@ -131,12 +121,15 @@ PEERS = {
         values=lambda found: found[0],
         ways=(replace(_ONE_PROCESS, batch=32), _UNBATCHED, _ONE_PROCESS),
     ),
-    "infinity": _INFINITY,
-    "bettertransformer": msgspec.structs.replace(
-        _INFINITY,
-        label="Infinity with BetterTransformer",
-        environment="bettertransformer",
-        ways=(_TORCH, replace(_TORCH, threads=1)),
+    "infinity": Peer(
+        label="Infinity",
+        environment="infinity",
+        command=_program("infinity"),
+        classify="/classify",
+        embed="/embeddings",
+        body=lambda text: {"model": "model", "input": [text]},
+        values=_infinity_values,
+        ways=(_TORCH, replace(_TORCH, options="--engine optimum --no-onnx-disable-optimize")),
     ),
 }
 """The fastest peer comes first: the benchmark of mixed texts takes the first that is installed."""

@@ -16,12 +16,12 @@ from sluicegate.backends.errors import ModelFailed, ModelProblem
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.cost import MeasuredCosts
 from sluicegate.backends.executors.cuda import CudaExecutor, RunLimits
-from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor, SimulatedExecutor
 from sluicegate.backends.executors.graph import GraphSource
 from sluicegate.backends.executors.onnx import OnnxExecutor
 from sluicegate.backends.executors.openvino import OpenVinoExecutor
 from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
 from sluicegate.backends.executors.provider import DeviceOptions
+from sluicegate.backends.executors.simulated import SimulatedExecutor
 from sluicegate.backends.executors.tensorrt import open_engines
 from sluicegate.backends.executors.upstream import UpstreamExecutor
 from sluicegate.backends.model_tools.importing.output_graph import add_joined
@@ -29,6 +29,7 @@ from sluicegate.backends.open_inference.address import RemoteModelServer
 from sluicegate.backends.settings import Provider
 from sluicegate.backends.types import FloatArray, JoinedWidth, OutputKind
 from testing.model_repository import DIMENSIONS, toy_graph
+from tests.support.executors import DummyExecutor, PacedExecutor
 from tests.support.inference_server import inference_server
 from tests.support.openvino import need_openvino
 

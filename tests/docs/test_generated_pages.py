@@ -83,17 +83,19 @@ def test_every_route_is_on_one_page_with_the_programs_that_a_test_runs() -> None
         (own,) = [one for one in PAGES if tags & set(one.tags)]
         section = sections(page(f"docs/reference/{own.file}.md"))[route]
 
-        sources = [sample["source"].rstrip() for sample in operation["x-codeSamples"]]
+        samples = operation["x-codeSamples"]
+        shown = samples if own.file.startswith("api/") else samples[:1]
+        sources = [sample["source"].rstrip() for sample in shown]
         assert len(sources) == len(re.findall(r'^```\w+ title="', section, re.MULTILINE)), route
         assert all(f"\n{source}\n```" in section for source in sources), route
 
 
-def test_every_route_of_operators_has_its_programs_and_says_who_may_call_it() -> None:
+def test_every_route_of_operators_has_its_command_and_says_who_may_call_it() -> None:
     told = sections(page(f"docs/{_OPERATORS}"))
     for route, operation in described("operators").items():
         samples = operation["x-codeSamples"]
         assert [sample["label"] for sample in samples] == ["curl", "Python", "JavaScript"], route
-        assert all(f"\n{each['source'].rstrip()}\n```" in told[route] for each in samples), route
+        assert f"\n{samples[0]['source'].rstrip()}\n```" in told[route], route
         roles = re.findall(r"^Needs the role `(\w+)`\.$", told[route], re.MULTILINE)
         assert (roles == []) == (operation.get("security") == []), route
         assert set(roles) <= set(Role), route

@@ -1,8 +1,6 @@
-"""The pages for operators have every command, exit code and route, and name real metrics."""
+"""The pages for operators have every command and exit code, and name real metrics."""
 
-import ast
 import re
-from collections.abc import Iterator
 
 from sluicegate.bulk.ray_stage import sluicegate_stage
 from sluicegate.gateway.cli.examples import all_commands
@@ -14,35 +12,6 @@ from tools.reference.metrics_page import declared_metrics
 PAGE = page("docs/operations/commands.md")
 _PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _METRIC = re.compile(r"`(sluicegate_[a-z_]+)(\{[^}`]*\})?`")
-
-
-def routes(folder: str) -> Iterator[str]:
-    """Yield the routes that the decorators in `folder` declare, as `GET /path/{name}`."""
-    for path in sorted((ROOT / folder).glob("*.py")):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        yield from _routes(tree, "")
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef):
-                yield from _routes(node, _prefix(node))
-
-
-def _prefix(controller: ast.ClassDef) -> str:
-    values = (n.value for n in controller.body if isinstance(n, ast.Assign) and _name(n) == "path")
-    return str(next((v.value for v in values if isinstance(v, ast.Constant)), ""))
-
-
-def _name(assignment: ast.Assign) -> str:
-    return ast.unparse(assignment.targets[0])
-
-
-def _routes(body: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
-    for node in body.body:
-        for made in getattr(node, "decorator_list", []):
-            if isinstance(made, ast.Call) and made.args and isinstance(made.args[0], ast.Constant):
-                verb, path = ast.unparse(made.func), f"{prefix}{made.args[0].value!s}"
-                if verb in {"get", "post", "put", "delete"}:
-                    plain = re.sub(r":\w+}", "}", path)
-                    yield f"{verb.upper()} {plain.rstrip('/')}"
 
 
 def test_no_page_names_a_metric_or_label_that_does_not_exist() -> None:
@@ -68,11 +37,3 @@ def test_every_exit_code_is_told() -> None:
     codes = {row[0] for row in rows(PAGE)}
 
     assert {str(code.value) for code in ExitCode} <= codes
-
-
-def test_every_route_of_customers_is_told_somewhere() -> None:
-    told = page("docs/api.md") + page("docs/operations/watch.md")
-    paths = {route.partition(" ")[2] for route in routes("gateway/api")}
-
-    # What is under /docs/ is part of the page of the API.
-    assert [each for each in paths if not each.startswith("/docs/") and each not in told] == []

@@ -9,7 +9,6 @@ import pytest
 
 from sluicegate.backends.algorithms.recipes import RECIPES
 from sluicegate.backends.algorithms.registry import describe
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.backends.repository.catalogue import read_catalogue
 from sluicegate.wire.protocol import EmbedParameters, RerankParameters, Task, ZeroShotParameters
 from testing.model_repository import (
@@ -20,6 +19,7 @@ from testing.model_repository import (
     write_repository,
 )
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import DummyExecutor
 
 pytestmark = pytest.mark.anyio
 TREE = {"film": ["good", "bad"], "money": ["card", {"paris": ["text"]}]}

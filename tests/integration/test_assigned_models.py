@@ -6,13 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.backends.repository.catalogue import read_catalogue
 from sluicegate.wire.plans import ASSIGNMENT_PATH, Assignment
 from sluicegate.wire.protocol import ServingState, Task
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import AsgiExchange, Backend, running_backend
+from tests.support.executors import DummyExecutor
 from tests.support.model_sync import push, run
 
 pytestmark = pytest.mark.anyio

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.wire.protocol import (
     ClassifyParameters,
     Done,
@@ -21,6 +20,7 @@ from sluicegate.wire.protocol import (
 )
 from testing.model_repository import DIMENSIONS, id_of, write_repository
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import DummyExecutor
 from tests.support.quantized import make_dynamic
 
 pytestmark = pytest.mark.anyio

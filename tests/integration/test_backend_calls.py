@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from sluicegate.backends.app import drain
-from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
 from sluicegate.wire.protocol import (
     CALL_PATH,
     STATE_PATH,
@@ -27,6 +26,7 @@ from sluicegate.wire.protocol import (
 from testing.model_repository import DIMENSIONS, id_of, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import AsgiExchange, Backend, running_backend
+from tests.support.executors import DummyExecutor, PacedExecutor
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio

@@ -11,11 +11,11 @@ import pytest
 from typing_extensions import override
 
 from sluicegate.backends.executors.cost import CostModel
-from sluicegate.backends.executors.dummy import PacedExecutor
 from sluicegate.wire.protocol import Refusal, Task
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.waiting import eventually, until
 from tests.support.backend_calls import AsgiExchange, Backend, running_backend
+from tests.support.executors import PacedExecutor
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio

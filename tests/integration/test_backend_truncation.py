@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.wire.protocol import (
     Done,
     Failed,
@@ -23,6 +22,7 @@ from testing.model_repository import (
     write_repository,
 )
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import DummyExecutor
 
 pytestmark = pytest.mark.anyio
 LIMIT = 12

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import yaml
 
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.backends.repository.last_good import FILE as LAST_SERVED
 from sluicegate.wire.protocol import Done, ServingState, Task
 from testing.model_repository import (
@@ -21,6 +20,7 @@ from testing.model_repository import (
 )
 from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import DummyExecutor
 
 pytestmark = pytest.mark.anyio
 Break = Callable[[Path], None]

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from sluicegate.backends.api.calls import CallAuthenticator, CallHandler
-from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
 from sluicegate.backends.telemetry.spans import NO_TRACING
 from sluicegate.backends.tokenization import tokenizer
 from sluicegate.wire.protocol import CALL_PATH, Done, Report, Task
 from testing.model_repository import DIMENSIONS, write_model, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import AsgiExchange, Backend, running_backend
+from tests.support.executors import DummyExecutor, PacedExecutor
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio

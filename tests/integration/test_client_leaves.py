@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from sluicegate.backends.api.server import BackendServer, bind
-from sluicegate.backends.executors.dummy import PacedExecutor
 from sluicegate.wire.protocol import CALL_PATH, Task
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import PacedExecutor
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio

@@ -13,13 +13,13 @@ import pytest
 from sluicegate.backends.algorithms.harness import answer
 from sluicegate.backends.algorithms.registry import describe
 from sluicegate.backends.errors import ItemRefused
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.backends.repository.catalogue import read_catalogue
 from sluicegate.wire.protocol import Done, Failed, InferParameters, Task
 from testing.model_repository import DIMENSIONS, write_model, write_repository
 from testing.waiting import until
 from tests.support.algorithm_cores import give_a_core
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import DummyExecutor
 
 pytestmark = pytest.mark.anyio
 CODE = """

@@ -16,7 +16,6 @@ import uvloop
 from sluicegate.backends.api.calls import CallHandler
 from sluicegate.backends.api.direct_calls import DirectCall
 from sluicegate.backends.api.server import BackendServer, bind
-from sluicegate.backends.executors.dummy import PacedExecutor
 from sluicegate.backends.serving.call_work import CallWork
 from sluicegate.backends.serving.core import ModelSetEntry, ServingCore
 from sluicegate.wire.http.timeouts import ConnectionTimeouts
@@ -36,6 +35,7 @@ from testing.model_repository import DIMENSIONS, write_repository
 from testing.raw_http import Connection, Response
 from testing.waiting import WAIT_LIMIT, until
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import PacedExecutor
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio

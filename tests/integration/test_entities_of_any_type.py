@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from sluicegate.backends.errors import StartProblem
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.backends.model_tools.tuning.tuned_model import find_tuned_model
 from sluicegate.backends.repository.catalogue import read_catalogue
 from sluicegate.backends.settings import BackendSettings
@@ -19,6 +18,7 @@ from testing.model_repository import DIMENSIONS, write_encoder, write_head
 from tests.parity.library_fixtures import unpack
 from tests.parity.library_served import import_folder
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import DummyExecutor
 
 pytestmark = pytest.mark.anyio
 NAME = "gliner-00"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.wire.protocol import EntitiesParameters, Failed, Task
 from testing.model_repository import DIMENSIONS, write_encoder, write_head
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import DummyExecutor
 
 pytestmark = pytest.mark.anyio
 AGGREGATIONS = ["none", "simple", "first", "average", "max"]

@@ -24,8 +24,6 @@ SETUP = Setup(backends=TWO_BY_TWO[:3])
 CASES = (
     *(("kill", part) for part in ("worker", "billing", "backend eu-0", "cache")),
     *(("stop", part) for part in ("region eu", "state")),
-    *((name, "region eu") for name in ("latency", "errors", "refused", "half-open")),
-    ("revision", "backend eu-0"),
 )
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from sluicegate.backends.errors import ExecutorDied, ModelFailed, ModelProblem, OutOfMemory
 from sluicegate.backends.executors.base import ModelExecutor
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.backends.executors.graph import GraphSource
 from sluicegate.backends.executors.opening import OpenExecutor
 from sluicegate.backends.executors.padded_batch import ones
@@ -23,6 +22,7 @@ from sluicegate.backends.qualification.graph_trials import (
 )
 from sluicegate.backends.settings import BackendSettings, Provider
 from sluicegate.backends.types import OutputKind
+from tests.support.executors import DummyExecutor
 
 SOURCE = GraphSource(path=Path("well.onnx"), outputs={OutputKind.POOLED: "pooled"}, dimensions=4)
 _ENOUGH = 300.0

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
 from sluicegate.wire.guards import AnyDetector
 from sluicegate.wire.protocol import (
     MAX_ENTITIES,
@@ -24,6 +23,7 @@ from testing.model_repository import DIMENSIONS, write_head, write_model, write_
 from tests.parity.library_fixtures import unpack
 from tests.parity.library_served import import_folder
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import DummyExecutor, PacedExecutor
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio

@@ -12,13 +12,13 @@ import uvloop
 
 from sluicegate.backends.api.calls import CallHandler
 from sluicegate.backends.api.server import BackendServer, bind
-from sluicegate.backends.executors.dummy import PacedExecutor
 from sluicegate.wire.http.timeouts import ConnectionTimeouts
 from sluicegate.wire.protocol import STATE_PATH
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.raw_http import Connection
 from testing.waiting import until
 from tests.support.backend_calls import running_backend
+from tests.support.executors import PacedExecutor
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.backends.serving.item_memory import item_bytes
 from sluicegate.wire.protocol import (
     ChooseItem,
@@ -21,6 +20,7 @@ from sluicegate.wire.protocol import (
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import DummyExecutor
 
 pytestmark = pytest.mark.anyio
 MB = 1_000_000

@@ -20,7 +20,7 @@ import asyncio, subprocess, sys, time
 import msgspec
 from sluicegate.gateway.errors import DependencyUnavailable
 from sluicegate.gateway.ledger.ledger import Ledger
-from testing.delaying_proxy import DelayingProxy
+from tests.support.delaying_proxy import DelayingProxy
 
 SHORT = "connect_timeout=2&keepalives_idle=1&keepalives_interval=1&keepalives_count=1"
 

@@ -18,12 +18,12 @@ from sluicegate.gateway.http.byte_budget import LARGE
 from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.ledger.postgresql import CONNECTIONS, lift_limits, make_engine
 from sluicegate.gateway.settings import Settings, environment
-from testing.delaying_proxy import DelayingProxy
 from testing.ports import free_port
 from testing.postgresql import PostgreSQL
 from testing.raw_http import KEY, Response, post
 from testing.stub_backend import StubBackend
 from testing.waiting import eventually, until
+from tests.support.delaying_proxy import DelayingProxy
 from tests.support.worker import RunningWorker, classify, running_worker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.system]

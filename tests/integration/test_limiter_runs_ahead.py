@@ -8,8 +8,8 @@ import pytest
 
 from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
 from sluicegate.gateway.redis.client import connect
-from testing.delaying_proxy import DelayingProxy
 from testing.valkey import Valkey
+from tests.support.delaying_proxy import DelayingProxy
 from tests.support.limits import charge, rule
 
 pytestmark = pytest.mark.anyio

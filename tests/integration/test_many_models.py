@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sluicegate.backends.executors.dummy import PacedExecutor
 from sluicegate.backends.serving.residency import DeclaredEncoder, RunningEncoder
 from sluicegate.wire.protocol import Done, Refusal, Task
 from testing.model_repository import (
@@ -24,6 +23,7 @@ from testing.model_repository import (
 )
 from testing.waiting import until
 from tests.support.backend_calls import AsgiExchange, Backend, running_backend
+from tests.support.executors import PacedExecutor
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio

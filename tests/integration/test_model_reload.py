@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.wire.protocol import Done, Task
 from testing.model_repository import (
     DIMENSIONS,
@@ -16,6 +15,7 @@ from testing.model_repository import (
 )
 from testing.waiting import until
 from tests.support.backend_calls import running_backend
+from tests.support.executors import DummyExecutor
 
 pytestmark = pytest.mark.anyio
 

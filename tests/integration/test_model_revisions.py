@@ -7,11 +7,11 @@ import pytest
 
 from sluicegate.backends.algorithms.embedding import Rerank
 from sluicegate.backends.algorithms.split import Split, WeightedAlgorithm
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.backends.repository.catalogue import read_catalogue
 from sluicegate.wire.protocol import Done, Task
 from testing.model_repository import DIMENSIONS, write_head, write_model, write_repository
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import DummyExecutor
 
 pytestmark = pytest.mark.anyio
 TEXTS = [f"good film {number}" for number in range(200)]

@@ -15,7 +15,6 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from sluicegate.backends.algorithms.base import QueryAlgorithm
-from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
 from sluicegate.backends.serving.items import Decoders, ItemAnswerer
 from sluicegate.backends.serving.queries import ITEMS_AT_ONCE, QueryCall
 from sluicegate.backends.telemetry.otel_tracing import OtelTracing
@@ -25,6 +24,7 @@ from sluicegate.wire.protocol import Call, Done, Failed, Task
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.waiting import WAIT_LIMIT, until
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import DummyExecutor, PacedExecutor
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio

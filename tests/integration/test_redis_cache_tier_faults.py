@@ -10,11 +10,11 @@ from sluicegate.gateway.cache.entry import CacheHit
 from sluicegate.gateway.cache.result_cache import ResultCache
 from sluicegate.gateway.config.document import CacheConfig
 from sluicegate.gateway.redis.circuit_breaker import CircuitBreaker
-from testing.delaying_proxy import DelayingProxy
 from testing.valkey import Valkey
 from testing.waiting import until
 from tests.support.caching import cache_key, entry, fetch
 from tests.support.clock import Clock
+from tests.support.delaying_proxy import DelayingProxy
 from tests.support.redis_tier import make_tier, written
 
 pytestmark = pytest.mark.anyio

@@ -15,10 +15,10 @@ from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
 from sluicegate.gateway.redis.circuit_breaker import CircuitBreaker
 from sluicegate.gateway.redis.client import connect
 from sluicegate.gateway.types import CONCURRENT, Rule
-from testing.delaying_proxy import DelayingProxy
 from testing.valkey import Valkey
 from testing.waiting import until
 from tests.support.clock import Clock
+from tests.support.delaying_proxy import DelayingProxy
 from tests.support.limits import WorkerFleet, charge, most_over_the_limit, rule
 
 LARGE = rule(10_000, window=60.0)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.wire.protocol import (
     ChooseItem,
     ClassifyParameters,
@@ -24,6 +23,7 @@ from testing.model_repository import (
     write_repository,
 )
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import DummyExecutor
 
 pytestmark = pytest.mark.anyio
 TWENTY = [f"{one} {two}" for one in WORDS[:5] for two in WORDS[:4]]

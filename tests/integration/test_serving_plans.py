@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.wire.plans import PlanTrial, Serving, ServingPlans, Shadow
 from sluicegate.wire.protocol import CHECK_PATH, RELOAD_PATH, Done, Failed, PlanVerdict, Task
 from testing.model_repository import DIMENSIONS, write_head, write_model, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import AsgiExchange, Backend, running_backend
+from tests.support.executors import DummyExecutor
 
 pytestmark = pytest.mark.anyio
 TEXTS = [f"good film {number}" for number in range(60)]

@@ -14,7 +14,6 @@ from sluicegate.backends.algorithms.base import Algorithm
 from sluicegate.backends.algorithms.shadow import Mirror, MirroringAlgorithm
 from sluicegate.backends.batching.coalescing import RowCaller
 from sluicegate.backends.errors import ModelFailed
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.repository.catalogue import read_catalogue
 from sluicegate.wire.plans import Shadow
@@ -22,6 +21,7 @@ from sluicegate.wire.protocol import Done, Task
 from testing.model_repository import DIMENSIONS, write_head, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import DummyExecutor
 
 pytestmark = pytest.mark.anyio
 TEXTS = [f"good film {number}" for number in range(40)]

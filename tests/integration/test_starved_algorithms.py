@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
 from sluicegate.wire.protocol import Done, Failed, Task
 from testing.hostile_algorithms import HARM, HEAD
 from testing.model_repository import DIMENSIONS, write_repository
 from tests.integration.test_custom_algorithms import write_own
 from tests.support.algorithm_cores import give_a_core
 from tests.support.backend_calls import running_backend
+from tests.support.executors import DummyExecutor, PacedExecutor
 
 pytestmark = pytest.mark.anyio
 # By processor time: a clock would count the time of others, too.

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from sluicegate.gateway.auth.keys import hash_key
@@ -80,12 +79,7 @@ class GatewayProcess:
         assert self.is_running(), self.output()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         if self.is_running():
             self.signal(signal.SIGINT)
             await until(lambda: not self.is_running(), within=240, what="the end of a gateway")

@@ -10,10 +10,10 @@ import msgspec
 
 from sluicegate.backends.api.server import BackendServer, bind
 from sluicegate.backends.api.tls import ServerTls
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.gateway.types import BackendId, Endpoint, RegionName
 from testing.model_repository import DIMENSIONS
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import DummyExecutor
 
 
 class ListeningBackend(msgspec.Struct, frozen=True):

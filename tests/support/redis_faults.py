@@ -5,10 +5,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
-from testing.delaying_proxy import DelayingProxy
 from testing.redis_deployments import sentinel_deployment
 from testing.valkey import Valkey
 from testing.waiting import wait_until
+from tests.support.delaying_proxy import DelayingProxy
 
 FAULTS = ("stopped", "slow by 200 ms", "full", "restarted", "failing over")
 OPENING = tuple(fault for fault in FAULTS if fault != "full")

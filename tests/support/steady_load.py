@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
-from types import TracebackType
 from typing import Self
 
 _END = b"\r\n\r\n"
@@ -40,12 +39,7 @@ class SteadyLoad:
         self._sender = asyncio.create_task(self._send())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.end()
 
     async def end(self) -> None:

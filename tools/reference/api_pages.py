@@ -16,17 +16,24 @@ from tools.reference.errors_page import errors
 from tools.reference.markdown import NOTE, cell, fence, table
 from tools.reference.schema_text import Json, fields_table, objects, type_text
 
+_ALL = ("curl", "Python", "JavaScript")
 _COMMON = """\
 The programs run unchanged if `SLUICEGATE_URL` holds the gateway's address and `SLUICEGATE_KEY` an \
 API key. Python programs need `pip install '.[client]'` in a clone, or the wheel's extra `client`.
 [The customer API](../../api.md) explains headers, limits, caching and batches. \
 [Errors](../errors.md) lists every error.
 """
+_DIALECT = """\
+The commands run unchanged if `SLUICEGATE_URL` holds the gateway's address and `SLUICEGATE_KEY` an \
+API key. The gateway's `/docs` also has each in Python and JavaScript.
+[The customer API](../../api.md) explains headers, limits, caching and batches. \
+[Errors](../errors.md) lists every error.
+"""
 _OPERATORS = """\
 Every route except health and documentation needs the key of an operator with the route's role: \
 `curl -H "Authorization: Bearer $(cat .sluicegate/admin-key)" http://127.0.0.1:8081/admin/config`.
-The programs run unchanged if `SLUICEGATE_ADMIN_URL` holds the listener's address and
-`SLUICEGATE_ADMIN_KEY` the key. Python programs need `httpx`.
+The commands run unchanged if `SLUICEGATE_ADMIN_URL` holds the listener's address and
+`SLUICEGATE_ADMIN_KEY` the key. The listener's `/docs` also has each in Python and JavaScript.
 [Operators](../../operations/operators.md) explains roles, and when a change takes effect.
 """
 _MEDIA = ("application/json", "multipart/form-data", "application/octet-stream")
@@ -69,7 +76,12 @@ def api_pages() -> dict[str, str]:
     tags = {tag["name"]: tag["description"] for tag in document["tags"]}
     if lost := tags.keys() - {tag for page in PAGES for tag in page.tags}:
         raise LookupError(f"add the tags {sorted(lost)} to a page in `_pages` of `{__file__}`")
-    found = {page.file: _page(page, document, tags, _COMMON) for page in PAGES}
+    found = {
+        page.file: _page(page, document, tags, _COMMON, samples=_ALL)
+        if page.file.startswith("api/")
+        else _page(page, document, tags, _DIALECT)
+        for page in PAGES
+    }
     operators = operators_routes()
     tags = {tag["name"]: tag["description"] for tag in operators["tags"]}
     page = ReferencePage("api/operators", "The operators' listener", tuple(tags))
@@ -89,7 +101,14 @@ def operators_routes() -> Json:
     return document
 
 
-def _page(page: ReferencePage, document: Json, tags: dict[str, str], common: str) -> str:
+def _page(
+    page: ReferencePage,
+    document: Json,
+    tags: dict[str, str],
+    common: str,
+    *,
+    samples: tuple[str, ...] = _ALL[:1],
+) -> str:
     routes = [
         (method.upper(), path, operation)
         for path, methods in document["paths"].items()
@@ -97,8 +116,13 @@ def _page(page: ReferencePage, document: Json, tags: dict[str, str], common: str
         if set(operation["tags"]) & set(page.tags)
     ]
     intro = " ".join(tags[tag] for tag in page.tags)
-    parts = [f"# {page.title}\n\n{NOTE}{intro}\n{common}\n"]
-    parts += [_route(method, path, operation, document) for method, path, operation in routes]
+    usual = set.intersection(*(_codes(one, document) for _, _, one in routes))
+    parts = [f"# {page.title}\n\n{NOTE}{intro}\n{common}"]
+    parts.append(f"Each route may answer with these [errors](../errors.md): {_listed(usual)}.\n\n")
+    for method, path, operation in routes:
+        parts.append(_route(method, path, operation, document, samples))
+        if more := _codes(operation, document) - usual:
+            parts.append(f"More errors: {_listed(more)}.\n\n")
     schemas = document["components"]["schemas"]
     described = sorted({name for _, _, one in routes for name in _described(one, schemas)})
     if described:
@@ -107,7 +131,9 @@ def _page(page: ReferencePage, document: Json, tags: dict[str, str], common: str
     return "".join(parts).rstrip() + "\n"
 
 
-def _route(method: str, path: str, operation: Json, document: Json) -> str:
+def _route(
+    method: str, path: str, operation: Json, document: Json, samples: tuple[str, ...]
+) -> str:
     schemas = document["components"]["schemas"]
     parts = [f"## {method} {path}\n\n{_summary(operation)}\n\n"]
     if operation.get("security") == []:
@@ -122,9 +148,9 @@ def _route(method: str, path: str, operation: Json, document: Json) -> str:
     parts += [
         fence(sample["lang"], sample["source"], sample["label"])
         for sample in operation.get("x-codeSamples", ())
+        if sample["label"] in samples
     ]
-    parts += [_answer(operation), _errors(operation, document)]
-    return "".join(parts)
+    return "".join([*parts, _answer(operation)])
 
 
 def _summary(operation: Json) -> str:
@@ -166,8 +192,7 @@ def _answer(operation: Json) -> str:
     return "".join(parts)
 
 
-def _errors(operation: Json, document: Json) -> str:
-    statuses = {error.code: error.status for error in errors()}
+def _codes(operation: Json, document: Json) -> set[str]:
     codes: set[str] = set()
     for response in operation["responses"].values():
         name = response.get("$ref", "").rpartition("/")[2]
@@ -175,9 +200,13 @@ def _errors(operation: Json, document: Json) -> str:
             document["components"]["responses"].get(name, {}).get("content", {}).values()
         ):
             codes |= set(content.get("examples", {}))
-    known = sorted(codes & statuses.keys(), key=lambda code: (statuses[code], code))
-    listed = ", ".join(f"{statuses[code]} `{code}`" for code in known)
-    return f"[Errors](../errors.md): {listed}.\n\n" if known else ""
+    return codes & {error.code for error in errors()}
+
+
+def _listed(codes: set[str]) -> str:
+    """Return codes with their statuses, in the order of the statuses."""
+    found = sorted((error.status, error.code) for error in errors() if error.code in codes)
+    return ", ".join(f"{status} `{code}`" for status, code in found)
 
 
 def _media(part: Json) -> Iterator[tuple[str, Json]]:

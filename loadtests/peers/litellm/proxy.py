@@ -30,11 +30,6 @@ _ALONE = {
 _EMBEDDING = [0.125] * 16
 
 
-def is_installed() -> bool:
-    """Return whether the proxy's packages are installed."""
-    return _PROGRAM.exists()
-
-
 def bodies(texts: Sequence[str]) -> list[bytes]:
     """Return a request for each text."""
     return [msgspec.json.encode({"model": "stub", "input": text}) for text in texts]
@@ -47,7 +42,7 @@ def proxy(folder: Path, requests: Sequence[bytes], *, core: int, others: int) ->
     Raises:
         PeerFailed: LiteLLM is not installed, does not become ready, or does not answer from Redis.
     """
-    if not is_installed():
+    if not _PROGRAM.exists():
         raise PeerFailed("not installed: `make .venv-peers/litellm/.installed`")
     folder.mkdir()
     port = free_port()

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from loadtests.faults.bulk_jobs import digest
 from sluicegate.backends.bulk.runner import BulkRunner
-from sluicegate.backends.executors.dummy import SimulatedExecutor
+from sluicegate.backends.executors.simulated import SimulatedExecutor
 from sluicegate.backends.settings import process_environment
 from sluicegate.bulk.cli import main
 from sluicegate.bulk.files import OutputFolder, find_inputs

@@ -18,9 +18,7 @@ from loadtests.faults.judge import LIMITED, Sent
 from loadtests.faults.model import ModelOracle, write_algorithm, write_revision
 from loadtests.faults.process_faults import (
     breaker_opens,
-    explained,
     few_attempts,
-    hits_are_answered,
     limits_hold,
     loss_is_bounded,
     misses_go_on,
@@ -88,15 +86,6 @@ def test_counters_that_nobody_tells_are_found_and_restarts_are_not() -> None:
     assert [*few_attempts(restarted)]
 
 
-def test_an_answer_that_no_kill_explains_is_found() -> None:
-    def killed(status: int) -> Case:
-        notes = {"killed": Counter(worker=1)}
-        return case(sent(5.0, status=status), topology=SimpleNamespace(notes=notes))
-
-    assert not [*explained(killed(503))]
-    assert [*explained(killed(422))] == ["requests were answered [422]"]
-
-
 def test_a_gateway_that_does_not_tell_its_requests_is_found() -> None:
     services = {"gateway-1": None, "gateway-2": None, "billing": None}
     found = case(topology=SimpleNamespace(services=services))
@@ -112,14 +101,6 @@ def test_misses_that_wait_for_a_redis_are_found() -> None:
     assert [*go_on(case(before, during))]
     assert not [*go_on(case(before, during, after))]
     assert not [*go_on(case(before, msgspec.structs.replace(during, is_repeat=True)))]
-
-
-def test_hits_that_are_refused_and_refusals_without_a_hint_are_found() -> None:
-    refused = sent(15.0, status=503, retry_after="1")
-
-    assert not [*hits_are_answered(case(refused))]
-    assert [*hits_are_answered(case(msgspec.structs.replace(refused, is_repeat=True)))]
-    assert [*hits_are_answered(case(msgspec.structs.replace(refused, retry_after="")))]
 
 
 def test_lost_answers_that_are_old_or_that_nobody_counts_are_found() -> None:

@@ -14,7 +14,6 @@ from loadtests.faults.judge import (
     billing,
     errors_outside,
     recovery,
-    retries,
     wrong_answers,
 )
 from loadtests.faults.load import owner_of
@@ -76,22 +75,12 @@ def test_a_bill_that_is_wrong_is_found(answer: Sent, rows: list[LedgerRow]) -> N
     assert [*billing([answer], rows)]
 
 
-def test_two_answers_with_one_id_are_found_unless_one_is_a_replay() -> None:
-    key = {"retry_key": "once"}
-
+def test_two_answers_with_one_id_are_found() -> None:
     assert [*billing([sent("a"), sent("a")], [row("a")])]
-    assert not [*billing([sent("a", **key), sent("a", **key)], [row("a")])]
 
 
 def test_a_request_without_an_answer_may_be_billed() -> None:
     assert not [*billing([sent("", status=0)], [row("a")])]
-
-
-def test_a_request_that_was_executed_twice_for_one_key_is_found() -> None:
-    lost, answer = sent("", status=0, retry_key="one"), sent("b", retry_key="one")
-
-    assert not [*billing([lost, answer], [row("b")])]
-    assert "1 billed, of which nobody asked" in billing([lost, answer], [row("a"), row("b")])
 
 
 def test_an_answer_with_an_allowed_error_must_be_in_the_ledger() -> None:
@@ -101,14 +90,6 @@ def test_an_answer_with_an_allowed_error_must_be_in_the_ledger() -> None:
     assert [*billing([answer(400)], [])] == ["1 answers are not in the ledger"]
     assert not [*billing([answer(400)], [row("a", status=400)])]
     assert not [*billing([answer(401)], [])]
-
-
-def test_keys_with_several_answers_or_none_are_found() -> None:
-    key = {"retry_key": "one"}
-
-    assert not [*retries([sent("", status=0, **key), sent("a", **key), sent("a", **key)])]
-    assert [*retries([sent("a", **key), sent("b", **key)])] == ["1 keys have several answers"]
-    assert [*retries([sent("", status=0, **key)])] == ["1 keys were never answered"]
 
 
 def test_an_answer_of_another_tenant_is_found() -> None:

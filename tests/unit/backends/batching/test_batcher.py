@@ -15,13 +15,13 @@ from sluicegate.backends.batching.policy import BatchLimits
 from sluicegate.backends.batching.submission import RoomQueue
 from sluicegate.backends.errors import BackendError, ExecutorDied, ModelFailed, Overloaded
 from sluicegate.backends.executors.base import ModelExecutor
-from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
 from sluicegate.backends.executors.onnx import explain
 from sluicegate.backends.executors.padded_batch import PaddedBatch
 from sluicegate.backends.settings import BackendSettings
 from sluicegate.backends.telemetry.spans import NO_TRACING
 from sluicegate.backends.types import Encoding, FloatArray, OutputKind, padding_waste_ratio
 from testing.waiting import until
+from tests.support.executors import DummyExecutor, PacedExecutor
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio

@@ -11,12 +11,12 @@ import pytest
 from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from sluicegate.backends.errors import DeadlineExceeded, ItemRefused, Overloaded
-from sluicegate.backends.executors.dummy import PacedExecutor
 from sluicegate.backends.settings import BackendSettings
 from sluicegate.backends.telemetry.spans import NO_TRACING
 from sluicegate.backends.types import Encoding, OutputKind
 from testing.waiting import until
 from tests.support.clock import Clock
+from tests.support.executors import PacedExecutor
 from tests.support.gate import Gate
 
 pytestmark = pytest.mark.anyio

@@ -12,10 +12,10 @@ import pytest
 from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from sluicegate.backends.batching.loop_wakeup import LoopWakeup, system_affinity
-from sluicegate.backends.executors.dummy import PacedExecutor
 from sluicegate.backends.settings import BackendSettings
 from sluicegate.backends.telemetry.spans import NO_TRACING
 from sluicegate.backends.types import Encoding, FloatArray, OutputKind
+from tests.support.executors import PacedExecutor
 
 pytestmark = pytest.mark.anyio
 ALL = {0, 1, 2}

@@ -21,8 +21,8 @@ from sluicegate.backends.errors import (
     StartProblem,
     UpstreamFailed,
 )
-from sluicegate.backends.executors.dummy import SimulatedExecutor
 from sluicegate.backends.executors.padded_batch import PaddedBatch
+from sluicegate.backends.executors.simulated import SimulatedExecutor
 from sluicegate.backends.types import Encoding, OutputKind
 from testing.model_repository import make_tokenizer, write_encoder
 

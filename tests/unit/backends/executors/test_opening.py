@@ -9,9 +9,9 @@ import pytest
 from sluicegate.backends.errors import ModelProblem, OutOfMemory
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.cuda import RunLimits
-from sluicegate.backends.executors.dummy import SimulatedExecutor
 from sluicegate.backends.executors.graph import GraphSource
 from sluicegate.backends.executors.opening import open_capturing
+from sluicegate.backends.executors.simulated import SimulatedExecutor
 from sluicegate.backends.open_inference.address import RemoteModelServer
 
 

@@ -13,7 +13,6 @@ from typing_extensions import override
 from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from sluicegate.backends.errors import ItemRefused
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.backends.pipelines.encoder import Encoder
 from sluicegate.backends.pipelines.windows import Windows
 from sluicegate.backends.settings import BackendSettings
@@ -21,6 +20,7 @@ from sluicegate.backends.telemetry.spans import NO_TRACING
 from sluicegate.backends.tokenization.tokenizer import Tokenizer
 from sluicegate.backends.types import Encoding, Text
 from testing.model_repository import make_tokenizer
+from tests.support.executors import DummyExecutor
 
 pytestmark = pytest.mark.anyio
 MAX_TOKENS = 8

@@ -11,7 +11,6 @@ from typing_extensions import override
 
 from sluicegate.backends.errors import ModelFailed, ModelProblem
 from sluicegate.backends.executors.base import ModelExecutor
-from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
 from sluicegate.backends.executors.graph import GraphSource
 from sluicegate.backends.executors.onnx import OnnxExecutor
 from sluicegate.backends.executors.padded_batch import PaddedBatch
@@ -19,6 +18,7 @@ from sluicegate.backends.qualification.certificate import FILE, certified_output
 from sluicegate.backends.qualification.qualify import RECORD, Candidate, qualify
 from sluicegate.backends.types import FloatArray, IntArray, OutputKind
 from testing.model_repository import DIMENSIONS, make_tokenizer, toy_graph
+from tests.support.executors import DummyExecutor, PacedExecutor
 from tests.support.quantized import make_dynamic
 
 Load = Callable[[bytes], OnnxExecutor]

@@ -12,7 +12,6 @@ from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from sluicegate.backends.errors import Overloaded
 from sluicegate.backends.executors.cost import CostModel
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.backends.serving.call_work import CallWork
 from sluicegate.backends.serving.work_estimates import WorkEstimates
 from sluicegate.backends.settings import BackendSettings
@@ -21,6 +20,7 @@ from sluicegate.backends.types import Encoding, OutputKind
 from sluicegate.wire.protocol import Call, CallItem, ModelInfo, Task
 from testing.waiting import until
 from tests.support.clock import Clock
+from tests.support.executors import DummyExecutor
 
 _MODEL = ModelInfo(
     name="mood",

@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from sluicegate.backends.errors import ModelNotFound
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.backends.serving.core import ModelSet
 from sluicegate.wire.protocol import Task
 from testing.model_repository import DIMENSIONS, write_repository
 from tests.support.backend_calls import Backend, running_backend
+from tests.support.executors import DummyExecutor
 
 pytestmark = pytest.mark.anyio
 

@@ -1,14 +1,10 @@
 """Log lines of a backend."""
 
-import contextlib
 import json
 import logging
 import sys
-from pathlib import Path
 
-import pytest
-
-from sluicegate.backends.telemetry.logs import JsonFormatter, LineHandler
+from sluicegate.backends.telemetry.logs import JsonFormatter
 
 
 def test_a_line_is_one_json_object_with_its_fields_apart() -> None:
@@ -60,26 +56,3 @@ def test_what_asyncio_says_of_a_lost_task_is_cut_before_what_the_task_raised() -
     )
 
     assert json.loads(line)["message"] == "Task exception was never retrieved"
-
-
-def test_a_line_that_a_full_disk_does_not_take_leaves_no_trace(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    full = Path("/dev/full").open("w")  # noqa: SIM115 - its end fails, too
-    handler = LineHandler(full)
-    handler.setFormatter(JsonFormatter())
-
-    handler.handle(logging.makeLogRecord({"msg": "a line"}))
-
-    with contextlib.suppress(OSError):
-        full.close()
-    assert capsys.readouterr().err == ""
-
-
-def test_a_line_that_cannot_be_made_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
-    handler = LineHandler(sys.stdout)
-    handler.setFormatter(JsonFormatter())
-
-    handler.handle(logging.makeLogRecord({"msg": "%d", "args": ("no number",)}))
-
-    assert "--- Logging error ---" in capsys.readouterr().err

@@ -10,13 +10,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from sluicegate.backends.executors.dummy import PacedExecutor
 from sluicegate.backends.telemetry.otel_tracing import OtelTracing, otlp_tracing
 from sluicegate.backends.telemetry.spans import NO_SPAN, NO_TRACING
 from sluicegate.wire.protocol import Task
 from testing.model_repository import DIMENSIONS, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import running_backend
+from tests.support.executors import PacedExecutor
 from tests.support.gate import Gate
 from tests.support.otlp_sink import HttpSink
 from tests.support.tracing import GrpcSink

@@ -13,7 +13,6 @@ from typing_extensions import ParamSpec, TypeVar, override
 
 from sluicegate.backends.app import make_routes
 from sluicegate.backends.errors import ExecutorDied, Overloaded
-from sluicegate.backends.executors.dummy import DummyExecutor
 from sluicegate.backends.qualification.qualify import qualify_unmeasured
 from sluicegate.backends.serving.loading import LoadingTools
 from sluicegate.backends.serving.reloading import Repository
@@ -25,6 +24,7 @@ from sluicegate.wire.protocol import Failed, Task
 from testing.model_repository import DIMENSIONS, make_tokenizer, write_repository
 from testing.waiting import until
 from tests.support.backend_calls import Backend
+from tests.support.executors import DummyExecutor
 from tests.support.loop_turns import longest_hold
 
 pytestmark = pytest.mark.anyio

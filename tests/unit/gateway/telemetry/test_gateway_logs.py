@@ -1,15 +1,13 @@
 """Log lines of the gateway: one JSON object each, and no text of a caller."""
 
-import contextlib
 import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import pytest
 
-from sluicegate.gateway.telemetry.logs import JsonFormatter, LineHandler, TextFormatter
+from sluicegate.gateway.telemetry.logs import JsonFormatter, TextFormatter
 
 _TEXT = "the text of a caller"
 
@@ -82,29 +80,6 @@ def test_no_line_says_what_an_exception_says() -> None:
     lines = [msgspec.json.encode(raised(work)).decode() for work in works]
 
     assert [text for text in lines if _TEXT in text] == []
-
-
-def test_a_line_that_a_full_disk_does_not_take_leaves_no_trace(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    full = Path("/dev/full").open("w")  # noqa: SIM115 - its end fails, too
-    handler = LineHandler(full)
-    handler.setFormatter(JsonFormatter())
-
-    handler.handle(logging.makeLogRecord({"msg": "a line"}))
-
-    with contextlib.suppress(OSError):
-        full.close()
-    assert capsys.readouterr().err == ""
-
-
-def test_a_line_that_cannot_be_made_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
-    handler = LineHandler(sys.stdout)
-    handler.setFormatter(JsonFormatter())
-
-    handler.handle(logging.makeLogRecord({"msg": "%d", "args": ("no number",)}))
-
-    assert "--- Logging error ---" in capsys.readouterr().err
 
 
 def test_a_line_of_text_has_the_fields_behind_the_message() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from sluicegate.backends.errors import OutOfMemory, StartProblem
-from sluicegate.backends.executors.dummy import DummyExecutor, PacedExecutor
 from sluicegate.backends.model_tools.tuning.reports import describe_sweep, plot_sweep
 from sluicegate.backends.model_tools.tuning.speed import Sweep
 from sluicegate.backends.model_tools.tuning.sweep import (
@@ -23,6 +22,7 @@ from sluicegate.backends.qualification.golden_texts import default_texts
 from sluicegate.backends.qualification.records import MachineInfo
 from sluicegate.backends.qualification.text_runs import make_batches, run_texts
 from sluicegate.backends.types import Encoding, OutputKind, Text
+from tests.support.executors import DummyExecutor, PacedExecutor
 
 
 def point(size: int, rate: float, **changes: int) -> Point:
