@@ -181,13 +181,13 @@ async def test_another_version_there_is_another_revision_here(
     tmp_path: Path, server: InferenceServer
 ) -> None:
     async with running_backend(write_remote(tmp_path / "models", server)) as backend:
-        before = backend.info("mood").revision
+        before = backend.info("mood").variant
         server.versions = ["2"]
 
         await backend.repository.check_upstreams()
 
-        assert backend.info("mood").revision != before
-        assert backend.info("mood").earlier == (before,)
+        assert backend.info("mood").revision != before.revision
+        assert backend.info("mood").replaced == (before,)
 
 
 async def test_a_server_that_comes_late_is_taken_up(
