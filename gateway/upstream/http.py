@@ -17,6 +17,7 @@ from sluicegate.gateway.types import BackendId, Endpoint
 from sluicegate.gateway.upstream.base import (
     CallFailed,
     Cause,
+    ConnectTimeout,
     OnEnd,
     Receive,
     Response,
@@ -257,6 +258,8 @@ class HttpBackendClient:
                 body = await read_body(response, MAX_STATE_BYTES)
         except TimeoutError as error:
             raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
+        except ConnectTimeout as error:
+            raise CallFailed(Cause.TIMED_OUT, "the backend took no connection in time") from error
         except TransportError as error:
             raise explain_failure(error, has_begun=response is not None) from error
         finally:
