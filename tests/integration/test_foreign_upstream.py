@@ -24,6 +24,7 @@ from testing.model_repository import (
     write_head,
     write_model,
 )
+from testing.waiting import WAIT_LIMIT
 from tests.support.backend_calls import running_backend
 from tests.support.inference_server import InferenceServer, Outputs, inference_server
 
@@ -40,7 +41,7 @@ def server() -> Iterator[InferenceServer]:
 def write_remote(root: Path, server: InferenceServer, **changes: object) -> Path:
     manifest = {
         "kind": "encoder",
-        "upstream": {"url": server.url, "model": "remote"},
+        "upstream": {"url": server.url, "model": "remote", "timeout": WAIT_LIMIT},
         "tokenizer": "tokenizer.json",
         "max_tokens": 32,
         "dimensions": DIMENSIONS,
