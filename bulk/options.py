@@ -11,14 +11,21 @@ from sluicegate.bulk.errors import BulkStopped
 from sluicegate.bulk.files import InputFile
 from sluicegate.bulk.usage import BulkUsage
 from sluicegate.gateway.api.schemas import BODIES, Body
-from sluicegate.wire.protocol import ModelInfo, Task, item_fields
+from sluicegate.wire.protocol import PARAMETERS, ModelInfo, Task, item_fields
 
 OutputFormat = Literal["parquet", "jsonl"]
-# Fields of requests that are not parameters of a bulk job.
+# What to do instead, by fields of requests that are not parameters of a bulk job.
 _ELSEWHERE = {
-    *("model", "input", "inputs", "documents", "ids", "on_error", "truncate"),
-    *("encoding_format", "output_dtype", "top_n", "return_documents", "outputs"),
+    "model": "use --model",
+    "truncate": "use --no-truncate",
+    "on_error": "use --max-errors",
+    **dict.fromkeys(("input", "inputs", "documents", "ids"), "use --column"),
+    **dict.fromkeys(("top_n", "return_documents"), "leave it out: each row gets its score"),
 }
+_DENSE_ONLY = (
+    "leave it out: the job writes dense vectors in float32. `prompt_name` marks queries; "
+    "`POST /v1/embed` and batches have other outputs"
+)
 _INPUTS: Mapping[Task, tuple[str, Any]] = {
     Task.RERANK: ("documents", []),
     Task.DETOKENIZE: ("ids", []),
@@ -166,10 +173,12 @@ def read_parameters(task: Task, model: str, text: str) -> dict[str, Any]:
 
 def _body(task: Task, model: str, given: dict[str, Any]) -> Body:
     """Return a request body with these parameters and without items."""
-    for name in given:
-        if name in _ELSEWHERE:
-            raise BulkStopped(f"--parameters: `{name}` is not a parameter of bulk jobs")
     kind = next(body for body in BODIES if body.task is task)
+    parameters = PARAMETERS[task].__struct_fields__
+    for name in given:
+        if name in kind.__struct_fields__ and name not in parameters:
+            instead = _ELSEWHERE.get(name, _DENSE_ONLY)
+            raise BulkStopped(f"--parameters: `{name}` is not a parameter of bulk jobs; {instead}")
     field, none = _INPUTS.get(task, ("input", []))
     own = {"model": model} if "model" in kind.__struct_fields__ else {}
     return msgspec.convert({**given, **own, field: none}, kind)

@@ -22,12 +22,12 @@ def measured_loop(count: Callable[[float, float], None]) -> Iterator[None]:
     """
     loop = asyncio.get_running_loop()
     due = perf_counter() + INTERVAL
-    waited, ran = _waited(), thread_time()
+    waited, ran = waited_for_core(), thread_time()
     timer: asyncio.TimerHandle
 
     def look() -> None:
         nonlocal timer, due, waited, ran
-        late, waits, runs = perf_counter() - due, _waited() - waited, thread_time() - ran
+        late, waits, runs = perf_counter() - due, waited_for_core() - waited, thread_time() - ran
         waited, ran = waited + waits, ran + runs
         # Some waits, and some of the processor time, were before the timer was due.
         held = max(late - waits, runs - INTERVAL)
@@ -42,7 +42,7 @@ def measured_loop(count: Callable[[float, float], None]) -> Iterator[None]:
         timer.cancel()
 
 
-def _waited() -> float:
+def waited_for_core() -> float:
     """Return for how many seconds this thread has waited for a processor core (proc(5))."""
     try:
         return int(_SCHEDSTAT.read_bytes().split()[1]) * _NANOSECOND

@@ -598,8 +598,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Describes a model that a backend serves.
 
     - `Variant` describes the fields that affect results.
-    - `earlier` has revisions that were replaced a short while ago. The backend still answers calls
-      that name them.
+    - `replaced` has the variants that were replaced a short while ago. The backend still answers
+      calls that name their revisions.
     - `serving` has the model's traffic split and other revisions. It is `None` for a revision with
       a name of its own, such as `name@1`.
     - `shows_tokens` means that the backend answers `TOKEN_TASKS`, and embeds token ids.
@@ -621,7 +621,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     demonstration: bool = False
     # Empty tuples cost no object, which counts where the console reads hundreds of backends.
-    earlier: tuple[str, ...] = ()
+    replaced: tuple[Variant, ...] = ()
     serving: Serving | None = None
     shows_tokens: bool = False
     prompts: tuple[str, ...] = ()

@@ -214,6 +214,7 @@ class AlgorithmHost:
     def _linked(self, transport: asyncio.WriteTransport) -> None:
         self._link = transport
         self._was_used, self._is_worn, self._is_low, self._busy = True, False, self._delay > 0, 0.0
+        self._live().delay()  # so that it is known
         self._watching = asyncio.get_running_loop().call_later(_WATCH_INTERVAL, self._watch)
 
     def _live(self) -> HostProcess:
@@ -227,7 +228,7 @@ class AlgorithmHost:
         item.started = loop.time()
         process = self._live()
         item.busy_before = process.marks.busy_of_others(item.slot)
-        item.delay_before = process.delays.known  # read by `_watch`; a new reading takes 0.1 ms
+        item.delay_before = process.known_delay
         item.begin()
         self._running[item.number] = item
         item.timer = loop.call_later(self._budget.time, self._on_time, item)
@@ -305,9 +306,10 @@ class AlgorithmHost:
         process = self._live()
         others = process.marks.busy_of_others(item.slot) - item.busy_before
         now = asyncio.get_running_loop().time()
+        elapsed = now - item.started - others - item.model_seconds
         return ProcessTime(
-            elapsed=now - item.started - others - item.model_seconds,
-            delay=max(0.0, process.delay() - item.delay_before),
+            elapsed=elapsed,
+            delay=max(0.0, min(process.delay() - item.delay_before, elapsed)),
         )
 
     def _check_again(

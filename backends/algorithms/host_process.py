@@ -21,6 +21,7 @@ from sluicegate.backends.algorithms.host_messages import FromHost, HostSpec, Sta
 from sluicegate.backends.algorithms.starvation import CoreDelays, ProcessTime
 from sluicegate.backends.algorithms.step_marks import StepMarks
 from sluicegate.backends.settings import foreign_environment
+from sluicegate.wire.loop_delays import waited_for_core
 from sluicegate.wire.protocol import MessageReader
 
 # Seconds for the start of Python and its libraries. The budget's `import_time` bounds the import of
@@ -54,7 +55,8 @@ class HostProcess:
     ) -> None:
         self._process = process
         self._folder = Path(f"/proc/{process.pid}")
-        self.delays = CoreDelays(process.pid)
+        self._delays = CoreDelays(process.pid)
+        self._own_delay = 0.0
         self.link = link
         self.marks = marks
 
@@ -71,8 +73,17 @@ class HostProcess:
                 os.setpriority(os.PRIO_PROCESS, int(thread.name), _LOWEST)
 
     def delay(self) -> float:
-        """Return for how many seconds the process has waited for a processor core so far."""
-        return self.delays.read(has_threads=not self.marks.are_exact)
+        """Return for how many seconds the process has waited for a processor core so far.
+
+        The waits of the calling thread, which answers the process, count as well.
+        """
+        self._own_delay = waited_for_core()
+        return self._delays.read(has_threads=not self.marks.are_exact) + self._own_delay
+
+    @property
+    def known_delay(self) -> float:
+        """The part of `delay` that was known at its last reading, which takes 0.1 ms."""
+        return self._delays.known + self._own_delay
 
     def usage(self) -> HostUsage | None:
         """Return the present resource usage of the process, or `None` if the process has ended."""

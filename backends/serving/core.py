@@ -373,13 +373,16 @@ class ServingCore:
         return {name: self.residency.state(entry.encoders()) for name, entry in sources}
 
     def _infos(self) -> list[ModelInfo]:
-        """Return the info of every model, including earlier revisions that still answer calls."""
-        earlier: dict[str, list[str]] = {}
-        for name, revision, _ in self._retired:
-            earlier.setdefault(name, []).append(revision)
+        """Return the info of every model, with the variants that it replaced."""
+        replaced: dict[str, list[ModelInfo]] = {}
+        for entry in self._retired.values():
+            old = entry.served_model.info
+            replaced.setdefault(old.name, []).append(old)
         return [
-            msgspec.structs.replace(info, earlier=tuple(earlier[info.name]))
-            if info.name in earlier
+            msgspec.structs.replace(
+                info, replaced=tuple(old.variant for old in replaced[info.name])
+            )
+            if info.name in replaced
             else info
             for info in self.model_set.infos()
         ]

@@ -8,6 +8,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from litestar import Controller, Response
+from litestar.response import Redirect
 
 from sluicegate.gateway.admin.authorization import OPERATOR
 from sluicegate.gateway.api.error_handling import gateway_error
@@ -123,12 +124,12 @@ class Frame:
         return page
 
 
-def _to_login(request: AnyRequest, *, is_fragment: bool) -> Response[None]:
+def _to_login(request: AnyRequest, *, is_fragment: bool) -> Response[Any]:
     if is_fragment:  # otherwise htmx would insert the login form into the present page
         seen = urlsplit(request.headers.get("hx-current-url", ""))
         return Response(None, headers={"HX-Redirect": _login_url(seen.path)})
     path = request.url.path if request.method == "GET" else ""
-    return Response(None, status_code=303, headers={"Location": _login_url(path)})
+    return Redirect(_login_url(path), status_code=303)
 
 
 def _login_url(path: str) -> str:

@@ -9,6 +9,7 @@ from litestar import Controller, Response, get, post
 from litestar.datastructures import Cookie
 from litestar.di import NamedDependency
 from litestar.params import FromQuery, URLEncodedBody
+from litestar.response import Redirect
 
 from sluicegate.gateway.console.access import (
     LOGIN_COOKIE,
@@ -67,7 +68,7 @@ class LoginController(Controller):
         frame: NamedDependency[Frame],
         sessions: NamedDependency[Sessions],
         limiter: NamedDependency[LoginLimiter],
-    ) -> Response[str] | Response[None]:
+    ) -> Response[str] | Redirect:
         """Open a session and redirect to the page `to`. If the key is wrong, show the form again.
 
         Raises:
@@ -87,17 +88,15 @@ class LoginController(Controller):
         return answer
 
     @post("/logout", status_code=200)
-    async def logout(
-        self, request: AnyRequest, sessions: NamedDependency[Sessions]
-    ) -> Response[None]:
+    async def logout(self, request: AnyRequest, sessions: NamedDependency[Sessions]) -> Redirect:
         """End the session."""
         sessions.close(request.cookies.get(SESSION_COOKIE, ""))
-        answer = Response(None, status_code=303, headers={"Location": LOGIN})
+        answer = Redirect(LOGIN, status_code=303)
         answer.delete_cookie(SESSION_COOKIE, path=ROOT)
         return answer
 
     @post("/theme", status_code=200)
-    async def theme(self, request: AnyRequest, data: URLEncodedBody[ThemeForm]) -> Response[None]:
+    async def theme(self, request: AnyRequest, data: URLEncodedBody[ThemeForm]) -> Redirect:
         """Store the theme in a cookie."""
         answer = _go_to(data.to)
         theme = data.theme if data.theme in THEMES else ""
@@ -116,9 +115,9 @@ def _form(request: AnyRequest, frame: Frame, *, wanted: str, problem: str) -> Re
     return page
 
 
-def _go_to(path: str) -> Response[None]:
+def _go_to(path: str) -> Redirect:
     where = path if _OWN_PATH.fullmatch(path) else ROOT
-    return Response(None, status_code=303, headers={"Location": where})
+    return Redirect(where, status_code=303)
 
 
 def _cookie(request: AnyRequest, name: str, value: str, *, max_age: int) -> Cookie:

@@ -447,8 +447,4 @@ class Fleet:
 
 def _answers(served: ModelInfo, asked: ModelInfo) -> bool:
     """Return whether an endpoint that serves `served` gives the same answers as `asked`."""
-    if asked.revision == served.revision:
-        return served.variant == asked.variant
-    # The code of an earlier revision is known only if it is that of the newest one.
-    same_code = served.variant._replace(revision=asked.revision) == asked.variant
-    return asked.revision in served.earlier and same_code
+    return asked.variant in (served.variant, *served.replaced)

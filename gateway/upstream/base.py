@@ -92,7 +92,10 @@ class BackendClient(Protocol):
         ...
 
     async def state(self, endpoint: Endpoint, *, time_limit: float) -> ServingState:
-        """Return the state that the backend reports, within `time_limit` seconds."""
+        """Return the state that the backend reports, within `time_limit` seconds.
+
+        The cause is `TIMED_OUT` also where the backend takes no connection in time.
+        """
         ...
 
     async def reload(
@@ -119,6 +122,10 @@ class BackendClient(Protocol):
 
 class TransportError(ConnectionError):
     """There is no connection, it was lost, or no HTTP came over it; the message says which."""
+
+
+class ConnectTimeout(TransportError):
+    """No connection was made in time. The server may only be busy."""
 
 
 class Origin(NamedTuple):

@@ -17,6 +17,7 @@ from sluicegate.gateway.types import BackendId, Endpoint
 from sluicegate.gateway.upstream.base import (
     CallFailed,
     Cause,
+    ConnectTimeout,
     OnEnd,
     Receive,
     Response,
@@ -44,6 +45,8 @@ from sluicegate.wire.protocol import (
 T = TypeVar("T")
 
 MAX_STATE_BYTES = 4 * 1024 * 1024
+# Seconds in which the event loop reads what has already arrived.
+_READING = 0.01
 
 _encoder = msgspec.msgpack.Encoder()
 _state_decoder = msgspec.msgpack.Decoder(ServingState)
@@ -246,15 +249,21 @@ class HttpBackendClient:
         self, channel: _Channel, head: bytes, content: bytes, time_limit: float
     ) -> bytes:
         response: Response | None = None
+        loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
+        # After a pause of this process, an answer that arrived meanwhile is read first.
+        timer = loop.call_later(time_limit, lambda: limit.reschedule(loop.time() + _READING))
         try:
-            async with asyncio.timeout(time_limit):
+            async with limit:
                 response = await self._send(channel, head, content)
                 body = await read_body(response, MAX_STATE_BYTES)
         except TimeoutError as error:
             raise CallFailed(Cause.TIMED_OUT, "the backend did not answer in time") from error
+        except ConnectTimeout as error:
+            raise CallFailed(Cause.TIMED_OUT, "the backend took no connection in time") from error
         except TransportError as error:
             raise explain_failure(error, has_begun=response is not None) from error
         finally:
+            timer.cancel()
             if response is not None:
                 response.close()
         if response.status != HTTPStatus.OK:

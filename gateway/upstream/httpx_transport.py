@@ -16,7 +16,12 @@ import httpx
 from sluicegate.gateway.errors import ConfigurationError
 from sluicegate.gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
 from sluicegate.gateway.tasks import TaskScope, log_failure
-from sluicegate.gateway.upstream.base import Origin, TransportError, explain_early_loss
+from sluicegate.gateway.upstream.base import (
+    ConnectTimeout,
+    Origin,
+    TransportError,
+    explain_early_loss,
+)
 from sluicegate.gateway.upstream.tls import ClientTls, explain
 
 # Requests over `http://` need no authorities, and reading the system's takes 20 ms.
@@ -60,6 +65,8 @@ class HttpxTransport:
         except BaseException as error:
             # Also when cancelled: the connection may be open.
             self._tasks.start(client.aclose())
+            if isinstance(error, httpx.ConnectTimeout):
+                raise ConnectTimeout("no connection in time") from error
             if isinstance(error, _FAILURES):
                 raise TransportError(_reason(error, is_tls=origin.scheme == "https")) from error
             raise
@@ -154,8 +161,6 @@ def _reason(error: BaseException, *, is_tls: bool) -> str:
         if isinstance(cause, ssl.SSLError):
             return explain(cause)
         cause = cause.__cause__ or cause.__context__
-    if isinstance(error, httpx.ConnectTimeout):
-        return "no connection in time"
     if isinstance(error, httpx.ReadError | httpx.WriteError | httpx.RemoteProtocolError):
         return explain_early_loss(is_tls=is_tls)
     return f"no connection: {type(error).__name__}"

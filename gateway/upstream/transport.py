@@ -10,7 +10,7 @@ import ssl
 from sluicegate.gateway.errors import ConfigurationError
 from sluicegate.gateway.sockets.connecting import Connector
 from sluicegate.gateway.sockets.tcp_keepalive import DEFAULT_KEEPALIVE, TcpKeepalive
-from sluicegate.gateway.upstream.base import Origin, TransportError
+from sluicegate.gateway.upstream.base import ConnectTimeout, Origin, TransportError
 from sluicegate.gateway.upstream.protocol import PIECE_BYTES, HttpClientProtocol
 from sluicegate.gateway.upstream.tls import ClientTls, explain
 
@@ -117,7 +117,7 @@ class BackendTransport:
                 )
             self._tcp_keepalive.apply(transport)
         except TimeoutError as error:
-            raise TransportError("no connection in time") from error
+            raise ConnectTimeout("no connection in time") from error
         except ssl.SSLError as error:
             raise TransportError(explain(error)) from error
         except ConfigurationError as error:

@@ -1,6 +1,7 @@
 """Every `BackendClient` keeps its promises: both HTTP clients, and the fake that tests use."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Literal
@@ -16,6 +17,7 @@ from sluicegate.wire.protocol import Call, CallItem, Done, Failed, Refusal, Repo
 from testing.stub_backend import Reply, StubBackend, echo
 from tests.support.dispatching import call_backend, endpoint, endpoint_of, state
 from tests.support.scripted_client import Hang, ScriptedClient, Step
+from tests.support.silent_addresses import silent
 
 # What a backend does with a call, in terms that both a script and a stub can play.
 Steps = Callable[[Call], list[Step]]
@@ -198,6 +200,22 @@ async def test_the_state_of_a_backend_that_is_not_there_cannot_be_read() -> None
                 await each.state(gone, time_limit=5.0)
 
             assert caught.value.cause is Cause.UNREACHABLE
+
+
+@pytest.mark.parametrize("client", ["native", "httpx"])
+async def test_a_backend_that_takes_no_connection_is_silent(
+    client: Literal["native", "httpx"],
+) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        port = server.getsockname()[1]
+    busy = endpoint("busy", url=f"http://127.0.0.2:{port}")
+    with silent(port, "127.0.0.2"):
+        async with HttpBackendClient() as http:
+            http.configure([busy], RoutingConfig(client=client, connect_timeout=0.05))
+            with pytest.raises(CallFailed) as caught:
+                await http.state(busy, time_limit=60.0)
+
+    assert caught.value.cause is Cause.TIMED_OUT
 
 
 @pytest.mark.parametrize("client", ["native", "httpx"])

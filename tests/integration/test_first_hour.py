@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from sluicegate.backends.cli import main
 from sluicegate.backends.errors import StartProblem
@@ -15,6 +15,7 @@ from sluicegate.backends.model_tools.tuning.price import measure_price
 from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
 from tests.parity.library_fixtures import FIXTURES, OUTPUTS, unpack
 from tests.parity.sentence_checkpoints import write_cross_encoder
+from tests.support.imports import run_import
 from tests.support.reference_library import install_library
 from tests.support.small_disk import mounted
 
@@ -37,10 +38,6 @@ def cross_encoder(folder: Path) -> Path:
 
 def packed(name: str, fixtures: Path = FIXTURES) -> Write:
     return lambda folder: unpack(name, folder, fixtures=fixtures)
-
-
-def run(*given: object) -> Result:
-    return CliRunner().invoke(main, ["models", "import", *map(str, given)])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +124,7 @@ def test_each_kind_is_told_with_its_sources_and_its_answers(
     folder = write(tmp_path)
     (folder / "README.md").write_text(card)
 
-    result = run(folder, "--models", tmp_path / "m", "--name", "mine", "--quick")
+    result = run_import(folder, tmp_path / "m", "--name", "mine")
 
     assert result.exit_code == 0, result.output
     assert [text for text in shown if text not in result.output] == []
@@ -168,7 +165,7 @@ def test_a_model_with_other_results_than_its_library_is_not_published(
     )
     install_library(tmp_path / "packages", body, monkeypatch)
 
-    result = run(folder, "--models", tmp_path / "m", "--name", "mine", "--quick", *options)
+    result = run_import(folder, tmp_path / "m", "--name", "mine", *options)
 
     assert [text for text in shown if text not in result.output] == []
     assert (result.exit_code == 0) == ("written to" in shown)
@@ -181,7 +178,7 @@ def test_texts_of_a_checkpoint_forge_no_line(tmp_path: Path) -> None:
     forged = "\\u001b]0;title\\u0007\\nreference              equal\\u2028\\u202e"
     config.write_text(config.read_text().replace('"neutral"', f'"{forged}"'))
 
-    result = run(folder, "--models", tmp_path / "m", "--name", "mine", "--quick")
+    result = run_import(folder, tmp_path / "m", "--name", "mine")
 
     assert "\N{REPLACEMENT CHARACTER}]0;title\N{REPLACEMENT CHARACTER}" in result.output
     assert not re.search("^reference +equal|[\x1b\x07\u2028\u202e]", result.output, re.MULTILINE)
@@ -189,7 +186,10 @@ def test_texts_of_a_checkpoint_forge_no_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("purpose", ["text", "choice"])
 def test_a_model_is_priced_on_this_machine(tmp_path: Path, purpose: Purpose) -> None:
-    result = run(bert(purpose)(tmp_path), "--models", tmp_path / "m", "--dry-run")
+    folder = bert(purpose)(tmp_path)
+    given = ["models", "import", str(folder), "--models", str(tmp_path / "m"), "--dry-run"]
+
+    result = CliRunner().invoke(main, given)
 
     assert "rows/s of 16 tokens; " in result.output
     assert "rows/s of 64 tokens (" in result.output
@@ -197,7 +197,7 @@ def test_a_model_is_priced_on_this_machine(tmp_path: Path, purpose: Purpose) -> 
 
 
 def test_a_price_takes_no_longer_than_its_deadline(tmp_path: Path) -> None:
-    run(bert("text")(tmp_path), "--models", tmp_path / "m", "--name", "mine", "--quick")
+    run_import(bert("text")(tmp_path), tmp_path / "m", "--name", "mine")
 
     with pytest.raises(StartProblem, match=r"took longer than 0\.01 s"):
         measure_price(tmp_path / "m", "mine", deadline=0.01)
@@ -207,7 +207,7 @@ def test_a_price_takes_no_longer_than_its_deadline(tmp_path: Path) -> None:
 def test_a_measurement_runs_no_code_of_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
 ) -> None:
-    run(bert("text")(tmp_path), "--models", tmp_path / "m", "--name", "mine", "--quick")
+    run_import(bert("text")(tmp_path), tmp_path / "m", "--name", "mine")
     (tmp_path / f"{module}.py").write_text("raise SystemExit('code of a checkpoint')")
     monkeypatch.chdir(tmp_path)
 
@@ -219,7 +219,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     folder = bert("text")(tmp_path)
     with mounted(tmp_path / "disk", megabytes=1) as disk:
         disk.fill(leave=100_000)
-        result = run(folder, "--models", disk.path, "--quick")
+        result = run_import(folder, disk.path)
         left = [path.name for path in disk.path.iterdir()]
 
     assert result.exit_code == 2
@@ -233,8 +233,8 @@ def test_an_empty_folder_and_one_without_a_family_are_told(tmp_path: Path) -> No
     config.write_text(config.read_text().replace('"model_type"', '"was_model_type"'))
     (tmp_path / "empty").mkdir()
 
-    empty = run(tmp_path / "empty", "--models", tmp_path / "m", "--quick")
-    unnamed = run(folder, "--models", tmp_path / "m", "--quick")
+    empty = run_import(tmp_path / "empty", tmp_path / "m")
+    unnamed = run_import(folder, tmp_path / "m")
 
     assert "is empty; copy the checkpoint's files into it" in empty.output
     assert "has no `model_type`, which names the model's family" in unnamed.output

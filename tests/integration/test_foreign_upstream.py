@@ -24,6 +24,7 @@ from testing.model_repository import (
     write_head,
     write_model,
 )
+from testing.waiting import WAIT_LIMIT
 from tests.support.backend_calls import running_backend
 from tests.support.inference_server import InferenceServer, Outputs, inference_server
 
@@ -40,7 +41,7 @@ def server() -> Iterator[InferenceServer]:
 def write_remote(root: Path, server: InferenceServer, **changes: object) -> Path:
     manifest = {
         "kind": "encoder",
-        "upstream": {"url": server.url, "model": "remote"},
+        "upstream": {"url": server.url, "model": "remote", "timeout": WAIT_LIMIT},
         "tokenizer": "tokenizer.json",
         "max_tokens": 32,
         "dimensions": DIMENSIONS,
@@ -181,13 +182,13 @@ async def test_another_version_there_is_another_revision_here(
     tmp_path: Path, server: InferenceServer
 ) -> None:
     async with running_backend(write_remote(tmp_path / "models", server)) as backend:
-        before = backend.info("mood").revision
+        before = backend.info("mood").variant
         server.versions = ["2"]
 
         await backend.repository.check_upstreams()
 
-        assert backend.info("mood").revision != before
-        assert backend.info("mood").earlier == (before,)
+        assert backend.info("mood").revision != before.revision
+        assert backend.info("mood").replaced == (before,)
 
 
 async def test_a_server_that_comes_late_is_taken_up(

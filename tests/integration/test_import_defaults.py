@@ -7,19 +7,17 @@ from typing import Any
 
 import pytest
 import tokenizers
-from click.testing import CliRunner
 
-from sluicegate.backends.cli import main
 from sluicegate.wire.protocol import Task, TokenizeParameters
 from tests.parity.checkpoints import Checkpoint, Family, write_checkpoint
 from tests.support.backend_calls import running_backend
+from tests.support.imports import run_import
 from tests.support.odd_checkpoints import edit
 
 
 def imported(folder: Path, models: Path) -> Path:
     """Import a folder, and return its revision."""
-    arguments = ["models", "import", "--quick", str(folder), "--models", str(models), "--name", "m"]
-    result = CliRunner().invoke(main, arguments)
+    result = run_import(folder, models, "--name", "m")
     assert result.exit_code == 0, result.output
     (graph,) = models.glob("m/*/model.onnx")
     return graph.parent

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from sluicegate.backends.cli import main
 from sluicegate.backends.model_tools.syncing.manifest import write_manifest
 from sluicegate.backends.repository.sync_record import FileDigest
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.parity.library_fixtures import unpack
+from tests.support.imports import run_import
 from tests.support.mlflow_server import MlflowServer, running_mlflow
 from tests.support.model_sync import push, write as write_repository
 from tests.support.registry import Registry
@@ -43,17 +42,13 @@ def put_artifact(registry: Registry, folder: Path) -> None:
     registry.manifests["v1"] = write_manifest(listed)
 
 
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["models", "import", "--quick", *map(str, arguments)])
-
-
 def test_an_artifact_of_a_registry_is_imported_without_its_pickle(
     source: Path, registry: Registry, tmp_path: Path
 ) -> None:
     put_artifact(registry, source)
     pickle = hashlib.sha256(b"a pickle").hexdigest()
 
-    result = run(f"oci://{registry.host}/team/nli:v1", "--models", tmp_path / "m")
+    result = run_import(f"oci://{registry.host}/team/nli:v1", tmp_path / "m")
 
     assert result.exit_code == 0, result.output
     assert (tmp_path / "m" / "nli" / "1" / "model.onnx").is_file()
@@ -64,7 +59,7 @@ def test_an_artifact_of_a_registry_is_imported_without_its_pickle(
 def test_an_artifact_may_have_its_encoder_in_a_folder(registry: Registry, tmp_path: Path) -> None:
     put_artifact(registry, unpack("gliner2-00", tmp_path / "source"))
 
-    result = run(f"oci://{registry.host}/team/any:v1", "--models", tmp_path / "m")
+    result = run_import(f"oci://{registry.host}/team/any:v1", tmp_path / "m")
 
     assert result.exit_code == 0, result.output
 
@@ -77,9 +72,9 @@ def test_an_error_names_the_source_and_no_temporary_folder(
     put_artifact(registry, source)
     place = f"oci://{registry.host}/team/nli:v1"
 
-    incomplete = run(place, "--models", tmp_path / "m")
+    incomplete = run_import(place, tmp_path / "m")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    nowhere = run(place, "--models", tmp_path / "m")
+    nowhere = run_import(place, tmp_path / "m")
 
     assert f"`{place}` has no `config.json`" in incomplete.output
     assert f"`{place}` cannot be fetched: No such file or directory" in nowhere.output
@@ -93,7 +88,7 @@ def test_an_altered_file_of_an_artifact_is_refused(
     digest = f"sha256:{hashlib.sha256((source / 'config.json').read_bytes()).hexdigest()}"
     registry.blobs[digest] = registry.blobs[digest][:-1] + b" "
 
-    result = run(f"oci://{registry.host}/team/nli:v1", "--models", tmp_path / "m")
+    result = run_import(f"oci://{registry.host}/team/nli:v1", tmp_path / "m")
 
     assert result.exit_code == 2
     assert "`config.json` was altered" in result.output
@@ -104,7 +99,7 @@ def test_a_repository_in_a_registry_is_left_to_sync(registry: Registry, tmp_path
     place = f"oci://{registry.host}/team/models:live"
     push(write_repository(tmp_path / "made"), place)
 
-    result = run(place, "--models", tmp_path / "m")
+    result = run_import(place, tmp_path / "m")
 
     assert result.exit_code == 2
     assert f"`sluicegate models sync {place} DIR`" in result.output
@@ -132,7 +127,7 @@ def test_a_version_of_mlflow_is_imported_with_its_tokenizer(
 ) -> None:
     mlflow.uri = uri or mlflow.uri
 
-    result = run(f"mlflow://{place}", "--models", tmp_path / "m", "--dry-run")
+    result = run_import(f"mlflow://{place}", tmp_path / "m", "--dry-run")
 
     assert result.exit_code == 0, result.output
     assert "contradiction, neutral, entailment" in result.output
@@ -144,7 +139,7 @@ def test_mlflow_gets_its_own_credentials(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "a-token")
 
-    run("mlflow://classifier/3", "--models", tmp_path / "m", "--dry-run")
+    run_import("mlflow://classifier/3", tmp_path / "m", "--dry-run")
 
     assert mlflow.authorizations == {"Bearer a-token"}
 
@@ -152,7 +147,7 @@ def test_mlflow_gets_its_own_credentials(
 def test_a_file_that_mlflow_cuts_short_is_refused(mlflow: MlflowServer, tmp_path: Path) -> None:
     mlflow.listed_more = 1
 
-    result = run("mlflow://classifier/3", "--models", tmp_path / "m")
+    result = run_import("mlflow://classifier/3", tmp_path / "m")
 
     assert result.exit_code == 2
     assert "is cut short" in result.output
@@ -164,7 +159,7 @@ def test_a_token_that_no_header_can_carry_is_not_printed(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", token)
 
-    result = run("mlflow://classifier/3", "--models", tmp_path / "m")
+    result = run_import("mlflow://classifier/3", tmp_path / "m")
 
     assert result.exit_code == 2
     assert "`MLFLOW_TRACKING_TOKEN` has a space, a line break" in result.output
@@ -188,7 +183,7 @@ def test_a_list_of_artifacts_is_bounded_and_checked(
 ) -> None:
     mlflow.listing = listing
 
-    result = run("mlflow://classifier/3", "--models", tmp_path / "m")
+    result = run_import("mlflow://classifier/3", tmp_path / "m")
 
     assert result.exit_code == 2
     assert message in result.output
@@ -201,7 +196,7 @@ def test_the_address_of_mlflow_may_have_a_password(
     mlflow.uri = mlflow.uri.replace("mlflow-artifacts:", f"mlflow-artifacts://{host}")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:secret@{host}")
 
-    result = run("mlflow://classifier/3", "--models", tmp_path / "m", "--dry-run")
+    result = run_import("mlflow://classifier/3", tmp_path / "m", "--dry-run")
 
     assert result.exit_code == 0, result.output
 
@@ -223,7 +218,7 @@ def test_a_place_without_a_checkpoint_is_refused_in_one_line(
 ) -> None:
     mlflow.uri = uri or mlflow.uri
 
-    result = run(place, "--models", tmp_path / "m")
+    result = run_import(place, tmp_path / "m")
 
     assert result.exit_code == 2
     assert message in result.output
@@ -233,7 +228,7 @@ def test_a_place_without_a_checkpoint_is_refused_in_one_line(
 def test_artifacts_without_a_checkpoint_are_refused(mlflow: MlflowServer, tmp_path: Path) -> None:
     shutil.rmtree(mlflow.artifacts / "model")
 
-    result = run("mlflow://classifier/3", "--models", tmp_path / "m")
+    result = run_import("mlflow://classifier/3", tmp_path / "m")
 
     assert "has no checkpoint" in result.output
 
@@ -242,11 +237,11 @@ def test_mlflow_needs_an_address_and_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    without = run("mlflow://classifier/3", "--models", tmp_path / "m")
+    without = run_import("mlflow://classifier/3", tmp_path / "m")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
-    closed = run("mlflow://classifier/3", "--models", tmp_path / "m")
+    closed = run_import("mlflow://classifier/3", tmp_path / "m")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:abc")
-    wrong = run("mlflow://classifier/3", "--models", tmp_path / "m")
+    wrong = run_import("mlflow://classifier/3", tmp_path / "m")
 
     assert "MLFLOW_TRACKING_URI=" in without.output
     assert "cannot be reached" in closed.output
@@ -257,7 +252,7 @@ def test_mlflow_needs_an_address_and_a_server(
 def test_the_report_is_one_document_as_json(source: Path, tmp_path: Path) -> None:
     (source / "README.md").write_text("---\nwidget: [{text: A witty film.}]\n---\n")
 
-    result = run(source, "--models", tmp_path / "m", "--name", "nli", "--json")
+    result = run_import(source, tmp_path / "m", "--name", "nli", "--json")
 
     report = json.loads(result.stdout)
     labels = next(field for field in report["fields"] if field["name"] == "labels")

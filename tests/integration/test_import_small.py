@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from onnx import TensorProto, helper
 from typing_extensions import override
 
 from sluicegate.backends.bulk.runner import BulkResult, BulkRunner
-from sluicegate.backends.cli import main
 from testing.weight_files import write_safetensors
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.parity.fewer_families import HIDDEN
 from tests.parity.texts import DATA
+from tests.support.imports import run_import
 from tests.support.odd_checkpoints import Change, all_of, edit, remove, write
 
 QUERY = "bert.encoder.layer.0.attention.self.query"
@@ -28,9 +28,7 @@ ADAPTER = {"peft_type": "LORA", "base_model_name_or_path": "owner/base", "task_t
 
 
 def run(folder: Path, *options: object) -> Result:
-    models = folder.parent / "m"
-    given = ["import", "--quick", folder, "--models", models, "--name", "own", *options]
-    return CliRunner().invoke(main, ["models", *map(str, given)])
+    return run_import(folder, folder.parent / "m", "--name", "own", *options)
 
 
 def refused(result: Result) -> str:

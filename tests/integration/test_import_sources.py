@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from click.testing import CliRunner, Result
 
-from sluicegate.backends.cli import main
 from sluicegate.backends.model_tools.importing.convert import convert
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.hub import running_hub
+from tests.support.imports import import_arguments, run_import
 
 
 @pytest.fixture
@@ -31,7 +30,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunImport:
 
     def run_import(hub: str, name: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setenv("HF_ENDPOINT", hub)
-        given = ["models", "import", "--quick", name, "--models", str(tmp_path / "m")]
+        given = import_arguments(name, tmp_path / "m")
         return subprocess.run(
             [sys.executable, "-m", "sluicegate.backends", *given],
             capture_output=True,
@@ -78,13 +77,9 @@ def test_a_hub_that_cannot_be_reached_is_told_in_one_line(run: RunImport) -> Non
     assert len(result.stderr.splitlines()) == 1
 
 
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["models", "import", "--quick", *map(str, arguments)])
-
-
 def test_what_is_neither_a_folder_nor_a_name_is_refused(source: Path, tmp_path: Path) -> None:
-    missing = invoke(tmp_path / "none", "--models", tmp_path / "m")
-    revision = invoke(source, "--revision", "main", "--models", tmp_path / "m")
+    missing = run_import(tmp_path / "none", tmp_path / "m")
+    revision = run_import(source, tmp_path / "m", "--revision", "main")
 
     assert "there is no folder" in missing.output
     assert "`hf://owner/name`" in missing.output
@@ -121,7 +116,7 @@ def test_another_family_is_exported_where_optimum_is_installed(
     body = f"{told}; shutil.copyfile({str(graph)!r}, output / 'model.onnx')"
     install_exporter(tmp_path / "packages", body, monkeypatch)
 
-    result = invoke(squeezebert, "--models", tmp_path / "m")
+    result = run_import(squeezebert, tmp_path / "m")
 
     assert result.exit_code == 0, result.output
     assert "made of                `squeezebert` weights, exported by optimum" in result.output
@@ -134,14 +129,14 @@ def test_what_optimum_cannot_export_says_why(
     body = "raise KeyError('no such architecture')"
     install_exporter(tmp_path / "packages", body, monkeypatch)
 
-    result = invoke(squeezebert, "--models", tmp_path / "m")
+    result = run_import(squeezebert, tmp_path / "m")
 
     assert result.exit_code == 2
     assert "'no such architecture'" in result.output
 
 
 def test_without_optimum_it_is_named_as_the_remedy(squeezebert: Path, tmp_path: Path) -> None:
-    result = invoke(squeezebert, "--models", tmp_path / "m")
+    result = run_import(squeezebert, tmp_path / "m")
 
     assert result.exit_code == 2
     assert "`pip install optimum-onnx`" in result.output

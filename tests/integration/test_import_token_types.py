@@ -7,23 +7,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from sluicegate.backends.cli import main
 from sluicegate.backends.model_tools.importing.convert import convert
 from sluicegate.backends.repository.catalogue import read_catalogue
 from sluicegate.backends.repository.manifest import ClassifierManifest
 from sluicegate.wire.protocol import RerankParameters, Task
 from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
 from tests.support.backend_calls import running_backend
+from tests.support.imports import run_import
 from tests.support.odd_checkpoints import all_of, edit, weights
 
 _NAMES = ["input_ids", "token_type_ids", "attention_mask"]
 
 
 def import_folder(folder: Path, models: Path) -> Result:
-    arguments = ["models", "import", "--quick", folder, "--models", models, "--name", "m"]
-    return CliRunner().invoke(main, list(map(str, arguments)))
+    return run_import(folder, models, "--name", "m")
 
 
 def roberta(folder: Path, purpose: Purpose, **tokenizer_config: Any) -> Path:

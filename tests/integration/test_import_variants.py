@@ -6,18 +6,18 @@ from pathlib import Path
 
 import onnx
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from onnxruntime.transformers.float16 import (  # type: ignore[import-untyped]
     convert_float_to_float16,
 )
 
-from sluicegate.backends.cli import main
 from sluicegate.backends.repository.catalogue import read_catalogue
 from sluicegate.backends.repository.manifest import ClassifierManifest
 from sluicegate.wire.protocol import Done, Task
 from tests.parity.checkpoints import Checkpoint, Purpose, write_checkpoint
 from tests.parity.texts import DATA, read_texts
 from tests.support.backend_calls import running_backend
+from tests.support.imports import run_import
 
 # A graph of toy size is no faster in eight bits, and seeded weights are no trained ones.
 _LOOSE = ("--min-speedup", 0, "--max-flips", 25)
@@ -39,9 +39,8 @@ def import_with(
     checkpoint = Checkpoint(family="bert", purpose=purpose)
     source = write_checkpoint(checkpoint, tmp_path / "source")
     calibrate, judge = files
-    given = [source, "--models", tmp_path / "m", "--name", "mood", "--truncate"]
-    given += ["--calibrate", calibrate, "--judge", judge, *options]
-    return CliRunner().invoke(main, ["models", "import", "--quick", *map(str, given)])
+    given = ("--name", "mood", "--truncate", "--calibrate", calibrate, "--judge", judge)
+    return run_import(source, tmp_path / "m", *given, *options)
 
 
 @pytest.mark.anyio
@@ -107,8 +106,7 @@ def test_a_precision_needs_texts_to_judge_by(tmp_path: Path) -> None:
     source = write_checkpoint(Checkpoint(family="bert", purpose="text"), tmp_path / "source")
 
     for precision in ("fp16", "int8"):
-        given = [str(source), "--models", str(tmp_path / "m"), "--precision", precision]
-        result = CliRunner().invoke(main, ["models", "import", "--quick", *given])
+        result = run_import(source, tmp_path / "m", "--precision", precision)
 
         assert result.exit_code == 2
         assert "needs `--judge`" in result.output
@@ -121,9 +119,8 @@ def test_a_graph_in_fp16_is_served_as_such(tmp_path: Path, keep_io_types: bool) 
     exported = onnx.load(DATA / "bert-text-torchscript.onnx")
     half = convert_float_to_float16(exported, keep_io_types=keep_io_types, disable_shape_infer=True)
     onnx.save(half, source / "model.onnx")
-    given = [str(source), "--models", str(tmp_path / "m"), "--precision", "fp16"]
 
-    result = CliRunner().invoke(main, ["models", "import", "--quick", *given])
+    result = run_import(source, tmp_path / "m", "--precision", "fp16")
 
     assert result.exit_code == 0, result.output
     manifest = read_catalogue(tmp_path / "m").models["source"].manifest

@@ -15,6 +15,7 @@ from sluicegate.backends.model_tools.importing.convert import convert
 from sluicegate.backends.repository.staging import MARK
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.backend_calls import running_backend
+from tests.support.imports import import_arguments
 
 INTERVAL = 0.01
 
@@ -40,16 +41,7 @@ def test_a_killed_import_leaves_nothing(
     checkpoint: Path, tmp_path: Path, by: signal.Signals
 ) -> None:
     models = tmp_path / "m"
-    given = [
-        "models",
-        "import",
-        "--quick",
-        str(checkpoint),
-        "--models",
-        str(models),
-        "--name",
-        "odd",
-    ]
+    given = import_arguments(checkpoint, models, "--name", "odd")
     with subprocess.Popen(
         [sys.executable, "-m", "sluicegate.backends", *given], stdout=subprocess.PIPE
     ) as child:

@@ -3,13 +3,11 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from sluicegate.backends.cli import main
 from sluicegate.backends.model_tools.graphs import weight_file
 from tests.parity.library_fixtures import unpack
 from tests.parity.texts import read_texts
-from tests.support.imports import import_arguments
+from tests.support.imports import run_import
 
 # A graph of toy size is no faster in eight bits, and its random vectors move easily.
 LOOSE = ("--max-flips", "100", "--max-loss", "100", "--min-cosine", "-1", "--min-speedup", "0")
@@ -28,8 +26,8 @@ def test_int8_of_a_large_graph_has_its_weights_inside(
         files += [name, str(path)]
     folder = unpack("qwen3-04", tmp_path)
 
-    given = import_arguments(folder, models, "--name", "m", *files)
-    result = CliRunner().invoke(main, [*given, "--precision", "int8", *LOOSE])
+    given = ("--name", "m", *files, "--precision", "int8", *LOOSE)
+    result = run_import(folder, models, *given)
 
     assert result.exit_code == 0, result.output
     assert (models / "m" / "1" / weight_file.NAME).is_file()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from sluicegate.backends.cli import main
 from testing.weight_files import write_safetensors
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
+from tests.support.imports import run_import
 from tests.support.odd_checkpoints import Change, all_of, edit, remove, write
 
 SPARSE = all_of(write("sparse_linear.pt", b"weights"), write("colbert_linear.pt", b"weights"))
@@ -24,17 +24,7 @@ def sentences(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, *options: str) -> Result:
-    given = [
-        "import",
-        "--quick",
-        str(folder),
-        "--models",
-        str(folder.parent / "m"),
-        "--name",
-        "odd",
-        *options,
-    ]
-    return CliRunner().invoke(main, ["models", *given])
+    return run_import(folder, folder.parent / "m", "--name", "odd", *options)
 
 
 def folder_with(name: str, *files: str) -> Change:

@@ -39,7 +39,7 @@ def add_mood(models: Path) -> None:
 
 async def test_a_new_revision_answers_and_the_old_one_answers_who_names_it(models: Path) -> None:
     async with running_backend(models, executor()) as backend:
-        old = backend.call("mood", Task.CLASSIFY, ["good"])
+        old, variant = backend.call("mood", Task.CLASSIFY, ["good"]), backend.info("mood").variant
         add_mood(models)
 
         reloaded = await backend.reload()
@@ -51,7 +51,7 @@ async def test_a_new_revision_answers_and_the_old_one_answers_who_names_it(model
         (outcome, _) = by_old.frames
         assert isinstance(outcome, Done)
         assert b"mixed" not in outcome.result
-        assert backend.info("mood").earlier == (old.revision,)
+        assert backend.info("mood").replaced == (variant,)
 
 
 async def test_an_encoder_that_did_not_change_runs_on_with_its_rows(models: Path) -> None:
@@ -75,7 +75,7 @@ async def test_what_was_replaced_is_let_go_after_a_while(models: Path) -> None:
         write_encoder(models, description="another")
 
         await backend.reload()
-        await until(lambda: backend.info("tiny").earlier == ())
+        await until(lambda: backend.info("tiny").replaced == ())
 
         assert (await backend.exchange(old).run()).status == 409
         assert backend.batchers != [before]
@@ -92,7 +92,7 @@ async def test_a_model_that_comes_and_goes(models: Path) -> None:
         assert "mood" not in without
         # What builds on it is broken, not gone: it answers as before.
         assert "reviewer" in without
-        assert backend.info("mood").earlier == ()
+        assert backend.info("mood").replaced == ()
         await backend.answer("mood", Task.CLASSIFY, "good")
 
 

@@ -21,6 +21,7 @@ from tests.parity.checkpoints import (
     write_checkpoint,
 )
 from tests.support.backend_calls import running_backend
+from tests.support.imports import run_import
 
 
 @pytest.fixture
@@ -40,9 +41,7 @@ async def test_a_folder_of_weights_becomes_a_model_that_answers(
     checkpoint = Checkpoint(family=family, purpose="text")
     folder = write_checkpoint(checkpoint, tmp_path / "source")
 
-    result = await asyncio.to_thread(
-        run, "import", "--quick", folder, "--models", tmp_path / "m", "--name", "nli"
-    )
+    result = await asyncio.to_thread(run_import, folder, tmp_path / "m", "--name", "nli")
 
     assert result.exit_code == 0, result.output
     assert "contradiction, neutral, entailment (`id2label` in config.json)" in result.output
@@ -58,7 +57,7 @@ def test_the_graph_of_a_folder_that_has_one_is_taken(source: Path, tmp_path: Pat
     (source / "onnx" / "model.onnx").write_bytes(graph)
     (source / "model.safetensors").unlink()
 
-    result = run("import", "--quick", source, "--models", tmp_path / "m")
+    result = run_import(source, tmp_path / "m")
 
     assert "the graph `onnx/model.onnx`, rebuilt as a `bert`" in result.output
     assert (tmp_path / "m" / "source" / "1" / "model.onnx").read_bytes() == graph
@@ -66,7 +65,7 @@ def test_the_graph_of_a_folder_that_has_one_is_taken(source: Path, tmp_path: Pat
 
 def test_an_import_is_the_next_revision(source: Path, tmp_path: Path) -> None:
     for _ in range(2):
-        assert run("import", "--quick", source, "--models", tmp_path / "m").exit_code == 0
+        assert run_import(source, tmp_path / "m").exit_code == 0
 
     found = sorted(path.name for path in (tmp_path / "m" / "source").iterdir())
     assert found == ["1", "2"]
@@ -74,7 +73,7 @@ def test_an_import_is_the_next_revision(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_writes_nothing(source: Path, tmp_path: Path) -> None:
-    result = run("import", "--quick", source, "--models", tmp_path / "m", "--dry-run")
+    result = run_import(source, tmp_path / "m", "--dry-run")
 
     assert result.exit_code == 0
     assert list((tmp_path / "m").iterdir()) == []
@@ -98,7 +97,7 @@ def test_a_folder_that_is_no_model_is_refused_in_one_line(
     if content is not None:
         (source / name).write_bytes(content)
 
-    result = run("import", "--quick", source, "--models", tmp_path / "m")
+    result = run_import(source, tmp_path / "m")
 
     assert result.exit_code == 2
     assert message in result.output
@@ -114,7 +113,7 @@ def test_a_folder_without_a_configuration_is_not_searched(
 
     monkeypatch.setattr(os, "walk", search)
 
-    result = run("import", "--quick", tmp_path, "--models", tmp_path / "m", "--name", "large")
+    result = run_import(tmp_path, tmp_path / "m", "--name", "large")
 
     assert result.exit_code == 2
     assert "has no `config.json`" in result.output
@@ -136,7 +135,7 @@ def test_a_model_that_cannot_be_built_says_why(
     config = json.loads((source / "config.json").read_bytes()) | {field: value}
     (source / "config.json").write_text(json.dumps(config))
 
-    result = run("import", "--quick", source, "--models", tmp_path / "m")
+    result = run_import(source, tmp_path / "m")
 
     assert result.exit_code == 2
     assert message in result.output
@@ -157,21 +156,21 @@ def test_wrong_options_are_told_before_a_download(
 
     monkeypatch.setattr(places, "open_place", open_place)
 
-    result = run("import", "--quick", "owner/name", "--models", tmp_path / "m", *options)
+    result = run_import("owner/name", tmp_path / "m", *options)
 
     assert result.exit_code == 2
     assert message in result.output
 
 
 def test_a_name_that_no_call_could_use_is_refused(source: Path, tmp_path: Path) -> None:
-    result = run("import", "--quick", source, "--models", tmp_path / "m", "--name", "../up")
+    result = run_import(source, tmp_path / "m", "--name", "../up")
 
     assert result.exit_code == 2
     assert "not a valid model name" in result.output
 
 
 def test_check_shows_what_was_inferred_and_from_what(source: Path, tmp_path: Path) -> None:
-    run("import", "--quick", source, "--models", tmp_path / "m", "--name", "nli")
+    run_import(source, tmp_path / "m", "--name", "nli")
 
     lines = run("check", "--models", tmp_path / "m")
     document = json.loads(run("check", "--models", tmp_path / "m", "--json").stdout)

@@ -171,7 +171,11 @@ def test_a_source_that_drips_is_left_and_gone_on_with(
 def test_nothing_that_a_source_causes_ends_what_follows_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    causes: list[BaseException] = [SystemExit(0), ValueError("a text of its"), SyncProblem("no")]
+    causes: list[BaseException] = [
+        SystemExit(0),
+        ValueError("a text of its"),
+        SyncProblem("a\x1b[2J/1"),
+    ]
 
     def fail(*_: object) -> None:
         raise causes.pop()
@@ -182,7 +186,7 @@ def test_nothing_that_a_source_causes_ends_what_follows_it(
 
     assert result.exit_code == 0, result.exception
     assert result.output.splitlines() == [
-        "sluicegate models: no",
+        "sluicegate models: a\N{REPLACEMENT CHARACTER}[2J/1",
         f"sluicegate models: file://{tmp_path}/layout: ValueError",
     ]
 

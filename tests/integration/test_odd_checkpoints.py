@@ -9,15 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from sluicegate.backends.cli import main
 from sluicegate.backends.model_tools.importing.convert import convert
 from sluicegate.wire.protocol import Task
 from testing.weight_files import write_safetensors
 from tests.parity.checkpoints import Checkpoint, write_checkpoint
 from tests.support.backend_calls import Backend, running_backend
-from tests.support.imports import import_arguments
+from tests.support.imports import run_import
 from tests.support.odd_checkpoints import (
     GRAPH,
     WEIGHTS,
@@ -76,8 +75,7 @@ def add_module(folder: Path, kind: str, config: dict[str, Any], prefix: str = "s
 
 
 def run(folder: Path, *options: str, name: str = "odd") -> Result:
-    given = import_arguments(folder, folder.parent / "m", "--name", name, *options)
-    return CliRunner().invoke(main, given)
+    return run_import(folder, folder.parent / "m", "--name", name, *options)
 
 
 NAMED = ["--input", "input_ids=tokens_in", "--input", "attention_mask=mask"]

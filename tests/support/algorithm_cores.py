@@ -5,7 +5,6 @@ from time import monotonic
 import pytest
 
 from sluicegate.backends.algorithms.host_process import HostProcess
-from sluicegate.backends.algorithms.starvation import CoreDelays
 
 
 def give_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -13,8 +12,7 @@ def give_a_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
     So the step of an item that computes for ever is found as on a machine that has nothing to do.
     """
-    known = property(lambda _: monotonic(), lambda *_: None)
-    monkeypatch.setattr(CoreDelays, "known", known, raising=False)
+    monkeypatch.setattr(HostProcess, "known_delay", property(lambda _: monotonic()))
     monkeypatch.setattr(HostProcess, "delay", _waited)
 
 

@@ -10,7 +10,7 @@ import msgspec
 from typing_extensions import override
 
 from sluicegate.gateway.api.fast_path.front import FastPathFront
-from sluicegate.gateway.config.document import LimitsConfig, RequestConfig
+from sluicegate.gateway.config.document import DeadlineConfig, LimitsConfig, RequestConfig
 from sluicegate.gateway.http.side import GatewaySide
 from sluicegate.gateway.telemetry.tracing import Tracer
 from sluicegate.gateway.types import Rule
@@ -100,6 +100,8 @@ class EntryPoint:
         self.api.configure(
             limits=LimitsConfig(tenant=_RULES),
             request=RequestConfig(max_body_bytes=1_500, max_items=4),
+            # On a busy machine, a request that comes byte by byte takes long.
+            deadline=DeadlineConfig(default=600.0, maximum=600.0),
         )
         side = GatewaySide(new_id=self.api.ids.new)
         if fast:

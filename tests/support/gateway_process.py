@@ -71,18 +71,25 @@ class GatewayProcess:
                 stderr=subprocess.STDOUT,
                 env=self._environment,
             )
-        await until(
-            lambda: "serving on" in self.output() or not self.is_running(),
-            within=240,
-            what="a gateway that serves",
-        )
-        assert self.is_running(), self.output()
+        try:
+            await until(
+                lambda: "serving on" in self.output() or not self.is_running(),
+                within=240,
+                what="a gateway that serves",
+            )
+            assert self.is_running(), self.output()
+        except BaseException:  # also when the test's own time limit ends the wait
+            await self._kill()
+            raise
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         if self.is_running():
             self.signal(signal.SIGINT)
-            await until(lambda: not self.is_running(), within=240, what="the end of a gateway")
+            try:
+                await until(lambda: not self.is_running(), within=240, what="the end of a gateway")
+            finally:
+                await self._kill()
 
     def output(self) -> str:
         """Return what it printed."""
@@ -91,6 +98,13 @@ class GatewayProcess:
     def is_running(self) -> bool:
         """Return whether it has not ended."""
         return self._process is not None and self._process.returncode is None
+
+    async def _kill(self) -> None:
+        """Kill the supervisor if it runs; the kernel then ends its worker."""
+        assert self._process is not None
+        if self.is_running():
+            self._process.kill()
+        await self._process.wait()
 
     def signal(self, number: signal.Signals) -> None:
         """Send the supervisor a signal."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from sluicegate.backends.commands import say
 from sluicegate.backends.errors import StartProblem
 from sluicegate.backends.model_tools.syncing.manifest import SyncProblem
 from sluicegate.backends.model_tools.syncing.push import push
@@ -101,7 +102,7 @@ def push_command(
             f"`{target}`: a target cannot have a digest, which follows from the content; remove it"
         )
     with closing(open_store(place, plain_http=plain_http)) as store:
-        click.echo(push(folder, store, tag=place.reference, models=models, force=force))
+        say(push(folder, store, tag=place.reference, models=models, force=force))
 
 
 def _try(synchroniser: Synchroniser, source: str, reference: str, *, is_first: bool) -> bool:
@@ -109,18 +110,18 @@ def _try(synchroniser: Synchroniser, source: str, reference: str, *, is_first: b
     try:
         _show(source, synchroniser.run(reference), is_first=is_first)
     except SyncProblem as error:
-        click.echo(f"sluicegate models: {error}", err=True)
+        say(f"sluicegate models: {error}", err=True)
         return False
     except Exception as error:  # noqa: BLE001 - an error of the source must not end `--watch`
-        click.echo(f"sluicegate models: {source}: {type(error).__name__}", err=True)
+        say(f"sluicegate models: {source}: {type(error).__name__}", err=True)
         return False
     return True
 
 
 def _show(source: str, result: SyncResult, *, is_first: bool) -> None:
     for unit in result.changed:
-        click.echo(f"{unit}: in place")
+        say(f"{unit}: in place")
     for unit in result.removed:
-        click.echo(f"{unit}: removed")
+        say(f"{unit}: removed")
     if is_first or result.changed or result.removed:
-        click.echo(f"{source} is in place: {result.digest}")
+        say(f"{source} is in place: {result.digest}")

@@ -130,7 +130,7 @@ def test_the_report_of_an_import_is_one_document_before_a_reload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_checkpoint(Checkpoint(family="bert", purpose="text"), tmp_path / "source")
-    options = ["--models", str(tmp_path / "m"), "--quick", "--json", "--reload"]
+    arguments = import_arguments(source, tmp_path / "m", "--json", "--reload")
     reloaded = b'{"live": true, "workers": {"worker-1": "ok"}, "backends": {}}'
     head = b"200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(reloaded)
 
@@ -138,7 +138,7 @@ def test_the_report_of_an_import_is_one_document_before_a_reload(
         monkeypatch.setenv("SLUICEGATE_ADMIN_URL", url)
         monkeypatch.setenv("SLUICEGATE_ADMIN_KEY", key)
         done = subprocess.run(
-            [sys.executable, "-m", "sluicegate.gateway", "models", "import", str(source), *options],
+            [sys.executable, "-m", "sluicegate.gateway", *arguments],
             capture_output=True,
             text=True,
             timeout=240,

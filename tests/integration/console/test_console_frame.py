@@ -26,6 +26,7 @@ async def test_without_a_session_pages_lead_to_the_login_and_back(
     with_key = await browser.get("/console", headers=AUTHORIZATION)
 
     assert (refused.status_code, refused.headers["location"]) == (303, _LOGIN)
+    assert refused.content == b""
     assert part.headers["hx-redirect"] == _LOGIN
     assert with_key.status_code == 303  # a key is for programs, which ask /admin
 

@@ -78,6 +78,17 @@ async def test_a_new_endpoint_is_probed_at_once_and_one_that_left_no_more() -> N
         assert health(fleet) == {"us-0": Health.READY}
 
 
+async def test_endpoints_are_probed_in_the_order_of_the_configuration() -> None:
+    client, backends = CountingClient(), [f"eu-{number}" for number in range(9)]
+
+    async with Prober(
+        fleet=fleet_of(*map(endpoint, backends)), client=client, random=Random(1)
+    ) as prober:
+        await prober.wait_for_first_probes()
+
+    assert client.probed == backends
+
+
 async def test_a_probe_can_be_asked_for() -> None:
     client, fleet = CountingClient(), fleet_of(EU)
 

@@ -201,13 +201,28 @@ def test_only_the_code_a_request_began_with_answers_it(
 ) -> None:
     fleet = fleet_of(EU, clock)
     begun = model_of(fleet)
-    newer = stub_model(revision="zzzzzzzzzzzz")
+    replaced = replace(begun.info, **change).variant
+    newer = replace(stub_model(revision="zzzzzzzzzzzz"), replaced=(replaced,))
 
     for each in EU:
-        fleet.observe(each, state(models=[replace(newer, earlier=["aaaaaaaaaaaa"], **change)]))
+        fleet.observe(each, state(models=[newer]))
 
     expected = [] if change else ["eu-0", "eu-1"]
     assert ids(fleet.candidates(begun, b"item")) == expected
+
+
+@pytest.mark.parametrize("change", [{"algorithm": "split"}, {"algorithm_version": 9}])
+def test_a_request_is_answered_although_newer_code_has_replaced_its_own(
+    clock: Clock, change: dict[str, Any]
+) -> None:
+    fleet = fleet_of(EU, clock)
+    begun = model_of(fleet)
+    newer = replace(stub_model(revision="zzzzzzzzzzzz"), replaced=(begun.info.variant,), **change)
+
+    for each in EU:
+        fleet.observe(each, state(models=[newer]))
+
+    assert ids(fleet.candidates(begun, b"item")) == ["eu-0", "eu-1"]
 
 
 def test_few_items_go_to_one_backend_and_many_to_few(clock: Clock) -> None:

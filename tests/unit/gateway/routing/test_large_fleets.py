@@ -167,7 +167,7 @@ def test_a_request_still_tries_a_backend_that_moved_on_from_its_revision() -> No
     fleet = large_fleet(Clock(), 3)
     model, moved = model_of(fleet), fleet.endpoints[0]
     newer = msgspec.structs.replace(
-        stub_model(revision="bbbbbbbbbbbb"), earlier=[model.info.revision]
+        stub_model(revision="bbbbbbbbbbbb"), replaced=[model.info.variant]
     )
     fleet.observe(moved, state(models=[newer]))
 

@@ -1,6 +1,9 @@
 """What the HTTP client sends, and that it gives back what it took."""
 
 import asyncio
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import msgspec
@@ -23,7 +26,7 @@ from testing.stub_backend import (
     hang,
 )
 from testing.waiting import until
-from tests.support.dispatching import call_backend, endpoint, endpoint_of
+from tests.support.dispatching import call_backend, endpoint, endpoint_of, state
 
 pytestmark = pytest.mark.anyio
 
@@ -88,6 +91,36 @@ async def test_connections_are_kept_for_the_next_call() -> None:
             await send(client, endpoint_of(stub))
 
     assert stub.connections == 1
+
+
+@pytest.mark.parametrize("transport", [BackendTransport], indirect=True)
+async def test_an_answer_that_came_during_a_pause_of_this_process_is_read() -> None:
+    loop, answered = asyncio.get_running_loop(), threading.Event()
+    body = msgspec.msgpack.encode(state("stub"))
+
+    def serve(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, connection.makefile("rb") as requests:
+            for _ in range(2):
+                while requests.readline() != b"\r\n":
+                    pass
+                connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body))
+                connection.sendall(body)
+                answered.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
+        serving = threads.submit(serve, server)
+        target = endpoint("stub", url=f"http://127.0.0.1:{server.getsockname()[1]}")
+        async with HttpBackendClient() as client:
+            await client.state(target, time_limit=60.0)
+            answered.clear()
+            probing = asyncio.create_task(client.state(target, time_limit=0.0))
+            # The first iteration begins the probe's own task, and the second one sends the probe.
+            loop.call_soon(loop.call_soon, answered.wait, 60.0)
+            found = await probing
+        serving.result()
+
+    assert found.backend_id == "stub"
 
 
 async def test_calls_of_a_backend_at_a_time_are_bounded() -> None:
