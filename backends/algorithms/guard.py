@@ -78,7 +78,7 @@ class Guard(Algorithm):
     def __init__(self, below: Sequence[ModelAlgorithms]) -> None:
         self._below = {served.info.name: served for served in below}
         self._examples = ExampleVectors()
-        self.version = 3 + sum(
+        self.version = 4 + sum(
             algorithm.version for served in below for algorithm in served.algorithms.values()
         )
 
@@ -115,7 +115,7 @@ class Guard(Algorithm):
             raise errors[0]
         ask.note_partial()
         answer["error"] = {"code": errors[0].code, "detail": str(errors[0])}
-        del answer["scores"]
+        answer.pop("scores", None)
         return answer
 
     def _groups(self, detectors: Sequence[AnyDetector]) -> Collection[list[ModelDetector]]:
@@ -154,20 +154,20 @@ class Guard(Algorithm):
         if found and parameters.allow:
             allowed = set(all_folded(parameters.allow))
             found = [one for one in found if same_letters(item[slice(*one.span)]) not in allowed]
-        scores = self._scores(parameters.detectors, found)
+        scores = {}
+        if parameters.with_scores:
+            scores["scores"] = self._scores(parameters.detectors, found)
         found = [one for one in found if one.is_found]
         best = {
             (one.detector.name, one.label, one.span): one
             for one in sorted(found, key=lambda one: one.score)
         }
         strongest = max((VERDICTS.index(one.detector.action) for one in found), default=0)
+        written = sorted(best.values(), key=lambda one: (one.span, one.label))
         return {
             "verdict": VERDICTS[strongest],
-            "findings": [
-                self._written(one)
-                for one in sorted(best.values(), key=lambda one: (one.span, one.label))
-            ],
-            "scores": scores,
+            "findings": [self._written(one) for one in written],
+            **scores,
         }
 
     def _scores(
@@ -338,7 +338,7 @@ async def _find_labels(
     hits = list(_expected(scores, reached) if detector.expected else _labelled(reached, places))
     missed = []
     if detector.labels and len(scores):
-        best = chosen.max(axis=0)
+        best = chosen[0] if len(chosen) == 1 else chosen.max(axis=0)
         missed = [
             _missed(detector, label, score, text)
             for label, score, is_found in zip(
