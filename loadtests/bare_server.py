@@ -2,6 +2,9 @@
 
 `python -m loadtests.bare_server LENGTH STATUS DELAY` prints its port. Then it answers each request
 after `DELAY` seconds, with `LENGTH` bytes and the status `STATUS`.
+
+`python -m loadtests.bare_server GRAPH TOKENIZER` runs the text in `input` of each request first,
+one text at a time on each core. Nothing can serve this graph with less around it.
 """
 
 import asyncio
@@ -9,14 +12,18 @@ import contextlib
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import uvloop
 
+from loadtests.bare_sessions import BareSessions
 from loadtests.generator import Target
 from loadtests.machine import pin
+from sluicegate.wire.cores import usable_cores
 from sluicegate.wire.http.connection import Connection, ServerState
 from sluicegate.wire.http.messages import STATUS_LINE
 from sluicegate.wire.http.refusals import Refusal
@@ -39,7 +46,19 @@ def bare_server(
     *, core: int | None, length: int = 330, status: int = 200, delay: float = 0.0
 ) -> Iterator[BareServer]:
     """Run the server as a process, pinned to `core`."""
-    arguments = [str(each) for each in (length, status, delay)]
+    with _running([str(each) for each in (length, status, delay)], core) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def bare_model(graph: Path, tokenizer: Path) -> Iterator[BareServer]:
+    """Run a server of a graph as a process."""
+    with _running([str(graph), str(tokenizer)]) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def _running(arguments: Sequence[str], core: int | None = None) -> Iterator[BareServer]:
     command = [sys.executable, "-m", "loadtests.bare_server", *arguments]
     root = Path(__file__).parents[1]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as child:
@@ -68,14 +87,12 @@ class _Side:
         return STATUS_LINE[refusal.status] + default_lines + b"content-length: 0\r\n\r\n"
 
 
-async def _serve(length: int, status: int, delay: float) -> None:
+async def _serve(work: Callable[[bytes], Awaitable[None]], length: int, status: int) -> None:
     body = b"x" * length
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % length)]
 
     async def app(_scope: Any, receive: Any, send: Any) -> None:
-        await receive()
-        if delay:
-            await asyncio.sleep(delay)
+        await work((await receive())["body"])
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
@@ -86,5 +103,32 @@ async def _serve(length: int, status: int, delay: float) -> None:
         await server.watch()
 
 
+def _delaying(delay: float) -> Callable[[bytes], Awaitable[None]]:
+    async def work(_: bytes) -> None:
+        if delay:
+            await asyncio.sleep(delay)
+
+    return work
+
+
+def _modelling(graph: Path, tokenizer: Path) -> Callable[[bytes], Awaitable[None]]:
+    sessions = BareSessions(graph, tokenizer, rows=1)
+    threads = ThreadPoolExecutor(usable_cores())
+
+    async def work(body: bytes) -> None:
+        (batch,) = sessions.batches([msgspec.json.decode(body)["input"]])
+        await asyncio.get_running_loop().run_in_executor(threads, sessions.run_batch, batch)
+
+    return work
+
+
+def _main(*arguments: str) -> None:
+    if len(arguments) == 2:  # a graph and its tokenizer
+        uvloop.run(_serve(_modelling(*map(Path, arguments)), 330, 200))
+        return
+    length, status, delay = arguments
+    uvloop.run(_serve(_delaying(float(delay)), int(length), int(status)))
+
+
 if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))
+    _main(*sys.argv[1:])

@@ -83,9 +83,10 @@ class BareSessions:
     def run_batches(self, batches: Iterable[Arrays]) -> None:
         """Run batches, and drop the results."""
         with ThreadPoolExecutor(len(self._free)) as pool:
-            list(pool.map(self._run, batches))
+            list(pool.map(self.run_batch, batches))
 
-    def _run(self, batch: Arrays) -> None:
+    def run_batch(self, batch: Arrays) -> None:
+        """Run a batch in the calling thread, and drop the results. As many threads as cores may."""
         session = self._free.pop()
         session.run(["pooled"], batch)
         self._free.append(session)

@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import random
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -25,16 +26,17 @@ from pathlib import Path
 import click
 import msgspec
 
+from loadtests.bare_server import bare_model
 from loadtests.bare_sessions import BareSessions
-from loadtests.generator import CALLERS, Outcome, run_closed
-from loadtests.measured import demo_models, metered, own_seconds, target_of
+from loadtests.generator import CALLERS, OK, Outcome, Target, run_closed
+from loadtests.measured import demo_models, metered, target_of
 from loadtests.open_loop import outcome, run_open
 from loadtests.options import rounds
 from loadtests.peers.answers import check_answers
 from loadtests.peers.configuration import PUBLISHED, PeerConfiguration
 from loadtests.peers.measure import Server, Work, answers_of, family, served_peer
 from loadtests.peers.servers import Peer, PeerFailed
-from loadtests.report import Turn, milliseconds, show, table_of
+from loadtests.report import Turn, show, table_of
 from loadtests.turns import in_turns, middle
 from loadtests.workload import sentences
 from sluicegate.backends.model_tools.demo.source import find_source
@@ -52,6 +54,8 @@ _VALUES = (
     *("+1 212 555 0134", "10.1.2.3", "536-22-8726"),
 )
 _REPEATED, _SECONDS = 100, 3.0
+_LATE = 1000
+"""The texts of a run that measures latencies: ten of them are later than its p99."""
 _GUARDS = {
     "classifiers": {
         "model": "bench-detectors",
@@ -133,7 +137,7 @@ def _models() -> Iterator[Work]:
 def _compare_with_requests(
     shared: System, alone: System, work: Work, count: int, rounds: int
 ) -> None:
-    """Compare a guard with a request to each of its classifiers; then measure its latency."""
+    """Compare a guard with a request to each of its classifiers."""
     guard = _guard(shared, "classifiers")
     texts = iter(sentences(count * (3 * rounds + 1), seed=5))
 
@@ -158,20 +162,46 @@ def _compare_with_requests(
         ),
     }
     turns = in_turns(variants, rounds)
+    show(f"Guards and requests: {CALLERS} connections, new texts", table_of(turns))
     rate = middle(turns["a guard with three classifiers"], _rate).outcome.rate / 2
-    duration = min(_SECONDS, count / rate)
-    bodies = map(guard.body, texts)
-    late = outcome(run_open(guard.target, bodies, rate=rate, duration=duration), duration)
-    encoder = work.served / "minilm" / "1"
-    bare = BareSessions(encoder / "model.onnx", encoder / "tokenizer.json", rows=1)
-    used = own_seconds()
-    bare.run(sentences(count, seed=6))
-    used = (own_seconds() - used) / count
+    _compare_latencies(guard, work.served / "minilm" / "1", rate, rounds)
+
+
+def _compare_latencies(guard: Server, encoder: Path, rate: float, rounds: int) -> None:
+    """Send texts at random times to a guard, and to a server that only runs its encoder.
+
+    The last line is the encoder alone, one text at a time: the model's own time.
+    """
+    graph, tokenizer = encoder / "model.onnx", encoder / "tokenizer.json"
+    alone = BareSessions(graph, tokenizer, rows=1)
+    texts = iter(sentences(4 * _LATE * rounds, seed=6))
+
+    def steady(target: Target) -> Outcome:
+        duration = _LATE / rate
+        answers = run_open(target, map(guard.body, texts), rate=rate, duration=duration)
+        return outcome(answers, duration)
+
+    def one_by_one() -> Outcome:
+        times = []
+        for batch in alone.batches(list(itertools.islice(texts, _LATE))):
+            started = time.perf_counter()
+            alone.run_batch(batch)
+            times.append(time.perf_counter() - started)
+        return Outcome(duration=sum(times), statuses={OK: len(times)}, latencies=sorted(times))
+
+    with bare_model(graph, tokenizer) as bare:
+        variants = {
+            "a guard with three classifiers": metered(
+                partial(steady, guard.target), server=guard.pids
+            ),
+            "a bare session behind HTTP": metered(partial(steady, bare.target), server=[bare.pid]),
+            "a bare session, one text at a time": metered(one_by_one),
+        }
+        turns = in_turns(variants, rounds)
     show(
-        f"Guards and requests: {CALLERS} connections, new texts",
-        table_of(turns),
-        f"At half of the guard's rate, its p99 is {milliseconds(late.percentile(0.99))} ms."
-        f" A bare session takes {milliseconds(used)} ms of processor time for a text.",
+        f"Latencies of guards: {rate:.0f} texts a second, at random times",
+        table_of(turns, by=lambda turn: turn.outcome.percentile(0.99)),
+        f"The rate is half of the guard's at {CALLERS} connections.",
     )
 
 

@@ -202,11 +202,15 @@ class AnswerParameters(Parameters, frozen=True, kw_only=True):
 
 
 class GuardParameters(Parameters, frozen=True, kw_only=True):
-    """Holds a guard's detectors, its `allow` and its `overlap`; see `GuardConfig`."""
+    """Holds a guard's detectors, its `allow` and its `overlap`; see `GuardConfig`.
+
+    With `with_scores`, the result has the best scores of each detector, found or not.
+    """
 
     detectors: tuple[AnyDetector, ...]
     allow: tuple[str, ...] = ()
     overlap: Overlap = 64
+    with_scores: bool = True
 
     def window_overlap(self, max_tokens: int) -> int:
         """Return the overlap of windows in a model that reads `max_tokens`."""

@@ -1,11 +1,12 @@
 """Looks at texts with the detectors of a guard."""
 
 import asyncio
+import contextlib
 import itertools
 import math
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Collection, Coroutine, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from sluicegate.backends.algorithms.base import (
     ModelAlgorithms,
     Recipe,
 )
+from sluicegate.backends.algorithms.classify import Classify
 from sluicegate.backends.algorithms.embedding import Embed
 from sluicegate.backends.algorithms.examples import ExampleVectors
 from sluicegate.backends.algorithms.labelled_spans import LabelledSpans
@@ -46,7 +48,6 @@ from sluicegate.wire.guards import (
 )
 from sluicegate.wire.protocol import MAX_ENTITIES, EntitiesParameters, GuardParameters, Task
 
-_Found = TypeVar("_Found")
 BoolArray = NDArray[np.bool_]
 _TEXT_SECONDS: Final = 1.0
 # The time until an item's deadline that detectors leave for the verdict: this share, but at least
@@ -54,6 +55,8 @@ _TEXT_SECONDS: Final = 1.0
 _VERDICT_SHARE: Final = 0.05
 _VERDICT_SECONDS: Final = 0.1
 _MOST_SCORES: Final = 64
+# So many characters are read in the time of a token.
+_CHARACTERS: Final = 8
 
 
 class _Finding(NamedTuple):
@@ -75,29 +78,28 @@ class Guard(Algorithm):
     def __init__(self, below: Sequence[ModelAlgorithms]) -> None:
         self._below = {served.info.name: served for served in below}
         self._examples = ExampleVectors()
-        self.version = 3 + sum(
+        self.version = 4 + sum(
             algorithm.version for served in below for algorithm in served.algorithms.values()
         )
 
     @override
     async def run(self, item: str, parameters: GuardParameters, ask: AlgorithmContext) -> Any:
-        read = await run_token_work(len(item), readings, item)
-        seen = await run_token_work(len(item), model_readings, read)
-        found: list[_Finding] = []
-        failures: list[BaseException] = []
-        by_model = [
-            _in_time(self._find(one, reading, parameters, ask, failures), ask)
-            for one in parameters.detectors
-            if isinstance(one, ModelDetector)
+        read = await run_token_work(len(item) // _CHARACTERS, readings, item)
+        seen = await run_token_work(len(item) // _CHARACTERS, model_readings, read)
+        in_text: list[_Finding] = []
+        by_model: list[_Finding] = []
+        failures: list[Exception] = []
+        finding = [
+            self._find_in_turn(group, reading, parameters, ask, by_model, failures)
+            for group in self._groups(parameters.detectors)
             for reading in seen
         ]
-        work = len(item) + sum(map(work_of, parameters.detectors))
-        in_text = run_token_work(work, _find_in_text, parameters.detectors, item, read, found)
-        # Every detector ends, because what it finds counts even if another one fails.
-        ends = await asyncio.gather(_in_time(in_text, ask), *by_model, return_exceptions=True)
-        # A thread that is late may still add to `found`.
-        found = [*found, *itertools.chain(*(end for end in ends if isinstance(end, list)))]
-        failures += [end for end in ends if isinstance(end, BaseException)]
+        if own := [one for one in parameters.detectors if not isinstance(one, ModelDetector)]:
+            work = len(item) // _CHARACTERS + sum(map(work_of, own))
+            reading_text = run_token_work(work, _find_in_text, own, item, read, in_text)
+            finding.append(_noting(failures, reading_text))
+        await _in_time(finding, ask, failures)
+        found = [*in_text, *by_model]  # a thread that is late may still add to `in_text`
         hits = [one for one in found if one.is_found]
         # Several readings of a text have most findings in common.
         different = {(one.detector.name, one.label, one.span) for one in hits}
@@ -113,8 +115,38 @@ class Guard(Algorithm):
             raise errors[0]
         ask.note_partial()
         answer["error"] = {"code": errors[0].code, "detail": str(errors[0])}
-        del answer["scores"]
+        answer.pop("scores", None)
         return answer
+
+    def _groups(self, detectors: Sequence[AnyDetector]) -> Collection[list[ModelDetector]]:
+        """Return groups of detectors: the first of a group computes the rows of the others."""
+        groups: dict[tuple[str, str], list[ModelDetector]] = {}
+        for one in detectors:
+            if isinstance(one, ModelDetector):
+                groups.setdefault(self._rows_of(one), []).append(one)
+        return groups.values()
+
+    def _rows_of(self, detector: ModelDetector) -> tuple[str, str]:
+        """Return the name of what a detector reads, which is its own unless it runs a head."""
+        served = self._below.get(detector.model)
+        if served is None or not isinstance(detector, ClassifierDetector):
+            return ("detector", detector.name)
+        is_head = isinstance(served.algorithms.get(Task.CLASSIFY), Classify)
+        return ("encoder", served.encoder) if is_head else ("detector", detector.name)
+
+    async def _find_in_turn(
+        self,
+        detectors: Sequence[ModelDetector],
+        text: ReadableText,
+        parameters: GuardParameters,
+        ask: AlgorithmContext,
+        found: list[_Finding],
+        failures: list[Exception],
+    ) -> None:
+        """Append what detectors find, one after another."""
+        for one in detectors:
+            with _noted(failures):
+                found += await self._find(one, text, parameters, ask, failures)
 
     def _answer(
         self, item: str, found: list[_Finding], parameters: GuardParameters
@@ -122,20 +154,20 @@ class Guard(Algorithm):
         if found and parameters.allow:
             allowed = set(all_folded(parameters.allow))
             found = [one for one in found if same_letters(item[slice(*one.span)]) not in allowed]
-        scores = self._scores(parameters.detectors, found)
+        scores = {}
+        if parameters.with_scores:
+            scores["scores"] = self._scores(parameters.detectors, found)
         found = [one for one in found if one.is_found]
         best = {
             (one.detector.name, one.label, one.span): one
             for one in sorted(found, key=lambda one: one.score)
         }
         strongest = max((VERDICTS.index(one.detector.action) for one in found), default=0)
+        written = sorted(best.values(), key=lambda one: (one.span, one.label))
         return {
             "verdict": VERDICTS[strongest],
-            "findings": [
-                self._written(one)
-                for one in sorted(best.values(), key=lambda one: (one.span, one.label))
-            ],
-            "scores": scores,
+            "findings": [self._written(one) for one in written],
+            **scores,
         }
 
     def _scores(
@@ -183,7 +215,7 @@ class Guard(Algorithm):
         text: ReadableText,
         parameters: GuardParameters,
         ask: AlgorithmContext,
-        failures: list[BaseException],
+        failures: list[Exception],
     ) -> list[_Finding]:
         """Return what a detector finds; append why it could not read some windows."""
         served = self._below.get(detector.model)
@@ -200,19 +232,33 @@ class Guard(Algorithm):
         return await _find_labels(detector, served, text, parameters, ask, failures)
 
 
-async def _in_time(finding: Coroutine[Any, Any, _Found], ask: AlgorithmContext) -> _Found:
-    """Return what detectors find, or raise early enough for a verdict on what others found.
+@contextlib.contextmanager
+def _noted(failures: list[Exception]) -> Iterator[None]:
+    """Append the error that ends the block."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - what other detectors find counts all the same
+        failures.append(error)
 
-    Raises:
-        BackendError: a detector failed, or is late.
-    """
+
+async def _noting(failures: list[Exception], finding: Awaitable[None]) -> None:
+    with _noted(failures):
+        await finding
+
+
+async def _in_time(
+    finding: Sequence[Coroutine[Any, Any, None]], ask: AlgorithmContext, failures: list[Exception]
+) -> None:
+    """Run detectors, and end early enough for a verdict on what they have found by then."""
     left = ask.time_left
     reserved = min(max(_VERDICT_SHARE * left, _VERDICT_SECONDS), left / 2)
+    # A task for one would only cost time. All begin, even if there is no time left.
+    ending = finding[0] if len(finding) == 1 else asyncio.gather(*finding)
     try:
         async with asyncio.timeout(left - reserved):
-            return await finding
+            await ending
     except TimeoutError:
-        raise DeadlineExceeded("a detector of the guard did not end in time") from None
+        failures.append(DeadlineExceeded("a detector of the guard did not end in time"))
 
 
 def _summed_up(best: dict[str, float], least: float, most: int) -> dict[str, Any]:
@@ -272,7 +318,7 @@ async def _find_labels(
     text: ReadableText,
     parameters: GuardParameters,
     ask: AlgorithmContext,
-    failures: list[BaseException],
+    failures: list[Exception],
 ) -> list[_Finding]:
     algorithm = served.algorithms.get(Task.CLASSIFY)
     if not isinstance(algorithm, Labeller):
@@ -286,13 +332,20 @@ async def _find_labels(
         failures.append(read.failure)
     scores = read.scores
     places = [algorithm.labels.index(label) for label in thresholds]
-    reached = scores[:, places] >= np.array(list(thresholds.values()), dtype=np.float32)
+    least = np.array(list(thresholds.values()), dtype=np.float32)
+    chosen = scores[:, places]
+    reached = chosen >= least
     hits = list(_expected(scores, reached) if detector.expected else _labelled(reached, places))
-    missed = [
-        _missed(detector, algorithm.labels[place], float(scores[:, place].max()), text)
-        for column, place in enumerate(places)
-        if detector.labels and len(scores) and not reached[:, column].any()
-    ]
+    missed = []
+    if detector.labels and len(scores):
+        best = chosen[0] if len(chosen) == 1 else chosen.max(axis=0)
+        missed = [
+            _missed(detector, label, score, text)
+            for label, score, is_found in zip(
+                thresholds, best.tolist(), (best >= least).tolist(), strict=True
+            )
+            if not is_found
+        ]
     if not hits:
         return missed
     where = await read.places(text.text)
@@ -315,7 +368,8 @@ def _missed(detector: AnyDetector, label: str, score: float, text: ReadableText)
 
 def _labelled(reached: BoolArray, places: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield each window and each label that it reaches."""
-    for window, column in np.argwhere(reached).tolist():
+    windows, columns = reached.nonzero()
+    for window, column in zip(windows.tolist(), columns.tolist(), strict=True):
         yield window, places[column]
 
 

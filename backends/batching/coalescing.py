@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,6 +34,14 @@ class HostedItems(msgspec.Struct):
     count: int = 0
 
 
+class ReadWindows(NamedTuple):
+    """Holds the outputs of a text's windows; `read` says what was read, `tokens` how many."""
+
+    read: object
+    outputs: FloatArray
+    tokens: int
+
+
 class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     """Identifies an item that needs rows, and counts the item's rows.
 
@@ -48,6 +57,7 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
       `shadow` is the number of the revision to which the item is mirrored.
     - `label` is the first label of the result.
     - `is_partial` says that a part of the item failed, although the item has a result.
+    - `windows` has what the item has read last: other heads of the encoder need not read it again.
     """
 
     scope: str
@@ -69,6 +79,7 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     shadow: str = ""
     label: str = ""
     is_partial: bool = False
+    windows: ReadWindows | None = None
 
     def spend(self, rows: int) -> None:
         """Deduct rows from the row budget.
@@ -82,6 +93,16 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
                 f"the algorithm needs {rows} more rows, but has {self.rows_left:.0f} rows left",
             )
         self.rows_left -= rows
+
+    def count_known(self, rows: int, tokens: int) -> None:
+        """Count rows that the item has already, and charge them like other rows.
+
+        Raises:
+            ItemRefused: the budget is exceeded.
+        """
+        self.spend(rows)
+        self.cached += rows
+        self.input_tokens += tokens
 
 
 class RowCoalescer:

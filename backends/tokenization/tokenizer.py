@@ -294,11 +294,10 @@ class Tokenizer:
         if kind in {"shown row", "shown ids"}:
             found = own.encode_batch(texts, add_special_tokens=kind == "shown row")
             return [_shown(encoding) for encoding in found]
-        if kind in {"ids", "count"}:
-            encodings = own.encode_batch_fast(texts, add_special_tokens=False)
-            if kind == "count":
-                return list(map(len, encodings))
-            return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
+        if kind == "count":
+            return list(map(len, self._ids(own, texts)))
+        if kind == "ids":
+            return [np.array(ids, dtype=np.int32) for ids in self._ids(own, texts)]
         if kind == "placed":
             return list(map(_placed, own.encode_batch(texts, add_special_tokens=False)))
         return [
@@ -310,6 +309,14 @@ class Tokenizer:
                 own.encode_batch(texts, add_special_tokens=False), texts, strict=True
             )
         ]
+
+    def _ids(self, own: tokenizers.Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+        found = self._find(texts)
+        others = [text for text, ids in zip(texts, found, strict=True) if ids is None]
+        if not others:
+            return found  # type: ignore[return-value]
+        read = iter(own.encode_batch_fast(others, add_special_tokens=False))
+        return [next(read).ids if ids is None else ids for ids in found]
 
     def encode_now(self, texts: Texts) -> list[Encoding]:
         """Return the encodings of `texts`; blocks the calling thread."""
@@ -351,10 +358,12 @@ class Tokenizer:
 
     def _look_up(self, texts: Texts) -> Sequence[Encoding | None]:
         """Return the encodings of texts that the word table has, and `None` for other inputs."""
-        if self._table is None:
-            return [None] * len(texts)
         row = self._row
-        return [None if tokens is None else row(tokens) for tokens in self._table.find(texts)]
+        return [None if tokens is None else row(tokens) for tokens in self._find(texts)]
+
+    def _find(self, texts: Texts) -> list[list[int] | None]:
+        """Return the tokens of texts that the word table has, and `None` for other inputs."""
+        return [None] * len(texts) if self._table is None else self._table.find(texts)
 
     def _row_of(self, tokens: TokenIds) -> Encoding:
         """Return the encoding of token ids that a caller sent, truncated like a text."""

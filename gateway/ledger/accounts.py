@@ -67,6 +67,12 @@ class Accounts:
             rows = connection.execute(select(schema.tenants).order_by(schema.tenants.c.id))
             return [tenant_of(row) for row in rows]
 
+    def missing(self, tenants: Sequence[str]) -> list[str]:
+        """Return those of some tenants that do not exist, in their order."""
+        with self._store.reading() as connection:
+            found = _existing(connection, schema.tenants, tenants)
+        return [each for each in tenants if each not in found]
+
     def tenant(self, tenant: str) -> Tenant:
         """Return a tenant.
 

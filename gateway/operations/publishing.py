@@ -24,6 +24,7 @@ from sluicegate.gateway.config.load import (
 )
 from sluicegate.gateway.config.mounts import check_mounts, mounted_files
 from sluicegate.gateway.config.sources import DocumentSource, Sources, read_folder
+from sluicegate.gateway.config.spelling import closest
 from sluicegate.gateway.errors import (
     ConfigurationError,
     Conflict,
@@ -237,7 +238,7 @@ class Publisher:
             same = await self._wait_for_workers(active, changed=False)
             return msgspec.structs.replace(same, notice=await asyncio.to_thread(_unchanged, folder))
         await self._check_author(wanted, active, may_price=may_price)
-        await self._check_models(wanted, active)
+        await self._check_names(wanted, active)
         await self._check_change(wanted, active)
         return await self._publish(
             active, wanted, author=author, reason="reload", folder_digest=wanted.digest
@@ -278,7 +279,7 @@ class Publisher:
         wanted = await self._validate((DocumentSource(name=_POSTED, text=text),))
         active = await read_active()
         check_match(if_match, active)
-        await self._check_models(wanted, active)
+        await self._check_names(wanted, active)
         await self._check_change(wanted, active)
         return active, wanted
 
@@ -293,15 +294,16 @@ class Publisher:
 
         return await asyncio.to_thread(validate)
 
-    async def _check_models(self, wanted: ParsedDocument, active: Published | None) -> None:
-        """Check the models and labels in a document.
+    async def _check_names(self, wanted: ParsedDocument, active: Published | None) -> None:
+        """Check the models, labels and tenants in a document.
 
         The start of a gateway and a rollback skip this check.
 
         Raises:
-            ConfigurationError: a model is unknown, a served model would lose its backends, or a
-                model does not have a label that the document names.
+            ConfigurationError: a model or a tenant is unknown, a served model would lose its
+                backends, or a model does not have a label that the document names.
         """
+        await asyncio.to_thread(self._check_tenants, wanted)
         names = await valid_model_names(self._control, await _document_of(active))
         if names is not None:
             check_models(wanted, names, partial(explain_unknown_model, allowed=names))
@@ -310,6 +312,20 @@ class Publisher:
         moderating = [name for name, entry in wanted.document.models.items() if entry.moderation]
         if moderating:
             check_labels(wanted, await self._labels(moderating))
+
+    def _check_tenants(self, wanted: ParsedDocument) -> None:
+        """Check the tenants in `decisions.texts`; accept all of them while the ledger is down."""
+        named = wanted.document.decisions.texts
+        if not named:
+            return
+        try:
+            missing = self._ledger.accounts.missing(named)
+            known = [each.id for each in self._ledger.accounts.tenants()] if missing else []
+        except DependencyUnavailable:
+            return
+        if missing:
+            path = ("decisions", "texts", named.index(missing[0]))
+            raise wanted.tree.error(path, _unknown_tenant(missing[0], known))
 
     async def _check_author(
         self, wanted: ParsedDocument, active: Published | None, *, may_price: bool
@@ -407,6 +423,12 @@ class Publisher:
             live=all(outcome == "ok" for outcome in workers.values()),
             workers=workers,
         )
+
+
+def _unknown_tenant(name: str, known: Iterable[str]) -> str:
+    meant = closest(name, known)
+    hint = f"; did you mean `{meant}`?" if meant else "; create the tenant first."
+    return f"there is no tenant `{name[:80]}`{hint}"
 
 
 async def _document_of(active: Published | None) -> Document | None:

@@ -367,6 +367,7 @@ async def test_scores_say_what_other_thresholds_would_find(backend: Backend) -> 
 
     answer = await judge(backend, "paris is the film", entities, similar(threshold=1.0), words)
     allowed = await judge(backend, "paris is the film", mood(), allow=("Paris is the film",))
+    without = await judge(backend, "paris is the film", mood(), with_scores=False)
 
     found = await backend.answer("names", Task.ENTITIES, "paris is the film")
     best = max(one["score"] for one in found["entities"] if one["label"] == "PER")
@@ -375,6 +376,7 @@ async def test_scores_say_what_other_thresholds_would_find(backend: Backend) -> 
     assert answer["scores"]["d2"] == {"best": {"WORD": 1.0}}
     assert [one["detector"] for one in answer["findings"]] == ["d2"]
     assert (allowed["verdict"], allowed["scores"]) == ("allow", {})
+    assert "scores" not in without
 
 
 async def test_of_many_scores_the_best_are_told(backend: Backend) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, zip_longest
 from random import random
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 from msgspec.structs import replace
@@ -147,6 +147,8 @@ class GuardedTexts(msgspec.Struct, frozen=True):
     growing: bool = False
     """Whether each text may be the beginning of a longer one. Then it has placeholders of its own,
     and the verdict about it says how much of it to hold back."""
+    with_scores: ClassVar[bool] = True
+    """Whether decisions about the texts are sampled, with scores."""
 
     def items(self) -> list[Any]:
         """Return the texts."""
@@ -156,7 +158,10 @@ class GuardedTexts(msgspec.Struct, frozen=True):
         """Return the request. Each text has a verdict of its own, and none is truncated."""
         guard = self.guard
         parameters = GuardParameters(
-            detectors=guard.detectors, allow=guard.allow, overlap=guard.overlap
+            detectors=guard.detectors,
+            allow=guard.allow,
+            overlap=guard.overlap,
+            with_scores=self.with_scores,
         )
         return InferenceRequest(
             task=Task.GUARD,

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 from typing_extensions import override
@@ -65,6 +66,7 @@ class RoutedTexts(GuardedTexts, frozen=True, kw_only=True):
     """Holds texts, a router, and the guard that finds what the router's rules ask for."""
 
     router: RouterConfig
+    with_scores: ClassVar[bool] = False
 
     def results(self, answer: Answer) -> list[RouteResult]:
         """Return the target for each text."""

@@ -112,6 +112,8 @@ async def test_a_rollback_brings_the_former_document_back(
 async def test_a_rollback_tells_whose_texts_operators_see_again(
     admin: httpx.AsyncClient, worker: RuntimeStore
 ) -> None:
+    for tenant in ("acme", "beta"):
+        (await admin.post("/admin/tenants", json={"id": tenant})).raise_for_status()
     await admin.put("/admin/config", json={"decisions": {"texts": ["acme", "beta"]}})
     opted_out = await admin.put("/admin/config", json={"decisions": {"texts": ["beta"]}})
 

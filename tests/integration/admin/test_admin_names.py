@@ -100,6 +100,18 @@ async def test_a_document_that_names_an_unknown_model_is_refused_with_its_place(
         assert "planned: true" in problem["detail"]
 
 
+async def test_a_document_that_shows_texts_of_an_unknown_tenant_is_refused(
+    admin: httpx.AsyncClient, tenant: str
+) -> None:
+    document = f"decisions:\n  texts:\n  - {tenant}\n  - acmee\n"
+
+    answer = await admin.put("/admin/config", content=document, params={"dry_run": "true"})
+
+    problem = refused(answer, 422, "invalid_configuration")
+    assert (problem["field"], problem["line"]) == ("decisions.texts[1]", 4)
+    assert problem["detail"] == "there is no tenant `acmee`; did you mean `acme`?"
+
+
 @pytest.mark.usefixtures("serving")
 async def test_a_document_that_takes_a_served_model_from_all_pools_is_refused(
     admin: httpx.AsyncClient,

@@ -138,3 +138,17 @@ async def test_a_prompt_leaves_less_room_for_the_window_of_a_pair(tmp_path: Path
 
     assert len(pairs) == -(-MAX_TOKENS // room)
     assert pairs[0].tolist() == expected[0].tolist()
+
+
+async def test_an_item_reads_the_same_windows_once(tmp_path: Path) -> None:
+    """Heads of one encoder ask for them in turn; each is charged for them."""
+    text, asker = "film " * MAX_TOKENS, caller()
+    async with truncating(tmp_path) as (encoder, _):
+        first = await encoder.windows(text, asker, Windows(overlap=0))
+        again = await encoder.windows(text, asker, Windows(overlap=0))
+        other = await encoder.windows(text, asker, Windows(overlap=1))
+
+    assert again is first
+    assert other is not first
+    assert (len(first), asker.rows, asker.cached) == (2, 3, 3)
+    assert asker.input_tokens == asker.tokens + 2 * MAX_TOKENS + 2 * len(["[CLS]", "[SEP]"])

@@ -200,3 +200,17 @@ def test_many_texts_are_looked_up_a_few_at_a_time(tmp_path: Path) -> None:
     assert tokenizer.portions == 3  # the backend reports progress after each of them
     expected = [each.ids for each in uncased().encode_batch(texts)]
     assert [each.ids.tolist() for each in found[:-1]] == expected
+
+
+@pytest.mark.anyio
+async def test_ids_of_texts_are_looked_up_too(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    uncased().save(str(path))
+    texts = ["good film", "zebra zebra", "", "good film, bad film"]
+    with ThreadPoolExecutor(1) as pool:
+        tokenizer = BackendTokenizer(path, pool=pool)
+
+        found = await tokenizer.ids(texts)
+
+    expected = [each.ids for each in uncased().encode_batch(texts, add_special_tokens=False)]
+    assert [each.tolist() for each in found] == expected

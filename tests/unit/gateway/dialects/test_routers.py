@@ -128,6 +128,7 @@ async def test_a_router_asks_its_model_for_findings_only(
         ("long", "flag"),
         ("asks", "flag"),
     ]
+    assert not sent.with_scores
     assert (work.task, work.truncate) == (Task.GUARD, False)
 
 
