@@ -58,6 +58,15 @@ def test_the_command_that_an_import_prints_is_answered(system: System, tmp_path:
     assert len(json.loads(answered)["results"]) == 2
 
 
+def test_banking_intents_names_the_intent(system: System) -> None:
+    body = {"model": "banking-intents", "input": "I lost my card yesterday", "top_k": 3}
+
+    (result,) = results(system, "/v1/classify", body)
+
+    assert len(result["labels"]) == 3
+    assert "card" in result["labels"][0]["label"]
+
+
 @pytest.mark.parametrize(
     ("text", "target"),
     [
@@ -80,6 +89,68 @@ def test_the_router_of_the_demonstration_chooses_by_meaning(
     assert ("decided_by" in result) == (target != "SIMPLE")
 
 
+def test_topics_uses_the_callers_labels(system: System) -> None:
+    body = {
+        "model": "topics",
+        "input": "The striker scored twice in the final minutes of the match.",
+        "labels": ["sports", "business", "science and technology"],
+    }
+
+    (result,) = results(system, "/v1/zero-shot", body)
+
+    assert result["labels"][0]["label"] == "sports"
+
+
+def test_topics_chooses_an_option(system: System) -> None:
+    item = {"prompt": "I cannot log in to my account.", "choices": ["cooking", "signing in"]}
+
+    (result,) = results(system, "/v1/choose", {"model": "topics", "input": item})
+
+    assert result["choice"] == 1
+    assert len(result["scores"]) == 2
+
+
+def test_minilm_embeds_with_unit_length(system: System) -> None:
+    (result,) = results(system, "/v1/embed", {"model": "minilm", "input": "a sentence"})
+
+    assert len(result["embedding"]) == 384
+    assert math.isclose(sum(x * x for x in result["embedding"]), 1.0, abs_tol=1e-4)
+
+
+def test_minilm_puts_the_relevant_document_first(system: System) -> None:
+    body = {
+        "model": "minilm",
+        "query": "How do I reset my card PIN?",
+        "documents": ["We are hiring engineers.", "Change your PIN at any cash machine."],
+        "return_documents": True,
+        "top_n": 1,
+    }
+
+    (result,) = results(system, "/v1/rerank", body)
+
+    assert result["index"] == 1
+    assert result["document"] == "Change your PIN at any cash machine."
+
+
+def test_entities_have_offsets_into_the_text(system: System) -> None:
+    text = "Angela Merkel visited Paris with Siemens."
+
+    (result,) = results(system, "/v1/entities", {"model": "entities-demo", "input": text})
+
+    assert result["entities"]
+    for entity in result["entities"]:
+        assert text[entity["start"] : entity["end"]] == entity["text"]
+
+
+def test_reviewer_runs_its_own_algorithm(system: System) -> None:
+    body = {"inputs": ["My card was charged twice and nobody answers, terrible service!"]}
+
+    (result,) = results(system, "/v1/infer/reviewer", body)
+
+    assert result["sentiment"]["label"] == "negative"
+    assert result["needs_attention"] is True
+
+
 def test_one_label_more_computes_one_row(system: System) -> None:
     labels = [f"subject {number}" for number in range(20)]
     body = {"model": "topics", "input": "The striker scored twice.", "labels": labels}
@@ -90,6 +161,15 @@ def test_one_label_more_computes_one_row(system: System) -> None:
     assert more.json()["usage"]["rows"] == 1
     # The text, 20 labels, and the template without any.
     assert more.headers["sluicegate-rows"] == "computed=1, known=22"
+
+
+def test_a_cascade_is_served(system: System) -> None:
+    texts = ["a gorgeous, witty, seductive movie", "it is a film about a man"]
+
+    clear, unclear = results(system, "/v1/classify", {"model": "sentiment-cascade", "input": texts})
+
+    assert clear["labels"][0]["label"] == "positive"
+    assert len(unclear["labels"]) == 2
 
 
 def test_the_same_request_is_a_miss_and_then_a_hit(system: System) -> None:
@@ -198,6 +278,22 @@ def test_a_text_longer_than_the_model_is_read_up_to_its_length(system: System) -
     short, long = results(system, CLASSIFY, {"model": "sentiment", "input": [start, longer]})
 
     assert short == long
+
+
+def test_a_wrong_key_is_refused(system: System) -> None:
+    with system.client() as client:
+        wrong = {"authorization": "Bearer sk-wrong-wrong-wrong"}
+        response = client.post(CLASSIFY, json={}, headers=wrong)
+
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"].startswith("Bearer")
+
+
+def test_another_method_is_refused(system: System) -> None:
+    with system.client() as client:
+        response = client.get(CLASSIFY)
+
+    assert response.status_code == 405
 
 
 def test_answers_carry_limits_and_an_id(system: System) -> None:
