@@ -48,6 +48,10 @@ class Disk:
         self._beginnings = (f"{self.folder}/", f"{folder.resolve()}/")
         self.settle()
 
+    def reseed(self, seed: object) -> None:
+        """Draw all random values from another seed."""
+        self._random.seed(f"disk {seed} {self.folder.name}")
+
     def has(self, path: str) -> bool:
         """Return whether a path is on this disk."""
         absolute = os.path.abspath(path)  # noqa: PTH100 - a `Path` takes ten times as long

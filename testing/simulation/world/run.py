@@ -56,18 +56,22 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 class Run:
-    """One run of a scenario. All of it happens on the loop of `simulation`."""
+    """One run of a scenario. All of it happens on the loop of `simulation`.
+
+    `choose` returns the scenario once the world is ready for the load. It may fork.
+    """
 
     def __init__(
         self,
         simulation: Simulation,
-        scenario: Scenario,
+        choose: Callable[[], Scenario],
         prepared: Prepared,
         folder: Path,
     ) -> None:
         self.findings: list[str] = []
         self.story: list[str] = []
-        self._scenario = scenario
+        self.scenario: Scenario | None = None
+        self._choose = choose
         self._secrets = dict(prepared.secrets)
         self._world = World(
             simulation,
@@ -79,9 +83,8 @@ class Run:
         self._oracle = Oracle()
         for root in self._world.repositories:
             self._oracle.learn(root)
-        self._caller = Caller(
-            self._world.workers, random.Random(f"callers {scenario.seed}"), self._clock
-        )
+        self._chooser = random.Random(0)
+        self._caller = Caller(self._world.workers, self._chooser, self._clock)
         self._probe = Caller(self._world.workers, random.Random(0), self._clock)
         self._operators = Operators(self._world, self._secrets, self._oracle)
 
@@ -94,12 +97,16 @@ class Run:
         logging.root.handlers = [_StoryHandler(self.note)]
         self._world.start()
         supervising = asyncio.create_task(self._world.supervise())
-        if missing := await self._until_well(_START):
+        missing = await self._until_well(_START)
+        # A new region has no share of a limit at first.
+        await asyncio.sleep(max(0.0, _FIRST_LOAD - self._clock()))
+        scenario = self.scenario = self._choose()
+        self._simulation.reseed(scenario.seed)
+        self._chooser.seed(f"callers {scenario.seed}")
+        if missing:
             self.findings.append(f"not ready after {_START:g} s: {', '.join(missing)}")
         else:
-            # A new region has no share of a limit at first.
-            await asyncio.sleep(max(0.0, _FIRST_LOAD - self._clock()))
-            await self._act()
+            await self._act(scenario)
             await self._judge()
         if supervising.done():
             await supervising
@@ -114,11 +121,9 @@ class Run:
         """Add a line to the story."""
         self.story.append(f"{self._clock():9.3f}  {line}")
 
-    async def _act(self) -> None:
+    async def _act(self, scenario: Scenario) -> None:
         self.note("the load begins")
-        scenario, begun = self._scenario, self._clock()
-
-        self._begun = begun
+        self._begun = begun = self._clock()
         asking = self._world.callers.start(
             "callers",
             lambda: self._caller.ask_all(scenario.requests, self._secrets.__getitem__, begun),
