@@ -12,6 +12,8 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from testing.simulation.disk import read_content
+
 _LOCK: Final = re.compile(r"^lock:.* FLOCK +ADVISORY +(READ|WRITE) ", re.MULTILINE)
 _DESCRIPTORS: Final = Path("/proc/self/fd")
 
@@ -27,23 +29,21 @@ class _Kept:
     def __init__(self, path: Path, link: Path) -> None:
         self.path, self.link = path, link
         status = path.stat()
-        self.times = status.st_atime_ns, status.st_mtime_ns
-        self.content = path.read_bytes()
+        self._times = status.st_atime_ns, status.st_mtime_ns
+        self._content = read_content(str(path))
         link.hardlink_to(path)
 
     def restore(self) -> None:
-        status = self.link.stat()
-        if not self.path.exists() or self.path.stat().st_ino != status.st_ino:
+        if not (self.path.exists() and self.path.samefile(self.link)):
             self.path.unlink(missing_ok=True)
             self.path.hardlink_to(self.link)
-        if status.st_mtime_ns == self.times[1] and status.st_size == len(self.content) == 0:
-            return
-        with self.path.open("r+b", buffering=0) as file:
-            if file.readall() != self.content:
-                file.seek(0)
-                file.truncate(len(self.content))
-                file.write(self.content)
-        os.utime(self.path, ns=self.times)
+        content, size = self._content
+        now, _ = found = read_content(str(self.path))
+        if found != self._content:
+            with self.path.open("r+b", buffering=0) as file:
+                file.write(content.ljust(min(len(now), size), b"\0"))
+                file.truncate(size)
+        os.utime(self.path, ns=self._times)
 
 
 class _Open:
