@@ -33,11 +33,18 @@ _END_WITH_PARENT: Final = 1
 class Boot:
     """A process with a booted world. It runs one scenario at a time, each in a fork of its own.
 
-    `change` is called in the process before the world boots. `seed` decides how it boots.
+    `change` is called in the process before the world boots, and `finish` after a run in the
+    process of the run. `seed` decides how the world boots.
     """
 
     def __init__(
-        self, folder: Path, seed: int, prepared: Prepared, change: Callable[[], None]
+        self,
+        folder: Path,
+        seed: int,
+        prepared: Prepared,
+        *,
+        change: Callable[[], None],
+        finish: Callable[[], None],
     ) -> None:
         self.seed = seed
         self.change = change
@@ -64,6 +71,7 @@ class Boot:
             outcome = run(seed, server.next_scenario, prepared)
             outcome.seconds += server.seconds
             self._answer.write_bytes(msgspec.json.encode(outcome))
+            finish()
         except BaseException:  # noqa: BLE001 - the child must never go on as the parent
             traceback.print_exc()
         finally:

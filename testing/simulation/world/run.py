@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import random
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +23,8 @@ from testing.simulation.world.scenario import CAPACITY, LIMITED, TENANTS, Reques
 from testing.simulation.world.world import DOCUMENT, REGIONS, World
 
 _START: Final = 30.0
-_FIRST_LOAD: Final = 9.0
+_FIRST_LOAD: Final = 13.0
+"""A new region has no share of a limit at first. Midnight comes soon, also in a short load."""
 _SETTLED: Final = 10.0
 """Seconds after the last fault within which everything must work again."""
 _BILLED: Final = 15.0
@@ -30,6 +33,8 @@ _CLAIMED: Final = 25.0
 _KNOWN_AFTER: Final = 2.0
 """Seconds after its acknowledgement in which a lower limit is applied everywhere."""
 _POLL: Final = 0.5
+_LOOK: Final = 0.1
+"""Seconds between two looks whether somebody has written to the ledger."""
 LONGEST: Final = 240.0
 """Virtual seconds after which a run has failed."""
 
@@ -98,7 +103,6 @@ class Run:
         self._world.start()
         supervising = asyncio.create_task(self._world.supervise())
         missing = await self._until_well(_START)
-        # A new region has no share of a limit at first.
         await asyncio.sleep(max(0.0, _FIRST_LOAD - self._clock()))
         scenario = self.scenario = self._choose()
         self._simulation.reseed(scenario.seed)
@@ -185,12 +189,17 @@ class Run:
         faults = self._faults.found
         is_gone = any(fault.kind == "crash" for fault in faults)
         deadline = self._clock() + (_CLAIMED if is_gone else _BILLED)
-        while True:
-            rows = invariants.read_ledger(self._world.ledger)
-            wrong = list(invariants.billing(attempts, rows, faults))
-            if not wrong or self._clock() >= deadline:
-                break
-            await asyncio.sleep(_POLL)
+        with closing(sqlite3.connect(self._world.ledger)) as watching:
+            while True:
+                (version,) = watching.execute("PRAGMA data_version").fetchone()
+                rows = invariants.read_ledger(self._world.ledger)
+                wrong = list(invariants.billing(attempts, rows, faults))
+                while wrong and self._clock() < deadline:
+                    await asyncio.sleep(_LOOK)
+                    if watching.execute("PRAGMA data_version").fetchone() != (version,):
+                        break
+                else:
+                    break
         later = [attempt for attempt in attempts if attempt.sent >= self._begun]
         prices = DOCUMENT["prices"]
         self.findings += [

@@ -5,42 +5,65 @@
 
 import gc
 import os
+import random
 import select
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
+
+import msgspec
 
 from testing.simulation.world.boots import Boot, run
 from testing.simulation.world.faults import make_faults
 from testing.simulation.world.operators import make_operations
 from testing.simulation.world.run import Outcome, Prepared
-from testing.simulation.world.scenario import Scenario, make_requests
+from testing.simulation.world.scenario import LENGTH, Request, Scenario, Step, make_requests
 from testing.simulation.world.world import prepare
 
 SEEDS_OF_A_BOOT: Final = 100
 """So many seeds in a row begin with the same booted world."""
+Timed = TypeVar("Timed", Request, Step)
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - each run has a new folder there
 
 
+_SHORTER: Final = (8, 6, 6, 6, 4, 4, 4, 3, 2, 1)
+"""How many times shorter than `LENGTH` a load is: one of these for each seed."""
+
+
 def make_scenario(seed: int) -> Scenario:
-    """Return the scenario of a seed."""
+    """Return the scenario of a seed. Most are short, so that more seeds run in an hour."""
+    times = random.Random(f"length {seed}").choice(_SHORTER)
+    faults = tuple(
+        msgspec.structs.replace(each, lasts=each.lasts / min(times, 2))
+        for each in _sooner(make_faults(seed), times)
+    )
+    ends = [LENGTH / times, *(each.at + each.lasts for each in faults)]
+    requests = make_requests(seed)[::times]
     return Scenario(
         seed=seed,
-        requests=make_requests(seed),
-        operations=make_operations(seed),
-        faults=make_faults(seed),
+        requests=_sooner(requests, LENGTH / min(LENGTH, max(ends))),
+        operations=_sooner(make_operations(seed), times),
+        faults=faults,
     )
 
 
+def _sooner(steps: Iterable[Timed], times: float) -> tuple[Timed, ...]:
+    return tuple(msgspec.structs.replace(each, at=each.at / times) for each in steps)
+
+
 class Runner:
-    """Runs scenarios, `processes` at a time. `change` is called in processes before they boot."""
+    """Runs scenarios, `processes` at a time.
+
+    `change` is called in a process before it boots, and `finish` in the process of each run.
+    """
 
     def __init__(self, processes: int = 1) -> None:
         self._processes = processes
         self.change: Callable[[], None] = lambda: None
+        self.finish: Callable[[], None] = lambda: None
         self._boots: list[Boot] = []
         """Those that run nothing."""
         self._count = 0
@@ -107,4 +130,4 @@ class Runner:
             self._boots.pop(0).close()
         self._count += 1
         folder = self._folder / f"boot-{self._count}"
-        return Boot(folder, seed, self._prepared, self.change)
+        return Boot(folder, seed, self._prepared, change=self.change, finish=self.finish)
