@@ -20,9 +20,9 @@ def _in_child(work: Callable[[], object]) -> None:
     if not pid:
         try:
             work()
-            posix._exit(0)  # noqa: SLF001 - the child must never go on as the parent
+            posix._exit(0)
         finally:
-            posix._exit(1)  # noqa: SLF001 - see above
+            posix._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
