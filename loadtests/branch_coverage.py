@@ -16,7 +16,7 @@ import msgspec
 
 Way = tuple[int, int]
 """The number of a line, and of the line that comes next; the first is 0 for the line alone."""
-_CONDITIONS: Final = ("JUMP_IF", "FOR_ITER")
+_CONDITIONS: Final = ("_IF_", "FOR_ITER")
 _JUMPS: Final = ("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
 _ENDS: Final = ("RETURN_VALUE", "RAISE_VARARGS", "RERAISE")
 
