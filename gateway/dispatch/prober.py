@@ -134,7 +134,7 @@ class Prober:
 
         With another interval all are, rather than at the end of the interval before.
         """
-        endpoints = set(self._fleet.endpoints)
+        endpoints = dict.fromkeys(self._fleet.endpoints)
         if self._fleet.routing.probe_interval != self._interval:
             self._interval = self._fleet.routing.probe_interval
             for probing in self._probe_loops.values():
@@ -142,7 +142,7 @@ class Prober:
         for endpoint in [*self._probe_loops]:
             if endpoint not in endpoints:
                 self._stop(endpoint)
-        for endpoint in endpoints - self._probe_loops.keys():
+        for endpoint in [each for each in endpoints if each not in self._probe_loops]:
             probing = self._probe_loops[endpoint] = _ProbeLoop(endpoint)
             if (state := self._new_states.get(endpoint)) is not None:
                 self._fleet.observe(endpoint, state)
