@@ -6,12 +6,15 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
+from loadtests.branch_coverage import Coverage
 from testing.simulation import install
 
 if TYPE_CHECKING:
@@ -35,6 +38,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     virtual_seconds: float
     statuses: dict[str, int]
     faults: dict[str, int]
+    operations: dict[str, int]
+    processor_seconds: float
 
 
 @click.command("simulate-faults")
@@ -44,6 +49,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--shrink", is_flag=True, help="Make the scenario of the first seed small.")
 @click.option("--mutants", is_flag=True, help="Remove one safeguard at a time; find the seed.")
 @click.option("--mutant", default="", help="The only safeguard to remove.")
+@click.option("--coverage", is_flag=True, help="Count lines and branches that the seeds reach.")
 @click.option("--out", default=Path("build/simulation"), type=Path, help="The folder of results.")
 @click.option("--verbose", is_flag=True, help="Print the story of each seed.")
 def measure(
@@ -55,13 +61,17 @@ def measure(
     *,
     shrink: bool,
     mutants: bool,
+    coverage: bool,
     verbose: bool,
 ) -> None:
     """Simulate the whole product under many seeds, with faults; judge answers and bills."""
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        # The order of sets of strings is a part of a run.
+    if "PYTHONHASHSEED" not in os.environ:
+        # The order of a set of strings may be a part of a run, though none is known.
         os.execve(sys.executable, [*sys.orig_argv], os.environ | {"PYTHONHASHSEED": "0"})  # noqa: S606
     install()
+    counted = Coverage(Path(__file__).parents[1], ("gateway", "backends"))
+    if coverage:
+        counted.start()  # also what happens at import
     from testing.simulation.world.seeds import Runner  # noqa: PLC0415 - after `install`
 
     out.mkdir(parents=True, exist_ok=True)
@@ -69,9 +79,17 @@ def measure(
         with Runner(processes) as runner:
             _find_mutants(runner, mutant, range(first, first + min(seeds, _MOST_RUNS)))
         return
-    with Runner(processes) as runner:
+    with Runner(1 if coverage else processes) as runner:
         if shrink:
             _shrink(runner, first, out)
+            return
+        if coverage:
+            with TemporaryDirectory() as kept:
+                folder = Path(kept)
+                runner.finish = partial(counted.save, folder)
+                piece = _run_piece(runner, first, first + seeds - 1, out, verbose=verbose)
+                print(*counted.report(folder), sep="\n")
+            _report([piece])
             return
         done = _pieces(out)
         for start in range(first, first + seeds, _PIECE):
@@ -87,13 +105,15 @@ def measure(
 def _run_piece(runner: "Runner", first: int, last: int, out: Path, *, verbose: bool) -> Piece:
     from testing.simulation.world.seeds import make_scenario  # noqa: PLC0415
 
-    began, failed, virtual = time.monotonic(), {}, 0.0
-    statuses, faults = Counter[str](), Counter[str]()
+    began, failed, virtual, used = time.monotonic(), {}, 0.0, 0.0
+    statuses, faults, operations = Counter[str](), Counter[str](), Counter[str]()
     scenarios = {seed: make_scenario(seed) for seed in range(first, last + 1)}
     for outcome in runner.run(scenarios.values()):
         virtual += outcome.virtual_seconds
+        used += outcome.seconds
         statuses.update(outcome.statuses)
         faults.update(fault.kind for fault in scenarios[outcome.seed].faults)
+        operations.update(each.kind for each in scenarios[outcome.seed].operations)
         if verbose:
             _tell(outcome)
         if outcome.findings:
@@ -109,6 +129,8 @@ def _run_piece(runner: "Runner", first: int, last: int, out: Path, *, verbose: b
         virtual_seconds=virtual,
         statuses=statuses,
         faults=faults,
+        operations=operations,
+        processor_seconds=used,
     )
 
 
@@ -190,13 +212,17 @@ def _commit() -> str:
 def _report(pieces: list[Piece]) -> None:
     seeds = sum(each.last - each.first + 1 for each in pieces)
     seconds = sum(each.seconds for each in pieces)
-    statuses, faults = Counter[str](), Counter[str]()
+    used = sum(each.processor_seconds for each in pieces) / seeds
+    statuses, faults, operations = Counter[str](), Counter[str](), Counter[str]()
     for each in pieces:
         statuses.update(each.statuses)
         faults.update(each.faults)
+        operations.update(each.operations)
     failed = {seed: found for each in pieces for seed, found in each.failed.items()}
     print(f"{seeds} seeds, {len(failed)} with findings, {seeds / seconds * 3600:.0f} seeds an hour")
+    print(f"{used:.2f} s of processor time each")
     print(f"answers by status: {dict(statuses)}")
     print(f"faults: {dict(faults)}")
+    print(f"operations: {dict(operations)}")
     if failed:
         raise SystemExit(1)

@@ -47,7 +47,8 @@ class Clock:
 
     def monotonic(self) -> float:
         """Return seconds since the machine was booted."""
-        return self._uptime + self._scheduler.now + self._gain()
+        now = self._scheduler.now  # asyncio asks all the time: no further calls
+        return self._uptime + now + self._gained + (now - self._since) * self._drift
 
     def after(self, seconds: float) -> float:
         """Return the virtual time at which the machine will have counted `seconds`."""

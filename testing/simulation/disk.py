@@ -9,6 +9,8 @@ import errno
 import io
 import os
 import random
+import stat
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +24,9 @@ _SYNC: Final = (0.0002, 0.002)
 """Seconds that a sync takes, at least and at most."""
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _TCP_TABLES: Final = ("/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6")
+_SMALL: Final = 1 << 16
+Content = tuple[bytes, int]
+"""The content of a file without zeros at its end, and its size."""
 _SQLITE: Final = ("", "-wal", "-shm", "-journal")
 
 
@@ -39,14 +44,18 @@ class Disk:
         self.databases: set[str] = set()
         """Paths of SQLite's databases."""
         self._random = random.Random(f"disk {seed} {folder.name}")
-        self._synced: dict[int, bytes] = {}
+        self._synced: dict[int, Content] = {}
         """The content of files at their last sync, by inode."""
-        self._names: dict[Path, int] = {}
+        self._names: dict[str, int] = {}
         """The inodes by path at the last sync of any file."""
-        self._folders: list[Path] = []
+        self._folders: list[str] = []
         folder.mkdir(parents=True, exist_ok=True)
         self._beginnings = (f"{self.folder}/", f"{folder.resolve()}/")
         self.settle()
+
+    def reseed(self, seed: object) -> None:
+        """Draw all random values from another seed."""
+        self._random.seed(f"disk {seed} {self.folder.name}")
 
     def has(self, path: str) -> bool:
         """Return whether a path is on this disk."""
@@ -67,10 +76,9 @@ class Disk:
     def sync(self, file: int) -> None:
         """Make the content of a file survive a power cut once this call returns."""
         self.check(grows=False)
-        link = Path(f"/proc/self/fd/{file}")
-        status, content = os.fstat(file), None
-        if self.has(str(link.readlink())) and link.is_file():
-            content = link.read_bytes()
+        link, status, content = f"/proc/self/fd/{file}", os.fstat(file), None
+        if stat.S_ISREG(status.st_mode) and self.has(os.readlink(link)):  # noqa: PTH115 - as above
+            content = read_content(link)
         sleep(self._random.uniform(*_SYNC) + self.sync_seconds)
         self.check(grows=False)
         if content is not None:
@@ -80,29 +88,29 @@ class Disk:
     def settle(self) -> None:
         """Make everything survive a power cut that is on the disk now."""
         self._names, self._folders = self._walk()
-        self._synced = {inode: path.read_bytes() for path, inode in self._names.items()}
+        self._synced = {inode: read_content(path) for path, inode in self._names.items()}
 
     def lose_power(self) -> None:
         """Leave on the disk what a power cut leaves."""
         names, folders = self._walk()
-        latest = {inode: path.read_bytes() for path, inode in names.items()}
+        latest = {inode: Path(path).read_bytes() for path, inode in names.items()}
         if self._random.random() < 0.5:
             names, folders = self._names, self._folders
         kept = {
-            path: self._survivor(self._synced.get(inode, b""), latest.get(inode))
+            Path(path): self._survivor(_whole(self._synced.get(inode)), latest.get(inode))
             for path, inode in names.items()
             if not self._is_database(path)
         }
-        self._rewrite(kept, folders)
+        self._rewrite(kept, [Path(each) for each in folders])
         self.settle()
 
     def _rewrite(self, files: dict[Path, bytes], folders: list[Path]) -> None:
         """Leave nothing but these files and folders, and the databases."""
         former, former_folders = self._walk()
-        for path in former:
-            if not self._is_database(path):
-                path.unlink()
-        for path in reversed(former_folders):
+        for name in former:
+            if not self._is_database(name):
+                Path(name).unlink()
+        for path in map(Path, reversed(former_folders)):
             if path not in folders and not any(path.iterdir()):
                 path.rmdir()
         for path in folders:
@@ -128,20 +136,42 @@ class Disk:
                 left[begin : begin + sectors * _SECTOR] = page[: sectors * _SECTOR]
         return bytes(left[: len(latest)])
 
-    def _is_database(self, path: Path) -> bool:
-        return any(f"{each}{suffix}" == str(path) for each in self.databases for suffix in _SQLITE)
+    def _is_database(self, path: str) -> bool:
+        return any(f"{each}{suffix}" == path for each in self.databases for suffix in _SQLITE)
 
-    def _walk(self) -> tuple[dict[Path, int], list[Path]]:
+    def _walk(self) -> tuple[dict[str, int], list[str]]:
         """Return the inodes of the files, and the folders."""
-        files: dict[Path, int] = {}
-        folders = [self.folder]
+        files: dict[str, int] = {}
+        folders = [str(self.folder)]
         for folder in folders:
-            for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+            for entry in sorted(os.scandir(folder), key=_name_of):
                 if entry.is_dir(follow_symlinks=False):
-                    folders.append(Path(entry.path))
+                    folders.append(entry.path)
                 elif entry.is_file(follow_symlinks=False):
-                    files[Path(entry.path)] = entry.inode()
+                    files[entry.path] = entry.inode()
         return files, folders[1:]
+
+
+_name_of: Final = attrgetter("name")
+
+
+def read_content(path: str) -> Content:
+    """Read a file, but not the hole at its end: logs reserve megabytes."""
+    with _real_open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        end = size if size < _SMALL else 0
+        while end < size:
+            try:
+                begin = os.lseek(file.fileno(), end, os.SEEK_DATA)
+            except OSError:  # there is no more data
+                break
+            end = os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+        file.seek(0)
+        return file.read(end), size
+
+
+def _whole(content: Content | None) -> bytes:
+    return b"" if content is None else content[0].ljust(content[1], b"\0")
 
 
 class _File(io.FileIO):

@@ -101,6 +101,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, process: "Process") -> None:
         self._process = process
+        self._clock = process.machine.clock
         self._signals: dict[int, tuple[Callable[..., object], tuple[Any, ...]]] = {}
         self._simulated = SimulatedSelector(process)
         super().__init__(self._simulated)
@@ -109,7 +110,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     @override
     def time(self) -> float:
-        return self._process.machine.clock.monotonic()
+        return self._clock.monotonic()
 
     @override
     def run_forever(self) -> None:

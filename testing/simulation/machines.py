@@ -36,6 +36,8 @@ class Process:
         self.pid = pid
         self.label = f"{machine.name}/{name}"
         self.random = random.Random(f"{seed} {self.label} {pid}")
+        self.generators: list[ref[random.Random]] = []
+        """What the process draws from, beside `random`, and has seeded from it."""
         self.is_alive = True
         self.is_paused = False
         self.result: Any = None
@@ -54,6 +56,14 @@ class Process:
         self.deferred: list[Callable[[], object]] = []
         self._on_end: list[Callable[[], object]] = []
         self.main: Strand
+
+    def reseed(self, seed: object) -> None:
+        """Draw all random values from another seed."""
+        self.random.seed(f"{seed} {self.label} {self.pid}")
+        for each in self.generators:
+            generator = each()
+            if generator is not None:
+                generator.seed(self.random.randbytes(16))
 
     @property
     def is_running(self) -> bool:
@@ -235,6 +245,14 @@ class Machine:
         self.hostname = f"{self.name}-{self.boot_id[:4]}"
         self.clock.restart()
         self.scheduler.trace.note(self.scheduler.now, self.name, f"boots as {self.boot_id}")
+
+    def reseed(self, seed: object) -> None:
+        """Draw all random values from another seed."""
+        self._seed = seed
+        self._random.seed(f"{seed} {self.name}")
+        self.disk.reseed(seed)
+        for process in self.processes:
+            process.reseed(seed)
 
     def _new_boot_id(self) -> str:
         text = self._random.randbytes(16).hex()

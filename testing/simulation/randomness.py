@@ -3,6 +3,7 @@
 import os
 import random
 from typing import Final
+from weakref import ref
 
 from testing.simulation.scheduler import here
 
@@ -20,4 +21,5 @@ def seed(self: random.Random, a: object = None, version: int = 2) -> None:
     """Seed a generator. Inside a simulation, one without a seed gets one of the run's."""
     if a is None and here.strand is not None:
         a = int.from_bytes(urandom(16), "big")
+        here.strand.process.generators.append(ref(self))
     _real_seed(self, a, version)  # type: ignore[arg-type]

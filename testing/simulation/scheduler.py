@@ -23,6 +23,7 @@ _STEP: Final = (1e-6, 20e-6)
 """Seconds that an iteration of an event loop takes, at least and at most."""
 MOST_STEPS_PER_SECOND: Final = 3_000_000
 """Steps within a second of virtual time that show that nothing goes on any more."""
+_CHECKED: Final = 1000
 
 
 class Deadlock(Exception):
@@ -95,6 +96,7 @@ class Scheduler:
         self._events: list[tuple[float, int, Event]] = []
         self._numbers = itertools.count()
         self._hub = getcurrent()
+        self._until = 0.0
         self._last: Strand | None = None
         self._steps_since = (0.0, 0)
 
@@ -115,6 +117,7 @@ class Scheduler:
             Deadlock, LiveLock, OutOfTime: see there.
         """
         self._hub = getcurrent()
+        self._until = until
         here.scheduler = self
         try:
             while not is_over():
@@ -145,6 +148,11 @@ class Scheduler:
         strand = here.strand
         if strand is None:
             raise RuntimeError("only a thread of a simulated process can wait")
+        if until is not None and self._is_next(until):
+            self.now = max(until, self.now)
+            self.steps += 1
+            self.trace.step(self.now, strand.label)
+            return False
         strand.turn += 1
         strand.is_waiting = True
         timer = None
@@ -156,6 +164,20 @@ class Scheduler:
         if timer is not None:
             timer.cancel()
         return woken
+
+    def _is_next(self, until: float) -> bool:
+        """Return whether nothing happens before a time, so that no other thread need run.
+
+        Sometimes it is false all the same, so that a live lock is noticed.
+        """
+        events = self._events
+        while events and events[0][2].call is None:
+            heapq.heappop(events)
+        return (
+            until <= self._until
+            and bool(self.steps % _CHECKED)
+            and (not events or until < events[0][0])
+        )
 
     def wake(self, strand: Strand) -> None:
         """Let a waiting thread go on soon. Another thread may run first."""

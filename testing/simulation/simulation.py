@@ -48,6 +48,20 @@ class Simulation:
         self.machines[name] = self.network.machines[address] = machine
         return machine
 
+    def reseed(self, seed: int) -> None:
+        """Draw all random values from another seed from now on.
+
+        So a world that has started goes on in another way under each seed.
+        """
+        self.note(f"goes on under seed {seed}")
+        self.seed = seed
+        random.seed(f"{seed}")
+        self.random.seed(f"world {seed}")
+        self.scheduler.random.seed(f"order {seed}")
+        self.network.random.seed(f"network {seed}")
+        for machine in self.machines.values():
+            machine.reseed(seed)
+
     def note(self, what: str) -> None:
         """Add a line to the trace."""
         self.trace.note(self.now, "world", what)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from testing.simulation.machines import Machine, Process
 
 _SO_ATTACH_FILTER: Final = 26
+_PEEK: Final = int(socket.MSG_PEEK)
 _ACKNOWLEDGED_AT: Final = 120
 """The offset of the acknowledged bytes in `tcp_info`."""
 _real: Final = {
@@ -205,7 +206,7 @@ class SimulatedSocket:
         endpoint = self._connected()
         self._wait(self.is_readable)
         if endpoint.inbox:
-            return endpoint.read(size, peek=bool(flags & socket.MSG_PEEK))
+            return endpoint.read(size, peek=bool(flags & _PEEK))
         self._raise_error()
         return b""
 

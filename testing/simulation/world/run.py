@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import random
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +23,8 @@ from testing.simulation.world.scenario import CAPACITY, LIMITED, TENANTS, Reques
 from testing.simulation.world.world import DOCUMENT, REGIONS, World
 
 _START: Final = 30.0
-_FIRST_LOAD: Final = 9.0
+_FIRST_LOAD: Final = 13.0
+"""A new region has no share of a limit at first. Midnight comes soon, also in a short load."""
 _SETTLED: Final = 10.0
 """Seconds after the last fault within which everything must work again."""
 _BILLED: Final = 15.0
@@ -30,6 +33,8 @@ _CLAIMED: Final = 25.0
 _KNOWN_AFTER: Final = 2.0
 """Seconds after its acknowledgement in which a lower limit is applied everywhere."""
 _POLL: Final = 0.5
+_LOOK: Final = 0.1
+"""Seconds between two looks whether somebody has written to the ledger."""
 LONGEST: Final = 240.0
 """Virtual seconds after which a run has failed."""
 
@@ -56,18 +61,22 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 class Run:
-    """One run of a scenario. All of it happens on the loop of `simulation`."""
+    """One run of a scenario. All of it happens on the loop of `simulation`.
+
+    `choose` returns the scenario once the world is ready for the load. It may fork.
+    """
 
     def __init__(
         self,
         simulation: Simulation,
-        scenario: Scenario,
+        choose: Callable[[], Scenario],
         prepared: Prepared,
         folder: Path,
     ) -> None:
         self.findings: list[str] = []
         self.story: list[str] = []
-        self._scenario = scenario
+        self.scenario: Scenario | None = None
+        self._choose = choose
         self._secrets = dict(prepared.secrets)
         self._world = World(
             simulation,
@@ -79,9 +88,8 @@ class Run:
         self._oracle = Oracle()
         for root in self._world.repositories:
             self._oracle.learn(root)
-        self._caller = Caller(
-            self._world.workers, random.Random(f"callers {scenario.seed}"), self._clock
-        )
+        self._chooser = random.Random(0)
+        self._caller = Caller(self._world.workers, self._chooser, self._clock)
         self._probe = Caller(self._world.workers, random.Random(0), self._clock)
         self._operators = Operators(self._world, self._secrets, self._oracle)
 
@@ -94,12 +102,15 @@ class Run:
         logging.root.handlers = [_StoryHandler(self.note)]
         self._world.start()
         supervising = asyncio.create_task(self._world.supervise())
-        if missing := await self._until_well(_START):
+        missing = await self._until_well(_START)
+        await asyncio.sleep(max(0.0, _FIRST_LOAD - self._clock()))
+        scenario = self.scenario = self._choose()
+        self._simulation.reseed(scenario.seed)
+        self._chooser.seed(f"callers {scenario.seed}")
+        if missing:
             self.findings.append(f"not ready after {_START:g} s: {', '.join(missing)}")
         else:
-            # A new region has no share of a limit at first.
-            await asyncio.sleep(max(0.0, _FIRST_LOAD - self._clock()))
-            await self._act()
+            await self._act(scenario)
             await self._judge()
         if supervising.done():
             await supervising
@@ -114,11 +125,9 @@ class Run:
         """Add a line to the story."""
         self.story.append(f"{self._clock():9.3f}  {line}")
 
-    async def _act(self) -> None:
+    async def _act(self, scenario: Scenario) -> None:
         self.note("the load begins")
-        scenario, begun = self._scenario, self._clock()
-
-        self._begun = begun
+        self._begun = begun = self._clock()
         asking = self._world.callers.start(
             "callers",
             lambda: self._caller.ask_all(scenario.requests, self._secrets.__getitem__, begun),
@@ -180,12 +189,17 @@ class Run:
         faults = self._faults.found
         is_gone = any(fault.kind == "crash" for fault in faults)
         deadline = self._clock() + (_CLAIMED if is_gone else _BILLED)
-        while True:
-            rows = invariants.read_ledger(self._world.ledger)
-            wrong = list(invariants.billing(attempts, rows, faults))
-            if not wrong or self._clock() >= deadline:
-                break
-            await asyncio.sleep(_POLL)
+        with closing(sqlite3.connect(self._world.ledger)) as watching:
+            while True:
+                (version,) = watching.execute("PRAGMA data_version").fetchone()
+                rows = invariants.read_ledger(self._world.ledger)
+                wrong = list(invariants.billing(attempts, rows, faults))
+                while wrong and self._clock() < deadline:
+                    await asyncio.sleep(_LOOK)
+                    if watching.execute("PRAGMA data_version").fetchone() != (version,):
+                        break
+                else:
+                    break
         later = [attempt for attempt in attempts if attempt.sent >= self._begun]
         prices = DOCUMENT["prices"]
         self.findings += [

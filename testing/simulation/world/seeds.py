@@ -1,57 +1,72 @@
-"""Runs scenarios in forked processes, so that no run leaves anything for the next one.
+"""Runs the scenarios of seeds in forked processes, so that no run leaves anything for the next.
 
 `install` must have been called before this module is imported.
 """
 
 import gc
 import os
-import posix
-import resource
+import random
+import select
 import shutil
-import signal
 import tempfile
-import time
-import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import msgspec
 
-from testing.simulation import Simulation
+from testing.simulation.world.boots import Boot, run
 from testing.simulation.world.faults import make_faults
 from testing.simulation.world.operators import make_operations
-from testing.simulation.world.run import LONGEST, Outcome, Prepared, Run
-from testing.simulation.world.scenario import Scenario, make_requests
+from testing.simulation.world.run import Outcome, Prepared
+from testing.simulation.world.scenario import LENGTH, Request, Scenario, Step, make_requests
 from testing.simulation.world.world import prepare
 
-_POLL: Final = 0.02
-_MOST_SECONDS: Final = 600
-"""Real seconds after which a run is given up."""
+SEEDS_OF_A_BOOT: Final = 100
+"""So many seeds in a row begin with the same booted world."""
+Timed = TypeVar("Timed", Request, Step)
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - each run has a new folder there
-_HERE: Final = Path("/proc/self/cwd")
-"""The folder of a run has the same path in every process: paths are parts of names."""
+
+
+_SHORTER: Final = (8, 6, 6, 6, 4, 4, 4, 3, 2, 1)
+"""How many times shorter than `LENGTH` a load is: one of these for each seed."""
 
 
 def make_scenario(seed: int) -> Scenario:
-    """Return the scenario of a seed."""
+    """Return the scenario of a seed. Most are short, so that more seeds run in an hour."""
+    times = random.Random(f"length {seed}").choice(_SHORTER)
+    faults = tuple(
+        msgspec.structs.replace(each, lasts=each.lasts / min(times, 2))
+        for each in _sooner(make_faults(seed), times)
+    )
+    ends = [LENGTH / times, *(each.at + each.lasts for each in faults)]
+    requests = make_requests(seed)[::times]
     return Scenario(
         seed=seed,
-        requests=make_requests(seed),
-        operations=make_operations(seed),
-        faults=make_faults(seed),
+        requests=_sooner(requests, LENGTH / min(LENGTH, max(ends))),
+        operations=_sooner(make_operations(seed), times),
+        faults=faults,
     )
 
 
+def _sooner(steps: Iterable[Timed], times: float) -> tuple[Timed, ...]:
+    return tuple(msgspec.structs.replace(each, at=each.at / times) for each in steps)
+
+
 class Runner:
-    """Runs scenarios, `processes` at a time. `change` is called in each process before the run."""
+    """Runs scenarios, `processes` at a time.
+
+    `change` is called in a process before it boots, and `finish` in the process of each run.
+    """
 
     def __init__(self, processes: int = 1) -> None:
         self._processes = processes
         self.change: Callable[[], None] = lambda: None
-        self._running: dict[int, Scenario] = {}
+        self.finish: Callable[[], None] = lambda: None
+        self._boots: list[Boot] = []
+        """Those that run nothing."""
+        self._count = 0
 
     def __enter__(self) -> Self:
         at = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None
@@ -69,97 +84,50 @@ class Runner:
         folder.mkdir()
         here = Path.cwd()
         os.chdir(folder)
-        _run(Scenario(seed=0, requests=make_requests(0)[:20]), self._prepared)
+        scenario = Scenario(seed=0, requests=make_requests(0)[:20])
+        run(0, lambda: scenario, self._prepared)
         os.chdir(here)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
-        for pid in self._running:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+        for boot in self._boots:
+            boot.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self, scenarios: Iterable[Scenario]) -> Iterator[Outcome]:
         """Yield the outcomes of scenarios, in the order in which they end."""
-        waiting, running = iter(scenarios), self._running
-        while True:
-            while len(running) < self._processes:
-                scenario = next(waiting, None)
-                if scenario is None:
-                    break
-                running[self._fork(scenario)] = scenario
-            if not running:
-                return
-            pid, status = self._wait()
-            yield self._outcome(running.pop(pid), status)
-
-    def _wait(self) -> tuple[int, int]:
-        """Wait for the end of one of this runner's processes; another runner may have others."""
-        if len(self._running) == 1:
-            return os.waitpid(next(iter(self._running)), 0)
-        while True:
-            for pid in self._running:
-                if os.waitpid(pid, os.WNOHANG)[0]:
-                    return pid, 0
-            time.sleep(_POLL)
-
-    def _fork(self, scenario: Scenario) -> int:
-        folder = self._place(scenario)
-        folder.mkdir()
-        pid = os.fork()
-        if pid:
-            return pid
+        waiting = iter(scenarios)
+        running: dict[int, Boot] = {}
         try:
-            signal.alarm(_MOST_SECONDS)
-            os.chdir(folder)
-            self.change()
-            # Workers collect garbage at their start, which takes long in a process of this size.
-            gc.collect = lambda *_: 0
-            gc.freeze = lambda: None
-            (folder / "outcome").write_bytes(msgspec.json.encode(_run(scenario, self._prepared)))
-        except BaseException:  # noqa: BLE001 - the child must never go on as the parent
-            (folder / "error").write_text(traceback.format_exc())
+            while True:
+                while len(running) < self._processes:
+                    scenario = next(waiting, None)
+                    if scenario is None:
+                        break
+                    boot = self._boot_of(scenario)
+                    running[boot.answers] = boot
+                    boot.begin(scenario)
+                if not running:
+                    return
+                for answers in select.select(running, [], [])[0]:
+                    boot = running.pop(answers)
+                    outcome = boot.outcome()
+                    self._boots.append(boot)
+                    yield outcome
         finally:
-            posix._exit(0)  # noqa: SLF001 - `os._exit` may be the one of simulated processes
+            for boot in running.values():
+                boot.close()
 
-    def _outcome(self, scenario: Scenario, status: int) -> Outcome:
-        folder = self._place(scenario)
-        try:
-            return msgspec.json.decode((folder / "outcome").read_bytes(), type=Outcome)
-        except FileNotFoundError:
-            error = folder / "error"
-            why = error.read_text() if error.exists() else f"the run ended with status {status}"
-            return Outcome(seed=scenario.seed, findings=[why])
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _place(self, scenario: Scenario) -> Path:
-        return self._folder / f"run-{scenario.seed}"
-
-
-def _run(scenario: Scenario, prepared: Prepared) -> Outcome:
-    simulation = Simulation(scenario.seed, _HERE)
-    run = Run(simulation, scenario, prepared, _HERE)
-    began = _processor_seconds()
-    try:
-        simulation.run(run.main, until=LONGEST)
-    except BaseException as error:  # noqa: BLE001 - it is what was found
-        run.findings.append(f"{type(error).__name__}: {error}")
-        run.note("".join(traceback.format_exception(error)))
-    run.tell_requests()
-    return Outcome(
-        seed=scenario.seed,
-        findings=run.findings,
-        story=run.story,
-        digest=simulation.trace.digest(),
-        statuses=Counter(str(attempt.status) for attempt in run.attempts),
-        virtual_seconds=simulation.now,
-        seconds=_processor_seconds() - began,
-    )
-
-
-def _processor_seconds() -> float:
-    """Return the processor time of this process. `time.process_time` may be simulated."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    def _boot_of(self, scenario: Scenario) -> Boot:
+        """Return a booted world for a scenario, a new one if there is none."""
+        seed = scenario.seed // SEEDS_OF_A_BOOT
+        for boot in self._boots:
+            if (boot.seed, boot.change) == (seed, self.change):
+                self._boots.remove(boot)
+                return boot
+        if len(self._boots) == self._processes:
+            self._boots.pop(0).close()
+        self._count += 1
+        folder = self._folder / f"boot-{self._count}"
+        return Boot(folder, seed, self._prepared, change=self.change, finish=self.finish)
