@@ -173,10 +173,12 @@ def request_logs(
         own = [a for a in attempts if a.status == OK and a.worker.startswith(region)]
         machines = {f"{region}-gateway", f"{region}-redis"}
         kinds = {fault.kind for fault in faults if fault.machines & machines} - {STOP}
-        lines = Counter(msgspec.json.decode(line)["id"] for line in content.splitlines())
+        lines, unreadable = _ids_in(content)
         if kinds.isdisjoint(("crash", "full", "broken", "lose", "empty")):
             missing = sorted({attempt.id for attempt in own} - lines.keys())
             yield from (f"{id_} is not in the request log of {region}" for id_ in missing)
+        if "crash" not in kinds and unreadable:
+            yield f"the request log of {region} has {unreadable} unreadable lines"
         if not kinds:
             twice = [id_ for id_, count in lines.items() if count > 1]
             yield from (f"{id_} is in the request log of {region} twice" for id_ in twice)
@@ -184,6 +186,17 @@ def request_logs(
             yield f"the request log of {region} has a secret"
         if any(text.encode() in content for a in own for text in items_of(a.request.body)):
             yield f"the request log of {region} has a text"
+
+
+def _ids_in(content: bytes) -> tuple[Counter[str], int]:
+    """Return how often each id is in a request log, and the number of unreadable lines."""
+    ids, unreadable = Counter[str](), 0
+    for line in content.splitlines():
+        try:
+            ids[msgspec.json.decode(line)["id"]] += 1
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            unreadable += 1
+    return ids, unreadable
 
 
 def slow_stops(faults: Sequence[Disturbance]) -> Iterator[str]:

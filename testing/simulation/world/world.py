@@ -56,6 +56,7 @@ Main = Callable[[], Awaitable[None]]
 DOCUMENT: Final[Mapping[str, Any]] = {
     "deadline": {"default": 5.0, "maximum": 20.0},
     "guards": GUARDS,
+    "cache": {"memory_bytes": 32 * 1024},
     "prices": [
         {"model": "*", "since": "2026-01-01", "hit": 1_000, "computed": 10_000},
         {"model": "tiny", "since": "2026-09-22", "hit": 3_000, "computed": 70_000},
@@ -266,6 +267,10 @@ class World:
             host=machine.address,
             port=_BACKEND_PORT + index,
             shutdown_delay=SHUTDOWN_DELAY,
+            # So small that queues and caches are sometimes full.
+            max_queue_rows=32,
+            max_queue_tokens=512,
+            row_cache_bytes=16 * 1024,
             tokenizer_threads=1,
             threads=2,
         )
