@@ -7,14 +7,13 @@ before the processes start.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from sluicegate.backends.batching.submission import (
-    _MAX_WAITING_QUEUES,
-    SubmissionQueue,
-)
+from sluicegate.backends.api.server import BackendServer
+from sluicegate.backends.batching.submission import _MAX_WAITING_QUEUES, SubmissionQueue
 from sluicegate.backends.batching.vector_cache import VectorCache
 from sluicegate.gateway.cache.memory_tier import MemoryTier
 from sluicegate.gateway.events.block import STREAM
 from sluicegate.gateway.events.syncing import LogSync
+from sluicegate.gateway.http.unsent_answers import LIMIT_BYTES
 from sluicegate.gateway.inference.coalescing import Flights
 from sluicegate.gateway.redis.pipeline import _Connection
 from sluicegate.gateway.routing.endpoint_state import EndpointState
@@ -80,6 +79,9 @@ def _pipeline(connection: Any, process: Process) -> Iterator[Level]:
 
 def _connections(state: Any, _: Process) -> Iterator[Level]:
     yield Level("connections", len(state.connections), state.timeouts.connections)
+    unsent = sum(each.writer.unsent_bytes() for each in state.connections)
+    most = float("inf") if isinstance(state.side, BackendServer) else LIMIT_BYTES
+    yield Level("bytes of unsent answers", unsent, most, True)
 
 
 def _flights(flights: Any, _: Process) -> Iterator[Level]:

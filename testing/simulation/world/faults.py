@@ -19,8 +19,9 @@ from testing.simulation.world.world import REGIONS, Part, World
 GATEWAYS: Final = tuple(f"{region}-gateway" for region in REGIONS)
 BACKENDS: Final = tuple(f"{region}-backend" for region in REGIONS)
 REDIS: Final = tuple(f"{region}-redis" for region in REGIONS)
+_EACH: Final = ("worker-0", "shipper", "billing", "request-log")
 PROCESSES: Final = (
-    *(f"{machine}/{name}" for machine in GATEWAYS for name in ("worker-0", "shipper", "billing")),
+    *(f"{machine}/{name}" for machine in GATEWAYS for name in _EACH),
     *("eu-gateway/worker-1", "eu-gateway/admin", "us-gateway/admin"),
     *("eu-backend/backend-0", "eu-backend/backend-1", "us-backend/backend-0"),
 )
