@@ -4,6 +4,7 @@ A finding is a sentence about an invariant that did not hold. `monitor` judges w
 while the run goes on.
 """
 
+import math
 import sqlite3
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ SYNC: Final = 1.0
 """A power cut may destroy usage events of the last so many seconds; see `events_sync_interval`."""
 STOP: Final = "stop"
 """The kind of a stop that an operator wants. It excuses nothing."""
+_LOSING: Final = frozenset({"crash", "full", "broken", "lose", "empty"})
+"""The kinds of faults by which the request log may lose lines."""
 _LONGEST_STOP: Final = 25.0
 """Seconds for the delay and the drain of a stop, and for the next start."""
 _SECONDS: Final = 1.0
@@ -166,20 +169,22 @@ def request_logs(
 ) -> Iterator[str]:
     """Yield what is wrong with the request log of each region.
 
-    It has a line for each answer, and no texts or `secrets`. Lines may be missing if the disk
-    failed, or if Redis lost events that were already billed. Lines may be there twice after faults.
+    It has a line for each answer, and no texts or `secrets`. Lines may be missing from before the
+    end of a fault of the disk, or of Redis, which may lose events that are already billed. Lines
+    may be there twice after faults.
     """
     for region, content in logs.items():
         own = [a for a in attempts if a.status == OK and a.worker.startswith(region)]
         machines = {f"{region}-gateway", f"{region}-redis"}
-        kinds = {fault.kind for fault in faults if fault.machines & machines} - {STOP}
+        near = [f for f in faults if f.machines & machines and f.kind != STOP]
+        ends = [f.ended for f in near if f.kind in _LOSING]
+        lost_until = max(ends, default=-math.inf) + _SECONDS
         lines, unreadable = _ids_in(content)
-        if kinds.isdisjoint(("crash", "full", "broken", "lose", "empty")):
-            missing = sorted({attempt.id for attempt in own} - lines.keys())
-            yield from (f"{id_} is not in the request log of {region}" for id_ in missing)
-        if "crash" not in kinds and unreadable:
+        missing = sorted({a.id for a in own if a.came > lost_until} - lines.keys())
+        yield from (f"{id_} is not in the request log of {region}" for id_ in missing)
+        if unreadable and not any(fault.kind == "crash" for fault in near):
             yield f"the request log of {region} has {unreadable} unreadable lines"
-        if not kinds:
+        if not near:
             twice = [id_ for id_, count in lines.items() if count > 1]
             yield from (f"{id_} is in the request log of {region} twice" for id_ in twice)
         if any(secret.encode() in content for secret in secrets):

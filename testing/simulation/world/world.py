@@ -268,8 +268,8 @@ class World:
             port=_BACKEND_PORT + index,
             shutdown_delay=SHUTDOWN_DELAY,
             # So small that queues and caches are sometimes full.
-            max_queue_rows=32,
-            max_queue_tokens=512,
+            max_queue_rows=16,
+            max_queue_tokens=256,
             row_cache_bytes=16 * 1024,
             tokenizer_threads=1,
             threads=2,

@@ -23,6 +23,7 @@ def test_faults_excuse_what_they_explain() -> None:
     assert not logged(LINE + LINE, fault("kill", "eu-gateway"))
     assert logged(b"", fault("kill", "eu-gateway"))
     assert not logged(b"\0{", fault("crash", "eu-gateway"))
+    assert logged(b"", fault("crash", "eu-gateway", begun=-3.0, ended=-1.0))
     assert logged(LINE + b"\0{", fault("kill", "eu-gateway"))
     assert logged(LINE + LINE, fault(STOP, "eu-gateway"), fault("crash", "us-gateway"))
 
