@@ -17,7 +17,7 @@ class RotatingFile:
         self._keep = keep
 
     def append(self, lines: bytes) -> None:
-        """Append all `lines` or none.
+        """Append all `lines` or none. If a power cut has torn the last line, begin a new one.
 
         Each call opens the file again, because another program may have moved the file.
 
@@ -28,8 +28,8 @@ class RotatingFile:
         size = self._path.stat().st_size if self._path.exists() else 0
         if size and size + len(lines) > self._max_bytes:
             self._rotate()
-        with self._path.open("ab", buffering=0) as file:
-            _write(file, lines)
+        with self._path.open("a+b", buffering=0) as file:
+            _write(file, b"\n" + lines if _is_torn(file) else lines)
 
     def _rotate(self) -> None:
         for number in range(self._keep, 1, -1):
@@ -40,6 +40,11 @@ class RotatingFile:
 
     def _numbered(self, number: int) -> Path:
         return self._path.with_name(f"{self._path.name}.{number}")
+
+
+def _is_torn(file: io.FileIO) -> bool:
+    """Return whether the file's last line has no end. The next write is after that line."""
+    return file.tell() > 0 and file.seek(-1, io.SEEK_END) >= 0 and file.read(1) != b"\n"
 
 
 def _write(file: io.FileIO, lines: bytes) -> None:

@@ -4,13 +4,15 @@ import asyncio
 import contextlib
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
+from testing.simulation.world.model import GUARD_PATH
 from testing.simulation.world.scenario import Request
 
+OK: Final = 200
 _PATIENCE: Final = 3.0
 """Seconds after the deadline for which a caller waits for the answer."""
 _PAUSE: Final = 1.0
@@ -47,17 +49,36 @@ class Attempt(msgspec.Struct, kw_only=True):
             return str(found.get("code", "")) if isinstance(found, dict) else ""
         return ""
 
+    @property
+    def unread(self) -> list[str]:
+        """The code of the error of each text that a guard could not read completely."""
+        if self.status != OK or self.request.path != GUARD_PATH:
+            return []
+        results = msgspec.json.decode(self.body)["results"]
+        return [each["error"]["code"] for each in results if "error" in each]
+
 
 class Caller:
-    """Sends requests to workers over connections that it keeps open."""
+    """Sends requests to workers over connections that it keeps open.
+
+    `on_sent` and `on_end` are called with each attempt. A load balancer sends requests only to
+    workers that are not `draining`.
+    """
 
     def __init__(
         self,
         addresses: Mapping[str, tuple[str, int]],
         chooser: random.Random,
         clock: Callable[[], float],
+        *,
+        draining: Collection[str] = (),
+        on_sent: Callable[[Attempt], object] = lambda _: None,
+        on_end: Callable[[Attempt], object] = lambda _: None,
     ) -> None:
         self.attempts: list[Attempt] = []
+        self._draining = draining
+        self._on_sent = on_sent
+        self._on_end = on_end
         self._clock = clock
         self._addresses = addresses
         self._chooser = chooser
@@ -84,17 +105,27 @@ class Caller:
         worker, region = request.worker, request.worker.split("-")[0]
         workers = [name for name in self._addresses if name.startswith(region)]
         for _ in range(_ATTEMPTS):
+            worker = await self._routed(worker, workers)
             attempt = await self.attempt(request, worker, secret_of(request.tenant))
             if not (request.idempotency_key and attempt.status in _AGAIN):
                 return
             await asyncio.sleep(_PAUSE)
             worker = self._chooser.choice(workers)
 
+    async def _routed(self, worker: str, workers: Sequence[str]) -> str:
+        """Return the worker, or another one of `workers` while it drains. Wait if all do."""
+        while worker in self._draining:
+            if others := [each for each in workers if each not in self._draining]:
+                return self._chooser.choice(others)
+            await asyncio.sleep(_PAUSE)
+        return worker
+
     async def attempt(self, request: Request, worker: str, secret: str) -> Attempt:
         """Send a request once, and record it."""
         now = self._clock()
         attempt = Attempt(request=request, worker=worker, secret=secret, sent=now, connected=now)
         self.attempts.append(attempt)
+        self._on_sent(attempt)
         stream: Stream | None = None
         try:
             async with asyncio.timeout(request.timeout + _PATIENCE):
@@ -111,6 +142,7 @@ class Caller:
             attempt.came = self._clock()
             if stream is not None:
                 stream[1].transport.abort()
+            self._on_end(attempt)
         return attempt
 
     async def _connection(self, worker: str) -> Stream:
@@ -140,6 +172,12 @@ def encode(request: Request, secret: str) -> bytes:
     if request.idempotency_key:
         lines.append(f"idempotency-key: {request.idempotency_key}")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def items_of(body: Mapping[str, Any]) -> list[str]:
+    """Return the texts of a request's body, each of which is an item."""
+    found: list[str] = body.get("input") or body["documents"]
+    return found
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:

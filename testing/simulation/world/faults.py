@@ -1,21 +1,27 @@
 """Breaks parts of a world on a seeded schedule, and records what was broken when."""
 
 import asyncio
+import math
 import random
+import signal
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from testing.simulation.machines import Machine
-from testing.simulation.world.invariants import Disturbance
-from testing.simulation.world.model import FAILURES
+from testing.simulation.world.callers import OK, read_answer
+from testing.simulation.world.invariants import STOP, Disturbance
+from testing.simulation.world.model import FAILURES, POISONS
 from testing.simulation.world.scenario import LENGTH, Step
 from testing.simulation.world.world import REGIONS, Part, World
 
 GATEWAYS: Final = tuple(f"{region}-gateway" for region in REGIONS)
 BACKENDS: Final = tuple(f"{region}-backend" for region in REGIONS)
 REDIS: Final = tuple(f"{region}-redis" for region in REGIONS)
+_EACH: Final = ("worker-0", "shipper", "billing", "request-log")
 PROCESSES: Final = (
-    *(f"{machine}/{name}" for machine in GATEWAYS for name in ("worker-0", "shipper", "billing")),
+    *(f"{machine}/{name}" for machine in GATEWAYS for name in _EACH),
     *("eu-gateway/worker-1", "eu-gateway/admin", "us-gateway/admin"),
     *("eu-backend/backend-0", "eu-backend/backend-1", "us-backend/backend-0"),
 )
@@ -40,9 +46,15 @@ _TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "busy": REDIS,
     "model-slow": BACKENDS,
     "model-fails": BACKENDS,
+    "model-nan": BACKENDS,
+    "model-infinite": BACKENDS,
+    STOP: PROCESSES,
 }
 LINK_KINDS: Final = ("cut", "cut-one-way", "slow", "reset")
 KINDS: Final = (*_TARGETS, *LINK_KINDS)
+_NOTICED: Final = 1.0
+"""Seconds in which a load balancer notices that a worker is not ready."""
+_POLL: Final = 0.5
 _CALLS: Final = (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)
 
 
@@ -112,6 +124,8 @@ class Faults:
 
     def __init__(self, world: World, note: Callable[[str], None]) -> None:
         self.found: list[Disturbance] = []
+        self.failed_stops: list[str] = []
+        """Stops that did not end well, in words."""
         self._world = world
         self._network = world.simulation.network
         self._note = note
@@ -121,20 +135,22 @@ class Faults:
         begun = self._world.simulation.now
         what = f"{step.kind} {step.target} {step.other}".strip()
         self._note(f"fault: {what} ({step.lasts:g} s, {step.amount:g})")
-        act = getattr(self, f"_{step.kind.split('-')[0]}")
-        await act(step)
-        ended = self._world.simulation.now
-        self._note(f"fault ends: {what}")
         machines = {step.target.split("/")[0], step.other} - {""}
+        place = len(self.found)
         self.found.append(
             Disturbance(
                 kind=step.kind,
                 target=step.target,
                 machines=frozenset(machines),
                 begun=begun,
-                ended=ended,
+                ended=math.inf,
             )
         )
+        act = getattr(self, f"_{step.kind.split('-')[0]}")
+        await act(step)
+        ended = self._world.simulation.now
+        self.found[place] = msgspec.structs.replace(self.found[place], ended=ended)
+        self._note(f"fault ends: {what}")
 
     async def _kill(self, step: Step) -> None:
         process = self._world.parts[step.target].process
@@ -146,6 +162,41 @@ class Faults:
             process.calls_left = int(step.amount)
             await asyncio.sleep(step.lasts)
             process.calls_left = None
+
+    async def _stop(self, step: Step) -> None:
+        """Stop a process as an operator does, and wait until another one serves in its place."""
+        part, worker = self._world.parts[step.target], self._world.worker_of(step.target)
+        former = part.process
+        if former is None or not former.signal(signal.SIGTERM):
+            return  # it is starting
+        await asyncio.sleep(_NOTICED)
+        if worker:
+            self._world.draining.append(worker)
+        while True:
+            await asyncio.sleep(_POLL)
+            if not former.is_alive and await self._serves(part, worker):
+                break
+        if former.failure is not None:
+            self.failed_stops.append(f"{former.label} was stopped, and ended by {former.failure!r}")
+        if worker:
+            self._world.draining.remove(worker)
+
+    async def _serves(self, part: Part, worker: str) -> bool:
+        """Return whether a process is running, and, as a load balancer asks, ready."""
+        if not part.is_running:
+            return False
+        if not worker:
+            return True
+        head = b"GET /health/ready HTTP/1.1\r\nhost: balancer\r\nconnection: close\r\n\r\n"
+        try:
+            async with asyncio.timeout(_POLL):
+                reader, writer = await asyncio.open_connection(*self._world.workers[worker])
+                writer.write(head)
+                status, _, _ = await read_answer(reader)
+                writer.close()
+        except (OSError, asyncio.IncompleteReadError, TimeoutError):
+            return False
+        return status == OK
 
     async def _pause(self, step: Step) -> None:
         await self._pause_for(self._world.parts[step.target], step.lasts)
@@ -216,6 +267,8 @@ class Faults:
         pace, kind = self._world.paces[step.target], step.kind.split("-")[1]
         if kind == "slow":
             pace.slowness = 100.0
+        elif kind in POISONS:
+            pace.poison = POISONS[kind]
         else:
             pace.failure = FAILURES[kind]
         await asyncio.sleep(step.lasts)

@@ -1,11 +1,13 @@
-"""Judges a run: pure functions turn attempts, rows of the ledger and faults into findings.
+"""Judges a run at its end: pure functions turn attempts, the ledger and faults into findings.
 
-A finding is a sentence about an invariant that did not hold.
+A finding is a sentence about an invariant that did not hold. `monitor` judges what can be judged
+while the run goes on.
 """
 
+import math
 import sqlite3
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -15,30 +17,29 @@ import msgspec
 
 from sluicegate.gateway.events.hit_run import ids_from
 from sluicegate.gateway.ledger.ledger import Ledger
-from testing.simulation.world.callers import Attempt
-from testing.simulation.world.model import Oracle
-from testing.simulation.world.scenario import (
-    CAPACITY,
-    LIMITED,
-    MIDNIGHT,
-    TENANTS,
-    WINDOW,
-    WORKERS,
-)
+from testing.simulation.world.callers import OK, Attempt, items_of
+from testing.simulation.world.scenario import LIMITED, MIDNIGHT, TENANTS
 
-SLACK: Final = 1.0
-"""Seconds after its deadline in which an answer may still come."""
 SYNC: Final = 1.0
 """A power cut may destroy usage events of the last so many seconds; see `events_sync_interval`."""
-_LOCAL_SHARE: Final = 0.1
+STOP: Final = "stop"
+"""The kind of a stop that an operator wants. It excuses nothing."""
+_LOSING: Final = frozenset({"crash", "full", "broken", "lose", "empty"})
+"""The kinds of faults by which the request log may lose lines."""
+_LONGEST_STOP: Final = 25.0
+"""Seconds for the delay and the drain of a stop, and for the next start."""
+_SECONDS: Final = 1.0
+"""The precision of the times of faults and midnight."""
 _MONTHS: Final = ("2026-09",)
-_OK: Final = 200
-_USAGE: Final = ("items", "hit", "collapsed", "computed", "failed", "rows", "tokens")
-_QUERY: Final = f"SELECT id, requests, time, tenant, model, task, status, {', '.join(_USAGE)}"
+USAGE: Final = ("items", "hit", "collapsed", "computed", "failed", "rows", "tokens")
+_QUERY: Final = f"SELECT rowid, id, requests, time, tenant, model, task, status, {', '.join(USAGE)}"
 
 
 class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
-    """A fault as it happened. `machines` are the machines that it concerned."""
+    """A fault as it happened. `machines` are the machines that it concerned.
+
+    A fault that has not ended ends at infinity.
+    """
 
     kind: str
     target: str
@@ -51,12 +52,14 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
 
         The effects of the fault may last for some seconds `after` its end.
         """
-        return self.begun <= attempt.came and attempt.connected <= self.ended + after
+        is_near = self.begun <= attempt.came and attempt.connected <= self.ended + after
+        return is_near and self.kind != STOP
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One request in the ledger, or a run of requests with the sums of their numbers."""
 
+    number: int
     ids: tuple[str, ...]
     time: float
     tenant: str
@@ -66,20 +69,21 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     usage: dict[str, int]
 
 
-def read_ledger(path: Path) -> list[Row]:
-    """Return the rows of a SQLite ledger."""
-    found = _query(path, f"{_QUERY} FROM usage_events ORDER BY id")
+def read_ledger(path: Path, after: int = 0) -> list[Row]:
+    """Return the rows of a SQLite ledger, in their order, with numbers above `after`."""
+    found = _query(path, f"{_QUERY} FROM usage_events WHERE rowid > {after} ORDER BY rowid")
     return [
         Row(
+            number=number,
             ids=tuple(ids_from(first, count)),
             time=time / 1e9,
             tenant=tenant,
             model=model,
             task=task,
             status=status,
-            usage=dict(zip(_USAGE, usage, strict=True)),
+            usage=dict(zip(USAGE, usage, strict=True)),
         )
-        for first, count, time, tenant, model, task, status, *usage in found
+        for number, first, count, time, tenant, model, task, status, *usage in found
     ]
 
 
@@ -96,88 +100,39 @@ def _query(path: Path, query: str) -> list[Any]:
     return found
 
 
-def wrong_answers(attempts: Sequence[Attempt], oracle: Oracle) -> Iterator[str]:
-    """Yield each answer that is wrong for its tenant, model, revision or parameters."""
-    asked = defaultdict[tuple[str, str, str, str], list[float]](list)
-    for attempt in attempts:
-        request = attempt.request
-        for text in set(_texts(request.body)):
-            what = request.tenant, request.path, str(request.body["model"]), text
-            asked[what].append(attempt.sent)
-    for attempt in attempts:
-        request = attempt.request
-        if attempt.status != _OK:
-            continue
-        if wrong := oracle.problem(request.path, request.body, attempt.body):
-            yield f"wrong answer {attempt.id} to {request.tenant}: {wrong}"
-            continue
-        fresh = 0
-        for text in set(_texts(request.body)):
-            times = asked[request.tenant, request.path, str(request.body["model"]), text]
-            fresh += sum(sent <= attempt.came for sent in times) == 1  # its own
-        if msgspec.json.decode(attempt.body)["usage"]["hit"] and fresh == len(_texts(request.body)):
-            yield f"{attempt.id}: {request.tenant} got a hit on texts that it never sent"
-
-
-def _texts(body: Mapping[str, Any]) -> list[str]:
-    found: list[str] = body.get("input") or body["documents"]
-    return found
-
-
 def billing(
     attempts: Sequence[Attempt], rows: Sequence[Row], faults: Sequence[Disturbance]
 ) -> Iterator[str]:
-    """Yield how ledger and answers differ. Each answer must be billed once, and nothing else."""
-    billed = Counter(each for row in rows if row.status == _OK for each in row.ids)
+    """Yield what is billed too little or too much, once all events have reached the ledger."""
+    billed = Counter(each for row in rows if row.status == OK for each in row.ids)
     answers: dict[str, Attempt] = {}
     for attempt in attempts:
-        if attempt.status == _OK:
-            former = answers.setdefault(attempt.id, attempt)
-            key = former.request.idempotency_key
-            if former is not attempt and not (key and key == attempt.request.idempotency_key):
-                yield f"{attempt.id} is the id of two answers"
-    yield from (f"{id_} is in the ledger {n} times" for id_, n in billed.items() if n > 1)
+        if attempt.status == OK:
+            answers.setdefault(attempt.id, attempt)
     for id_, attempt in answers.items():
-        if not billed[id_] and not _may_be_lost(attempt, faults):
+        if not billed[id_] and not may_be_lost(attempt, faults):
             tenant = attempt.request.tenant
             yield f"{id_} of {tenant}, answered at {attempt.came:.2f}, is not billed"
-    yield from _other_numbers(answers, rows)
     yield from _unasked(attempts, answers, billed)
     yield from _billed_again(attempts, answers, faults)
 
 
-def _may_be_lost(attempt: Attempt, faults: Sequence[Disturbance]) -> bool:
+def may_be_lost(attempt: Attempt, faults: Sequence[Disturbance]) -> bool:
     """Return whether a power cut may have destroyed the event of an answer."""
     machine = f"{attempt.worker.split('-')[0]}-gateway"
     return any(
         fault.kind == "crash"
         and machine in fault.machines
-        and fault.begun - SYNC <= attempt.came <= fault.ended + SLACK
+        and fault.begun - SYNC <= attempt.came <= fault.ended + _SECONDS
         for fault in faults
     )
-
-
-def _other_numbers(answers: Mapping[str, Attempt], rows: Sequence[Row]) -> Iterator[str]:
-    for row in rows:
-        mine = [answers[each] for each in row.ids if each in answers]
-        if row.status != _OK or len(mine) < len(row.ids):
-            continue
-        told = Counter[str]()
-        for attempt in mine:
-            usage = msgspec.json.decode(attempt.body)["usage"]
-            told.update({name: usage[name] for name in _USAGE})
-        if any(told[name] != row.usage[name] for name in _USAGE):
-            yield f"{row.ids[0]} is billed as {row.usage}, but the answer said {dict(told)}"
-        if any(attempt.request.tenant != row.tenant for attempt in mine):
-            yield f"{row.ids[0]} is billed to {row.tenant}"
 
 
 def _unasked(
     attempts: Sequence[Attempt], answers: Mapping[str, Attempt], billed: Mapping[str, object]
 ) -> Iterator[str]:
     """Yield if more requests are billed without an answer than there are unanswered attempts."""
-    refused = {attempt.id for attempt in attempts if attempt.id and attempt.status != _OK}
-    yield from (f"{id_} is billed, but was refused" for id_ in sorted(refused & billed.keys()))
+    refused = {attempt.id for attempt in attempts if attempt.id and attempt.status != OK}
     extra = billed.keys() - answers.keys() - refused
     answered_keys = {attempt.request.idempotency_key for attempt in answers.values()} - {""}
     unanswered = sum(
@@ -201,9 +156,63 @@ def _billed_again(
         if not key or count < 2:
             continue
         times = [t for a in attempts if a.request.idempotency_key == key for t in (a.sent, a.came)]
-        has_new_day = min(times) - SLACK < MIDNIGHT < max(times) + SLACK
+        has_new_day = min(times) - _SECONDS < MIDNIGHT < max(times) + _SECONDS
         if kinds.isdisjoint(("lose", "empty")) or not (has_new_day or kinds & {"jump", "drift"}):
             yield f"the idempotency key {key} has {count} answers"
+
+
+def request_logs(
+    logs: Mapping[str, bytes],
+    attempts: Sequence[Attempt],
+    faults: Sequence[Disturbance],
+    secrets: Collection[str],
+) -> Iterator[str]:
+    """Yield what is wrong with the request log of each region.
+
+    It has a line for each answer, and no texts or `secrets`. Lines may be missing from before the
+    end of a fault of the disk, or of Redis, which may lose events that are already billed. Lines
+    may be there twice after faults.
+    """
+    for region, content in logs.items():
+        own = [a for a in attempts if a.status == OK and a.worker.startswith(region)]
+        machines = {f"{region}-gateway", f"{region}-redis"}
+        near = [f for f in faults if f.machines & machines and f.kind != STOP]
+        ends = [f.ended for f in near if f.kind in _LOSING]
+        lost_until = max(ends, default=-math.inf) + _SECONDS
+        lines, unreadable = _ids_in(content)
+        missing = sorted({a.id for a in own if a.came > lost_until} - lines.keys())
+        yield from (f"{id_} is not in the request log of {region}" for id_ in missing)
+        if unreadable and not any(fault.kind == "crash" for fault in near):
+            yield f"the request log of {region} has {unreadable} unreadable lines"
+        if not near:
+            twice = [id_ for id_, count in lines.items() if count > 1]
+            yield from (f"{id_} is in the request log of {region} twice" for id_ in twice)
+        if any(secret.encode() in content for secret in secrets):
+            yield f"the request log of {region} has a secret"
+        if any(text.encode() in content for a in own for text in items_of(a.request.body)):
+            yield f"the request log of {region} has a text"
+
+
+def _ids_in(content: bytes) -> tuple[Counter[str], int]:
+    """Return how often each id is in a request log, and the number of unreadable lines."""
+    ids, unreadable = Counter[str](), 0
+    for line in content.splitlines():
+        try:
+            ids[msgspec.json.decode(line)["id"]] += 1
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            unreadable += 1
+    return ids, unreadable
+
+
+def slow_stops(faults: Sequence[Disturbance]) -> Iterator[str]:
+    """Yield stops after which nothing served in time, although nothing else was wrong there."""
+    for stop in faults:
+        took = stop.ended - stop.begun
+        if stop.kind != STOP or took <= _LONGEST_STOP:
+            continue
+        others = [f for f in faults if f.machines & stop.machines and f.kind != STOP]
+        if not any(f.begun <= stop.ended and stop.begun <= f.ended for f in others):
+            yield f"{stop.target} was away for {took:.1f} s after its stop"
 
 
 def invoices(path: Path, rows: Sequence[Row], prices: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -232,76 +241,20 @@ def _price(row: Row, prices: Sequence[Mapping[str, Any]]) -> int:
     return int(hits * price["hit"] + row.usage["computed"] * price["computed"])
 
 
-def limits(
-    attempts: Sequence[Attempt],
-    faults: Sequence[Disturbance],
-    capacity_at: Callable[[float], int] = lambda _: CAPACITY,
-) -> Iterator[str]:
-    """Yield if more requests of the limited tenant were admitted than the limit allows.
-
-    A worker that cannot reach Redis admits a local share. A Redis that lost data begins with full
-    buckets. `capacity_at` is the largest capacity that may apply at a time.
-    """
-    admitted = [
-        (attempt.sent, attempt.came)
-        for attempt in attempts
-        if attempt.request.tenant == LIMITED and attempt.status == _OK
-    ]
-    emptied = [f for f in faults if f.kind in ("lose", "empty", "crash", "jump")]
-    unreached = [f for f in faults if any(name.endswith("-redis") for name in f.machines)]
-    capacities = [(capacity_at(sent), sent) for sent, _ in admitted]
-    for begin, _ in admitted:
-        for _, end in admitted:
-            if end <= begin:
-                continue
-            count = sum(begin <= sent and came <= end for sent, came in admitted)
-            capacity = max(at for at, sent in capacities if begin <= sent <= end)
-            refilled = capacity * (1 + (end - begin) / WINDOW)
-            local = (
-                _LOCAL_SHARE * len(WORKERS)
-                if any(_meets(f, begin, end) for f in unreached)
-                else 0.0
-            )
-            fresh = sum(_meets(f, begin, end) for f in emptied)
-            if count > refilled * (1 + local) + fresh * capacity + 1:
-                yield f"{count} admitted from {begin:.2f} to {end:.2f}, above {refilled:.1f}"
-                return
-
-
-def _meets(fault: Disturbance, begin: float, end: float) -> bool:
-    return fault.begun <= end and begin <= fault.ended + WINDOW
-
-
-def deadlines(attempts: Sequence[Attempt], faults: Sequence[Disturbance]) -> Iterator[str]:
-    """Yield requests without an answer in time, unless a fault was between caller and worker."""
-    for attempt in attempts:
-        machine = f"{attempt.worker.split('-')[0]}-gateway"
-        between = [
-            fault
-            for fault in faults
-            if fault.meets(attempt, after=5.0)
-            and (machine in fault.machines or "callers" in fault.machines)
-        ]
-        if between:
-            continue
-        took = attempt.came - attempt.sent
-        if not attempt.status:
-            yield f"no answer from {attempt.worker} at {attempt.sent:.2f} within {took:.2f} s"
-        elif took > attempt.request.timeout + SLACK:
-            limit = f"{attempt.request.timeout:g} s, at {attempt.sent:.2f}"
-            yield f"{attempt.worker} answered after {took:.2f} s, not within {limit}"
-
-
 def errors_without_faults(
     attempts: Sequence[Attempt], faults: Sequence[Disturbance], former: Collection[str]
 ) -> Iterator[str]:
     """Yield requests that failed although no fault was near. `former` are replaced secrets."""
     for attempt in attempts:
         is_limited = attempt.status == 429 and attempt.request.tenant == LIMITED
-        is_hasty = attempt.status in (503, 504) and attempt.request.timeout < 1.0
+        is_unread = bool(attempt.unread)
+        is_hasty = (attempt.status in (503, 504) or is_unread) and attempt.request.timeout < 1.0
         is_twin = attempt.status == 409 and attempt.request.idempotency_key
         is_former = attempt.status == 401 and attempt.secret in former
-        if attempt.status == _OK or is_limited or is_hasty or is_twin or is_former:
+        is_fine = attempt.status == OK and not is_unread
+        if is_fine or is_limited or is_hasty or is_twin or is_former:
             continue
         if not any(fault.meets(attempt, after=10.0) for fault in faults):
-            yield f"{attempt.worker} said {attempt.status} {attempt.code} at {attempt.sent:.2f}"
+            code = attempt.code or ", ".join(attempt.unread)
+            said = f"{attempt.status} {code} to {attempt.request.tenant}"
+            yield f"{attempt.worker} said {said} at {attempt.sent:.2f}"

@@ -4,9 +4,10 @@ The output of a row depends on each token and its position, on the model and on 
 does not depend on the other rows of the batch.
 """
 
+import math
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +23,38 @@ from sluicegate.backends.executors.graph import GraphSource
 from sluicegate.backends.executors.padded_batch import PaddedBatch, pad
 from sluicegate.backends.repository.catalogue import read_catalogue
 from sluicegate.backends.types import FloatArray, OutputKind
-from testing.model_repository import DIMENSIONS, write_encoder, write_head
+from testing.model_repository import DIMENSIONS, write_encoder, write_head, write_model
 
 ENCODERS: Final = ("tiny", "other")
 HEAD: Final = "mood"
+GUARD: Final = "chat"
+GUARD_PATH: Final = f"/v1/guard/{GUARD}"
+_DETECTORS: Final = "detectors"
+_REDACTED: Final = "money"
+GUARDS: Final[Mapping[str, Any]] = {
+    GUARD: {
+        "model": _DETECTORS,
+        "on_error": "block",
+        "detectors": [
+            {
+                "name": "anger",
+                "kind": "classifier",
+                "action": "block",
+                "model": HEAD,
+                "labels": {"negative": 0.8},
+            },
+            {
+                "name": "joy",
+                "kind": "classifier",
+                "action": "flag",
+                "model": HEAD,
+                "labels": {"positive": 0.8},
+            },
+            {"name": "topic", "kind": "words", "action": "redact", "words": [_REDACTED]},
+        ],
+    }
+}
+"""The guards of the configuration document."""
 LABELS: Final = ("negative", "positive")
 BROKEN: Final = b"broken"
 """The content of a graph that cannot be opened."""
@@ -39,21 +68,23 @@ class Pace:
     """What is wrong with the models of a machine: faults change it while backends run.
 
     Runs take `slowness` times their usual time. With a `failure`, each run raises the error that it
-    makes.
+    makes. A `poison` is the number in the first row of each batch.
     """
 
     def __init__(self) -> None:
         self.slowness = 1.0
         self.failure: Callable[[], Exception] | None = None
+        self.poison: float | None = None
 
     def heal(self) -> None:
         """Behave as usual from now on."""
-        self.slowness, self.failure = 1.0, None
+        self.slowness, self.failure, self.poison = 1.0, None, None
 
 
 FAILURES: Final[Mapping[str, Callable[[], Exception]]] = {
     "fails": lambda: ModelFailed("the simulated model fails"),
 }
+POISONS: Final[Mapping[str, float]] = {"nan": math.nan, "infinite": -math.inf}
 
 
 class ArithmeticExecutor(ModelExecutor):
@@ -77,7 +108,10 @@ class ArithmeticExecutor(ModelExecutor):
         time.sleep(usual * self._pace.slowness)
         if self._pace.failure is not None:
             raise self._pace.failure()
-        return compute(self._salt, batch)
+        output = compute(self._salt, batch)
+        if self._pace.poison is not None:
+            output[0, ..., -1] = self._pace.poison
+        return output
 
 
 def compute(salt: int, batch: PaddedBatch) -> FloatArray:
@@ -97,6 +131,8 @@ def write_models(root: Path, revision: int = 1) -> None:
     for name in ENCODERS:
         write_revision(root, name, revision)
     write_head(root, HEAD, list(LABELS))
+    detectors = {"kind": "algorithm", "algorithm": "guard", "uses": [HEAD], "tasks": ["guard"]}
+    write_model(root, _DETECTORS, detectors)
 
 
 def write_revision(root: Path, name: str, revision: int, *, is_broken: bool = False) -> None:
@@ -116,11 +152,16 @@ class Oracle:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[Tokenizer, int]] = {}
         self._heads: dict[str, tuple[str, FloatArray, FloatArray]] = {}
+        self._guards: dict[str, str] = {}
+        """The revision of the head that a revision of the guard's model uses."""
 
     def learn(self, root: Path) -> None:
         """Read the newest revision of each model."""
         models = read_catalogue(root).models
         for name, model in models.items():
+            if name == _DETECTORS:
+                self._guards[model.revision] = models[HEAD].revision
+                continue
             if name == HEAD:
                 weights = np.load(model.folder / "head.npz")
                 layers = weights["w0"].astype(np.float32), weights["b0"].astype(np.float32)
@@ -150,12 +191,14 @@ class Oracle:
         try:
             answer = msgspec.json.decode(body)
             model, revision = answer["model"], answer["revision"]
-            if model != asked["model"]:
+            if model != asked.get("model", _DETECTORS):
                 return f"the answer of model {model}"
             results = answer["results"]
-            check = {"/v1/embed": self._embeds, "/v1/classify": self._classifies}.get(
-                path, self._ranks
-            )
+            check = {
+                "/v1/embed": self._embeds,
+                "/v1/classify": self._classifies,
+                GUARD_PATH: self._guards_texts,
+            }.get(path, self._ranks)
             return check(model, revision, asked, results)
         except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
             return f"{type(error).__name__} {error}"
@@ -177,24 +220,70 @@ class Oracle:
         return wrong or _compare(ranked, sorted(found.values(), reverse=True))
 
     def _classifies(self, _: str, revision: str, asked: Mapping[str, Any], results: Any) -> str:
-        encoder, weights, biases = self._heads[revision]
         texts, top = asked["input"], asked.get("top_k", len(LABELS))
         if len(results) != len(texts):
             return "another number of items"
         for text, result in zip(texts, results, strict=True):
-            logits = self._pooled(ENCODERS[0], encoder, text) @ weights + biases
-            scores = np.exp(logits - logits.max())
-            if asked.get("function") == "sigmoid":
-                scores = 1 / (1 + np.exp(-logits))
-            else:
-                scores /= scores.sum()
+            scores = self._scores(revision, text, asked.get("function", "softmax"))
             order = np.argsort(-scores)[:top]
             found = result["labels"]
             if [each["label"] for each in found] != [LABELS[place] for place in order]:
                 return "other labels"
-            if wrong := _compare(scores[order], [each["score"] for each in found]):
+            if wrong := _compare(scores[order].tolist(), [each["score"] for each in found]):
                 return wrong
         return ""
+
+    def _scores(self, revision: str, text: str, function: str) -> FloatArray:
+        """Return the score of each label."""
+        encoder, weights, biases = self._heads[revision]
+        logits = self._pooled(ENCODERS[0], encoder, text) @ weights + biases
+        powers = np.exp(logits - logits.max())
+        scores: FloatArray = powers / powers.sum()
+        if function == "sigmoid":
+            scores = 1 / (1 + np.exp(-logits))
+        return scores
+
+    def _guards_texts(self, _: str, revision: str, asked: Mapping[str, Any], results: Any) -> str:
+        if len(results) != len(asked["input"]):
+            return "another number of verdicts"
+        judged = zip(asked["input"], results, strict=True)
+        wrong = (self._wrong_verdict(self._guards[revision], *each) for each in judged)
+        return next(filter(None, wrong), "")
+
+    def _wrong_verdict(self, head: str, text: str, result: Mapping[str, Any]) -> str:
+        """A verdict is the strongest action, or blocks because the text was not read completely."""
+        verdict, found = result["verdict"], {each["detector"] for each in result["findings"]}
+        if "error" in result:
+            is_right = verdict == "block"
+            return "" if is_right else f"the verdict {verdict} on a text that was not read"
+        scores = dict(zip(LABELS, self._scores(head, text, "softmax"), strict=True))
+        detectors = GUARDS[GUARD]["detectors"]
+        expected = {each["name"] for each in detectors if _finds(each, text, scores, found)}
+        if found != expected:
+            return f"findings of {sorted(found)} instead of {sorted(expected)}"
+        if verdict != _verdict(expected):
+            return f"the verdict {verdict} with findings of {sorted(found)}"
+        if verdict == "redact" and _REDACTED in result["text"]:
+            return "a text that is not redacted"
+        return ""
+
+
+def _finds(
+    detector: Mapping[str, Any], text: str, scores: Mapping[str, float], found: Collection[str]
+) -> bool:
+    """Return whether a detector finds something. At its threshold, what it `found` is right."""
+    if words := detector.get("words"):
+        return not set(words).isdisjoint(text.split())
+    ((label, least),) = detector["labels"].items()
+    if abs(scores[label] - least) < _TOLERANCE:
+        return detector["name"] in found
+    return bool(scores[label] > least)
+
+
+def _verdict(found: Collection[str]) -> str:
+    """Return the strongest action of the detectors that found something."""
+    actions = {each["action"] for each in GUARDS[GUARD]["detectors"] if each["name"] in found}
+    return next((each for each in ("block", "redact", "flag") if each in actions), "allow")
 
 
 def _compare(expected: Sequence[Any], found: Sequence[Any]) -> str:

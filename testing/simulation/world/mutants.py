@@ -10,20 +10,25 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from typing_extensions import override
 
+from sluicegate.backends.batching import runner
+from sluicegate.backends.batching.submission import QueueLimits
 from sluicegate.backends.serving import recovery, reloading
 from sluicegate.backends.serving.recovery import load_repository
+from sluicegate.backends.types import FloatArray, JoinedWidth, OutputKind
 from sluicegate.gateway.api import idempotent_requests
 from sluicegate.gateway.app.principals import PrincipalsFollower
 from sluicegate.gateway.cache.key import KeyMaker, KeyParts
+from sluicegate.gateway.dialects.guards.route import GuardedTexts, GuardResult
 from sluicegate.gateway.events import segment
 from sluicegate.gateway.events.syncing import LogSync
+from sluicegate.gateway.http.draining import Stop
 from sluicegate.gateway.ledger.pricing import PriceList
 from sluicegate.gateway.ledger.recording import _RecordedRanges
 from sluicegate.gateway.rate_limit.lease import Lease
 from sluicegate.gateway.regional_limits import limits
 from sluicegate.gateway.runtime.follower import RuntimeFollower
 from sluicegate.gateway.runtime.recovery import LedgerRecovery
-from sluicegate.gateway.types import RequestId
+from sluicegate.gateway.types import ItemOutcome, RequestId
 from sluicegate.gateway.workers import stream
 from sluicegate.gateway.workers.group import GroupReader
 from sluicegate.gateway.workers.shipper import Shipper
@@ -92,6 +97,24 @@ def _ship_without_comparison() -> None:
     script = stream._SHIP.replace("shipped ~= ARGV[3]", "false")  # noqa: SLF001
     _replace(stream, "_SHIP", script)()
     _replace(Shipper, "_compare", lambda *_, **__: None)()
+
+
+def _split_unchecked(
+    output: FloatArray, lengths: list[int], kind: OutputKind, joined: JoinedWidth
+) -> list[FloatArray]:
+    rows = [joined.real(output[place], kind, length) for place, length in enumerate(lengths)]
+    return [row.copy() for row in rows]
+
+
+def _allow_unread() -> None:
+    judge = GuardedTexts._result  # noqa: SLF001
+
+    def allow(self: GuardedTexts, text: str, outcome: ItemOutcome, names: Any) -> GuardResult:
+        if outcome.failure is not None:
+            return GuardResult(verdict="allow", findings=[])
+        return judge(self, text, outcome, names)
+
+    _replace(GuardedTexts, "_result", allow)()
 
 
 class Mutant(NamedTuple):
@@ -169,4 +192,18 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         _replace(PriceList, "at", _latest_price(PriceList.at))
     ),
     "the former revision of a broken model": Mutant(_no_former_revision, ("break",)),
+    "the check of a model's numbers": Mutant(
+        _replace(runner, "split_output", _split_unchecked), ("model-nan backend",) * 3
+    ),
+    "the verdict on texts that were not read": Mutant(
+        _allow_unread, ("model-slow backend",) * 3, {"guarded": 1.0, "repeated": 0.0}
+    ),
+    "the bound of a backend's queue": Mutant(
+        _replace(QueueLimits, "admit", lambda *_, **__: True),
+        ("model-slow backend",) * 3,
+        {"count": 400, "repeated": 0.0, "mostly": "acme"},
+    ),
+    "the announcement of a stop": Mutant(
+        _replace(Stop, "is_graceful", False), ("stop gateway/worker-0",) * 3
+    ),
 }

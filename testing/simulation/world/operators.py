@@ -157,10 +157,11 @@ class Operators:
     ) -> Any:
         """Return the answer of a request that is repeated until it has succeeded."""
         while True:
+            is_last = self.is_ending  # a request that began earlier may have met a fault
             status, answer = await ask_admin(self._world, region, method, path, body)
             if status in (200, 201, *fine):
                 return answer
-            if self.is_ending and status:
+            if is_last and status:
                 raise asyncio.CancelledError
             await asyncio.sleep(_PAUSE)
 

@@ -15,12 +15,14 @@ from typing_extensions import override
 from testing.simulation import Simulation
 from testing.simulation.machines import current_process
 from testing.simulation.world import invariants
+from testing.simulation.world.bounds import Bounds, watch_objects
 from testing.simulation.world.callers import Attempt, Caller
 from testing.simulation.world.faults import Faults
 from testing.simulation.world.model import Oracle
+from testing.simulation.world.monitor import Monitor
 from testing.simulation.world.operators import Operators, ask_admin
 from testing.simulation.world.scenario import CAPACITY, LIMITED, TENANTS, Request, Scenario, Step
-from testing.simulation.world.world import DOCUMENT, REGIONS, World
+from testing.simulation.world.world import ADMIN_KEY, DOCUMENT, REGIONS, World
 
 _START: Final = 30.0
 _FIRST_LOAD: Final = 13.0
@@ -73,7 +75,6 @@ class Run:
         prepared: Prepared,
         folder: Path,
     ) -> None:
-        self.findings: list[str] = []
         self.story: list[str] = []
         self.scenario: Scenario | None = None
         self._choose = choose
@@ -89,32 +90,58 @@ class Run:
         for root in self._world.repositories:
             self._oracle.learn(root)
         self._chooser = random.Random(0)
-        self._caller = Caller(self._world.workers, self._chooser, self._clock)
-        self._probe = Caller(self._world.workers, random.Random(0), self._clock)
         self._operators = Operators(self._world, self._secrets, self._oracle)
+        self._faults = Faults(self._world, self.note)
+        watch_objects()
+        states = {name: data for name, data in self._world.redis.items() if "/state" in name}
+        self._bounds = Bounds(states, self._faults.found)
+        self._monitor = Monitor(
+            oracle=self._oracle,
+            ledger=self._world.ledger,
+            faults=self._faults.found,
+            capacity_at=self._capacity_at,
+            bounds=self._bounds.exceeded,
+            clock=self._clock,
+            note=self.note,
+        )
+        self.findings = self._monitor.findings
+        self._caller = self._new_caller(self._chooser)
+        self._probe = self._new_caller(random.Random(0))
 
     def _clock(self) -> float:
         return self._simulation.now
 
+    def _new_caller(self, chooser: random.Random) -> Caller:
+        monitor, workers = self._monitor, self._world.workers
+        return Caller(
+            workers,
+            chooser,
+            self._clock,
+            draining=self._world.draining,
+            on_sent=monitor.sent,
+            on_end=monitor.ended,
+        )
+
     async def main(self) -> None:
         """Run, and leave what was found in `findings`."""
-        self._faults = Faults(self._world, self.note)
         logging.root.handlers = [_StoryHandler(self.note)]
         self._world.start()
         supervising = asyncio.create_task(self._world.supervise())
+        watching = asyncio.create_task(self._monitor.watch())
         missing = await self._until_well(_START)
         await asyncio.sleep(max(0.0, _FIRST_LOAD - self._clock()))
         scenario = self.scenario = self._choose()
         self._simulation.reseed(scenario.seed)
         self._chooser.seed(f"callers {scenario.seed}")
         if missing:
-            self.findings.append(f"not ready after {_START:g} s: {', '.join(missing)}")
+            self._monitor.tell(f"not ready after {_START:g} s: {', '.join(missing)}")
         else:
             await self._act(scenario)
             await self._judge()
-        if supervising.done():
-            await supervising
-        supervising.cancel()
+        for task in (supervising, watching):
+            if task.done():
+                await task
+            task.cancel()
 
     @property
     def attempts(self) -> list[Attempt]:
@@ -127,7 +154,7 @@ class Run:
 
     async def _act(self, scenario: Scenario) -> None:
         self.note("the load begins")
-        self._begun = begun = self._clock()
+        self._begun = begun = self._monitor.judges_times_from = self._clock()
         asking = self._world.callers.start(
             "callers",
             lambda: self._caller.ask_all(scenario.requests, self._secrets.__getitem__, begun),
@@ -146,7 +173,7 @@ class Run:
             self.note("all faults have ended")
             if missing := await self._until_well(_SETTLED):
                 late = f"{self._clock() - ended:.1f} s after the last fault"
-                self.findings.append(f"not well {late}: {', '.join(missing)}")
+                self._monitor.tell(f"not well {late}: {', '.join(missing)}")
             else:
                 self.note(f"all is well {self._clock() - ended:.1f} s after the last fault")
             await asking.wait()
@@ -187,32 +214,36 @@ class Run:
     async def _judge(self) -> None:
         attempts = self._caller.attempts + self._probe.attempts
         faults = self._faults.found
+        secrets = {*self._secrets.values(), *self._operators.former, ADMIN_KEY}
         is_gone = any(fault.kind == "crash" for fault in faults)
         deadline = self._clock() + (_CLAIMED if is_gone else _BILLED)
+        version, rows, unbilled = None, [], []
         with closing(sqlite3.connect(self._world.ledger)) as watching:
             while True:
-                (version,) = watching.execute("PRAGMA data_version").fetchone()
-                rows = invariants.read_ledger(self._world.ledger)
-                wrong = list(invariants.billing(attempts, rows, faults))
-                while wrong and self._clock() < deadline:
-                    await asyncio.sleep(_LOOK)
-                    if watching.execute("PRAGMA data_version").fetchone() != (version,):
-                        break
-                else:
+                if (changed := watching.execute("PRAGMA data_version").fetchone()) != version:
+                    version, rows = changed, invariants.read_ledger(self._world.ledger)
+                    unbilled = list(invariants.billing(attempts, rows, faults))
+                logs = self._world.request_logs()
+                wrong = [*unbilled, *invariants.request_logs(logs, attempts, faults, secrets)]
+                if not wrong or self._clock() >= deadline:
                     break
+                await asyncio.sleep(_LOOK)
         later = [attempt for attempt in attempts if attempt.sent >= self._begun]
         prices = DOCUMENT["prices"]
-        self.findings += [
+        self._monitor.look()
+        findings = [
             *wrong,
             *(each for each in self._world.failures if "-redis/" in each),
-            *invariants.wrong_answers(attempts, self._oracle),
+            *self._bounds.left(),
+            *invariants.slow_stops(faults),
+            *self._faults.failed_stops,
             *invariants.invoices(self._world.ledger, rows, prices),
             *invariants.dead_letters(self._world.ledger),
-            *invariants.limits(attempts, faults, self._capacity_at),
-            *invariants.deadlines(later, faults),
             *invariants.errors_without_faults(later, faults, self._operators.former),
             *await self._lost_changes(),
         ]
+        for finding in findings:
+            self._monitor.tell(finding)
 
     def _capacity_at(self, time: float) -> int:
         """Return the largest limit that may apply at a time."""

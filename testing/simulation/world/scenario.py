@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from testing.model_repository import WORDS
-from testing.simulation.world.model import ENCODERS, HEAD
+from testing.simulation.world.model import ENCODERS, GUARD_PATH, HEAD
 
 LENGTH: Final = 12.0
 """Seconds in which callers ask, operators act and faults begin."""
@@ -77,13 +77,15 @@ def make_requests(
     phrases: int = 6,
     repeated: float = 0.5,
     keyed: float = 0.3,
+    guarded: float = 0.4,
 ) -> tuple[Request, ...]:
     """Return the requests of a seed, in the order of their times.
 
     `mostly` is the tenant that asks most often. A share `repeated` of the texts is one of `phrases`
-    known texts, and a share `keyed` of the requests has an idempotency key.
+    known texts, and a share `keyed` of the requests has an idempotency key. A share `guarded` of
+    the requests for a classifier go to a guard instead.
     """
-    chooser = random.Random(f"requests {seed}")
+    chooser, guards = random.Random(f"requests {seed}"), random.Random(f"guards {seed}")
     fresh = {tenant: texts_of(tenant, chooser) for tenant in TENANTS}
     known = {tenant: [next(fresh[tenant]) for _ in range(phrases)] for tenant in TENANTS}
     common = [" ".join(chooser.choices(WORDS, k=_WORDS)) for _ in range(phrases)]
@@ -104,6 +106,8 @@ def make_requests(
         if path == "/v1/classify":
             body["model"] = HEAD
             body |= chooser.choice(({}, {"top_k": 1}, {"function": "sigmoid"}))
+            if guards.random() < guarded:
+                path, body = GUARD_PATH, {"input": texts}
         elif path == "/v1/rerank":
             body = {"model": body["model"], "query": text(tenant), "documents": texts}
         requests.append(

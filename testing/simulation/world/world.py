@@ -6,6 +6,7 @@ Redis servers at 10.0.5.1 and 10.0.6.1, and callers at 10.0.8.1.
 
 import asyncio
 import shutil
+import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from sluicegate.backends.api.server import BackendServer, bind
-from sluicegate.backends.app import make_routes, open_backend
+from sluicegate.backends.app import make_routes, open_backend, run_until_stopped
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.graph import GraphSource
 from sluicegate.backends.qualification.qualify import qualify_unmeasured
@@ -25,16 +26,18 @@ from sluicegate.backends.telemetry.spans import NO_TRACING
 from sluicegate.gateway.admin.serve import serve_admin
 from sluicegate.gateway.app.worker import serve_worker
 from sluicegate.gateway.auth.keys import hash_key
+from sluicegate.gateway.http.draining import Stop
 from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.settings import Settings
 from sluicegate.gateway.types import Rule
 from sluicegate.gateway.workers.billing import run_billing
+from sluicegate.gateway.workers.request_log import run_request_log
 from sluicegate.gateway.workers.shipper import run_shipper
 from testing.simulation import Simulation
 from testing.simulation.machines import Machine, Process
 from testing.simulation.redis_server.data import RedisData
 from testing.simulation.redis_server.server import RedisServer
-from testing.simulation.world.model import ArithmeticExecutor, Pace, write_models
+from testing.simulation.world.model import GUARDS, ArithmeticExecutor, Pace, write_models
 from testing.simulation.world.scenario import CAPACITY, LIMITED, MIDNIGHT, TENANTS, WINDOW
 
 REGIONS: Final = ("eu", "us")
@@ -44,6 +47,7 @@ _RESTART: Final = 0.5
 _WATCH: Final = 0.1
 _OFFSET: Final = 35_200.0 - MIDNIGHT
 _SAVED_EVERY: Final = 1.0
+SHUTDOWN_DELAY: Final = 3.0
 STATE_PORT: Final = 6380
 CACHE_PORT: Final = 6379
 _BACKEND_PORT: Final = 8100
@@ -51,6 +55,8 @@ ADMIN_PORT: Final = 8081
 Main = Callable[[], Awaitable[None]]
 DOCUMENT: Final[Mapping[str, Any]] = {
     "deadline": {"default": 5.0, "maximum": 20.0},
+    "guards": GUARDS,
+    "cache": {"memory_bytes": 32 * 1024},
     "prices": [
         {"model": "*", "since": "2026-01-01", "hit": 1_000, "computed": 10_000},
         {"model": "tiny", "since": "2026-09-22", "hit": 3_000, "computed": 70_000},
@@ -107,6 +113,8 @@ class World:
         """Each end of a process that nobody asked for, in words."""
         self.repositories: list[Path] = []
         self.workers: dict[str, tuple[str, int]] = {}
+        self.draining: list[str] = []
+        """Workers to which a load balancer sends nothing."""
         self._models = models
         for number, region in enumerate(REGIONS):
             self._add_redis(region, 5 + number)
@@ -156,6 +164,20 @@ class World:
                 elif self.simulation.now >= part.start_at:
                     part.start()
 
+    def request_logs(self) -> dict[str, bytes]:
+        """Return the content of each region's request log."""
+        files = {
+            region: self.machines[f"{region}-gateway"].folder / "data" / "requests.log"
+            for region in REGIONS
+        }
+        return {name: file.read_bytes() if file.exists() else b"" for name, file in files.items()}
+
+    def worker_of(self, part: str) -> str:
+        """Return the name of the worker that is a part; empty if it is none."""
+        machine, name = part.split("/")
+        worker = f"{machine.split('-')[0]}-{name.removeprefix('worker-')}"
+        return worker if worker in self.workers else ""
+
     def _add(self, machine: Machine, name: str, main: Main) -> None:
         self.parts[f"{machine.name}/{name}"] = Part(machine, name, main)
 
@@ -187,8 +209,12 @@ class World:
             own = msgspec.structs.replace(settings, worker=str(index), port=port)
             self._add(machine, f"worker-{index}", partial(self._worker, own))
         self._add(machine, "admin", partial(self._admin, settings))
-        for name, run in (("shipper", run_shipper), ("billing", run_billing)):
-            self._add(machine, name, partial(_until_killed, run, settings))
+        for name, run in (
+            ("shipper", run_shipper),
+            ("billing", run_billing),
+            ("request-log", run_request_log),
+        ):
+            self._add(machine, name, partial(_until_stopped, run, settings))
 
     def write_document(self, folder: Path, **changes: Any) -> None:
         """Write the configuration document of a gateway."""
@@ -223,14 +249,15 @@ class World:
             admin_key=ADMIN_KEY,
             # A busy simulation takes no virtual time.
             max_loop_delay=0.0,
+            shutdown_delay=SHUTDOWN_DELAY,
             memory_limit_bytes=0,
         )
 
     async def _worker(self, settings: Settings) -> None:
-        await serve_worker(settings, stop=asyncio.Event(), registry=CollectorRegistry())
+        await serve_worker(settings, stop=_stop_signal(), registry=CollectorRegistry())
 
     async def _admin(self, settings: Settings) -> None:
-        await serve_admin(settings, stop=asyncio.Event(), registry=CollectorRegistry())
+        await serve_admin(settings, stop=_stop_signal(), registry=CollectorRegistry())
 
     async def _backend(self, machine: Machine, region: str, index: int) -> None:
         settings = BackendSettings(
@@ -239,6 +266,11 @@ class World:
             backend_id=f"{region}-{index}",
             host=machine.address,
             port=_BACKEND_PORT + index,
+            shutdown_delay=SHUTDOWN_DELAY,
+            # So small that queues and caches are sometimes full.
+            max_queue_rows=16,
+            max_queue_tokens=256,
+            row_cache_bytes=16 * 1024,
             tokenizer_threads=1,
             threads=2,
         )
@@ -254,7 +286,8 @@ class World:
                 qualify=qualify_unmeasured,
             ) as repository:
                 routes = make_routes(repository, settings, NO_TRACING, gpus=NoGpuReader())
-                await BackendServer(routes).serve(listener)
+                server, core = BackendServer(routes), repository.core
+                await run_until_stopped(server, listener, core, settings, parent=0)
 
     async def _redis(self, machine: Machine, name: str, port: int) -> None:
         server = RedisServer(self.redis[f"{machine.name}/{name}"])
@@ -262,8 +295,15 @@ class World:
         await server.serve(listener)  # type: ignore[arg-type]  # a simulated socket
 
 
-async def _until_killed(run: Callable[..., Awaitable[None]], settings: Settings) -> None:
-    await run(settings, stop=asyncio.Event())
+async def _until_stopped(run: Callable[..., Awaitable[None]], settings: Settings) -> None:
+    await run(settings, stop=_stop_signal())
+
+
+def _stop_signal() -> Stop:
+    """Return an event that SIGTERM sets."""
+    stop = Stop()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    return stop
 
 
 def prepare(folder: Path) -> tuple[Path, Path, dict[str, str]]:

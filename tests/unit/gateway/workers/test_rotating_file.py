@@ -33,3 +33,13 @@ def test_a_file_grows_until_it_is_large(tmp_path: Path) -> None:
     file.append(b"b\n")
 
     assert (tmp_path / "deep" / "lines").read_bytes() == b"a\nb\n"
+
+
+def test_a_line_that_a_power_cut_has_torn_takes_no_other_with_it(tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"whole\n\0\0to")
+    file = RotatingFile(tmp_path / "lines", max_bytes=100, keep=2)
+
+    file.append(b"next\n")
+    file.append(b"last\n")
+
+    assert (tmp_path / "lines").read_bytes() == b"whole\n\0\0to\nnext\nlast\n"
