@@ -119,6 +119,25 @@ def wrong_answers(attempts: Sequence[Attempt], oracle: Oracle) -> Iterator[str]:
             yield f"{attempt.id}: {request.tenant} got a hit on texts that it never sent"
 
 
+def computed_again(attempts: Sequence[Attempt]) -> Iterator[str]:
+    """Yield each item that workers of a region computed for several requests of one item.
+
+    Nothing may have disturbed them, and no model may have changed.
+    """
+    computed = defaultdict[tuple[str, str, str, bytes], dict[str, int]](dict)
+    for attempt in attempts:
+        request = attempt.request
+        if attempt.status == _OK and request.items == 1 and not request.cache_control:
+            region, body = attempt.worker.split("-")[0], msgspec.json.encode(request.body)
+            usage = msgspec.json.decode(attempt.body)["usage"]
+            item = region, request.tenant, request.path, body
+            computed[item][attempt.id] = usage["computed"]
+    for (region, tenant, path, _), counts in computed.items():
+        if sum(counts.values()) > 1:
+            ids = ", ".join(id_ for id_, count in counts.items() if count)
+            yield f"an item of {tenant} on {path} was computed again in {region}: {ids}"
+
+
 def _texts(body: Mapping[str, Any]) -> list[str]:
     found: list[str] = body.get("input") or body["documents"]
     return found
@@ -141,8 +160,8 @@ def billing(
         if not billed[id_] and not _may_be_lost(attempt, faults):
             tenant = attempt.request.tenant
             yield f"{id_} of {tenant}, answered at {attempt.came:.2f}, is not billed"
-    yield from _other_numbers(answers, rows)
-    yield from _unasked(attempts, answers, billed)
+    yield from _other_numbers(attempts, answers, rows)
+    yield from _unasked(attempts, answers, rows)
     yield from _billed_again(attempts, answers, faults)
 
 
@@ -157,7 +176,14 @@ def _may_be_lost(attempt: Attempt, faults: Sequence[Disturbance]) -> bool:
     )
 
 
-def _other_numbers(answers: Mapping[str, Attempt], rows: Sequence[Row]) -> Iterator[str]:
+def _other_numbers(
+    attempts: Sequence[Attempt], answers: Mapping[str, Attempt], rows: Sequence[Row]
+) -> Iterator[str]:
+    """Yield rows with other numbers than the answers.
+
+    An answer may have been computed again for the same key after one that was billed and lost.
+    """
+    lost = {a.request.idempotency_key for a in attempts if a.is_written and not a.status} - {""}
     for row in rows:
         mine = [answers[each] for each in row.ids if each in answers]
         if row.status != _OK or len(mine) < len(row.ids):
@@ -166,26 +192,34 @@ def _other_numbers(answers: Mapping[str, Attempt], rows: Sequence[Row]) -> Itera
         for attempt in mine:
             usage = msgspec.json.decode(attempt.body)["usage"]
             told.update({name: usage[name] for name in _USAGE})
-        if any(told[name] != row.usage[name] for name in _USAGE):
+        is_again = any(attempt.request.idempotency_key in lost for attempt in mine)
+        names = ("items",) if is_again else _USAGE
+        if any(told[name] != row.usage[name] for name in names):
             yield f"{row.ids[0]} is billed as {row.usage}, but the answer said {dict(told)}"
         if any(attempt.request.tenant != row.tenant for attempt in mine):
             yield f"{row.ids[0]} is billed to {row.tenant}"
 
 
 def _unasked(
-    attempts: Sequence[Attempt], answers: Mapping[str, Attempt], billed: Mapping[str, object]
+    attempts: Sequence[Attempt], answers: Mapping[str, Attempt], rows: Sequence[Row]
 ) -> Iterator[str]:
-    """Yield if more requests are billed without an answer than there are unanswered attempts."""
+    """Yield if more requests are billed without an answer than a tenant has unanswered attempts."""
+    billed = {each: row.tenant for row in rows if row.status == _OK for each in row.ids}
     refused = {attempt.id for attempt in attempts if attempt.id and attempt.status != _OK}
     yield from (f"{id_} is billed, but was refused" for id_ in sorted(refused & billed.keys()))
     extra = billed.keys() - answers.keys() - refused
     answered_keys = {attempt.request.idempotency_key for attempt in answers.values()} - {""}
-    unanswered = sum(
-        not attempt.status and attempt.request.idempotency_key not in answered_keys
+    unanswered = Counter(
+        attempt.request.tenant
         for attempt in attempts
+        if attempt.is_written
+        and not attempt.status
+        and attempt.request.idempotency_key not in answered_keys
     )
-    if len(extra) > unanswered:
-        yield f"{len(extra)} requests are billed without an answer, but {unanswered} had none"
+    for tenant, count in Counter(billed[each] for each in extra).items():
+        if count > unanswered[tenant]:
+            why = f"but {unanswered[tenant]} had none"
+            yield f"{count} requests of {tenant} are billed without an answer, {why}"
 
 
 def _billed_again(

@@ -23,6 +23,10 @@ WINDOW: Final = 10.0
 """The tenant `limited` may ask `CAPACITY` requests, which refill in `WINDOW` seconds."""
 WORKERS: Final = ("eu-0", "eu-1", "us-0")
 _WORDS: Final = 5
+_TWIN_LATE: Final = 0.002
+LARGE: Final = 64
+"""Items of a large request."""
+_OVERLOADED: Final = 1.5
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,11 +81,15 @@ def make_requests(
     phrases: int = 6,
     repeated: float = 0.5,
     keyed: float = 0.3,
+    twins: float = 0.0,
+    large: int = 0,
 ) -> tuple[Request, ...]:
     """Return the requests of a seed, in the order of their times.
 
     `mostly` is the tenant that asks most often. A share `repeated` of the texts is one of `phrases`
-    known texts, and a share `keyed` of the requests has an idempotency key.
+    known texts, and a share `keyed` of the requests has an idempotency key. A share `twins` is sent
+    to another worker of the region, too, at about the same time. `large` further requests of
+    `LARGE` new texts come within `_OVERLOADED` seconds, which is more than all backends can do.
     """
     chooser = random.Random(f"requests {seed}")
     fresh = {tenant: texts_of(tenant, chooser) for tenant in TENANTS}
@@ -119,4 +127,31 @@ def make_requests(
                 idempotency_key=f"key-{seed}-{number}" if chooser.random() < keyed else "",
             )
         )
+        if twins and chooser.random() < twins:
+            requests.append(_twin(requests[-1], chooser))
+    begun = chooser.uniform(1.0, LENGTH / 2) if large else 0.0
+    for number in range(large):
+        texts = [" ".join(chooser.choices(WORDS, k=_WORDS)) for _ in range(LARGE)]
+        requests.append(
+            Request(
+                at=begun + _OVERLOADED * number / large,
+                tenant=TENANTS[0],
+                worker=chooser.choice(WORKERS),
+                path="/v1/embed",
+                body={"model": ENCODERS[0], "input": texts},
+                items=LARGE,
+                timeout=2.0,
+            )
+        )
     return tuple(sorted(requests, key=lambda each: each.at))
+
+
+def _twin(request: Request, chooser: random.Random) -> Request:
+    region = request.worker.split("-")[0]
+    others = [each for each in WORKERS if each.startswith(region) and each != request.worker]
+    return msgspec.structs.replace(
+        request,
+        at=request.at + chooser.uniform(0.0, _TWIN_LATE),
+        worker=(others or [request.worker])[0],
+        idempotency_key="",
+    )

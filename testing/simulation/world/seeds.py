@@ -30,6 +30,7 @@ from testing.simulation.world.world import prepare
 _POLL: Final = 0.02
 _MOST_SECONDS: Final = 600
 """Real seconds after which a run is given up."""
+_LONGEST_STEP: Final = 5.0
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - each run has a new folder there
 _HERE: Final = Path("/proc/self/cwd")
 """The folder of a run has the same path in every process: paths are parts of names."""
@@ -142,11 +143,14 @@ def _run(scenario: Scenario, prepared: Prepared) -> Outcome:
     simulation = Simulation(scenario.seed, _HERE)
     run = Run(simulation, scenario, prepared, _HERE)
     began = _processor_seconds()
+    _watch(simulation)
     try:
         simulation.run(run.main, until=LONGEST)
     except BaseException as error:  # noqa: BLE001 - it is what was found
         run.findings.append(f"{type(error).__name__}: {error}")
         run.note("".join(traceback.format_exception(error)))
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
     run.tell_requests()
     return Outcome(
         seed=scenario.seed,
@@ -157,6 +161,24 @@ def _run(scenario: Scenario, prepared: Prepared) -> Outcome:
         virtual_seconds=simulation.now,
         seconds=_processor_seconds() - began,
     )
+
+
+class NeverWaits(KeyboardInterrupt):
+    """A process runs on and on, and no other process can run."""
+
+
+def _watch(simulation: Simulation) -> None:
+    """Raise `NeverWaits` in a step that takes too much processor time."""
+    steps = -1
+
+    def look(*_: object) -> None:
+        nonlocal steps
+        if simulation.scheduler.steps == steps:
+            raise NeverWaits(f"a step takes more than {_LONGEST_STEP:g} s of processor time")
+        steps = simulation.scheduler.steps
+
+    signal.signal(signal.SIGVTALRM, look)
+    signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST_STEP, _LONGEST_STEP)
 
 
 def _processor_seconds() -> float:
