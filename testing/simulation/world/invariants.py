@@ -31,6 +31,11 @@ SLACK: Final = 1.0
 SYNC: Final = 1.0
 """A power cut may destroy usage events of the last so many seconds; see `events_sync_interval`."""
 _LOCAL_SHARE: Final = 0.1
+_LEARNED: Final = 5.0
+_LONG: Final = 2.0
+_AT_ONCE: Final = 0.5
+_FEW: Final = 0.2
+"""See `late_refusals`; the first three are in seconds."""
 _MONTHS: Final = ("2026-09",)
 _OK: Final = 200
 _USAGE: Final = ("items", "hit", "collapsed", "computed", "failed", "rows", "tokens")
@@ -324,6 +329,31 @@ def deadlines(attempts: Sequence[Attempt], faults: Sequence[Disturbance]) -> Ite
         elif took > attempt.request.timeout + SLACK:
             limit = f"{attempt.request.timeout:g} s, at {attempt.sent:.2f}"
             yield f"{attempt.worker} answered after {took:.2f} s, not within {limit}"
+
+
+def late_refusals(attempts: Sequence[Attempt], faults: Sequence[Disturbance]) -> Iterator[str]:
+    """Yield if requests wait in vain while all backends are slow, instead of being refused.
+
+    Backends learn from a batch how slow they are.
+    """
+    if {fault.kind for fault in faults} != {"model-slow"}:
+        return
+    regions = {worker.split("-")[0] for worker in WORKERS}
+    if {fault.target for fault in faults} != {f"{region}-backend" for region in regions}:
+        return
+    begun = max(fault.begun for fault in faults) + _LEARNED
+    ended = min(fault.ended for fault in faults)
+    refused = [
+        attempt.came - attempt.sent
+        for attempt in attempts
+        if attempt.status in (503, 504)
+        and attempt.request.timeout >= _LONG
+        and begun <= attempt.sent
+        and attempt.came <= ended
+    ]
+    late = [took for took in refused if took > _AT_ONCE]
+    if len(late) > 1 + _FEW * len(refused):
+        yield f"{len(late)} of {len(refused)} refusals took up to {max(late):.2f} s"
 
 
 def errors_without_faults(

@@ -13,12 +13,15 @@ from redis.asyncio.connection import AbstractConnection
 from typing_extensions import override
 
 from sluicegate.backends.batching.admission import Admission
+from sluicegate.backends.errors import RevisionMismatch
 from sluicegate.backends.serving import recovery, reloading
+from sluicegate.backends.serving.core import ServingCore
 from sluicegate.backends.serving.recovery import load_repository
 from sluicegate.gateway.api import idempotent_requests
 from sluicegate.gateway.api.request_state import RequestIds
 from sluicegate.gateway.app.principals import PrincipalsFollower
 from sluicegate.gateway.cache.key import KeyMaker, KeyParts
+from sluicegate.gateway.dispatch.dispatcher import Dispatcher
 from sluicegate.gateway.errors import EventLogUnavailable
 from sluicegate.gateway.events import segment
 from sluicegate.gateway.events.log import EventLog
@@ -36,6 +39,7 @@ from sluicegate.gateway.runtime.follower import RuntimeFollower
 from sluicegate.gateway.runtime.recovery import LedgerRecovery
 from sluicegate.gateway.types import RequestId
 from sluicegate.gateway.workers import stream
+from sluicegate.gateway.workers.billing import Billing
 from sluicegate.gateway.workers.group import GroupReader
 from sluicegate.gateway.workers.shipper import Shipper
 from testing.simulation.world.faults import make_directed
@@ -149,6 +153,30 @@ def _same_ids(self: RequestIds) -> None:
     self.prefix, self._next = f"req_{0:016x}", 0
 
 
+def _acknowledge_first() -> None:
+    """Acknowledge usage before it is committed, and do not look for what is then missing."""
+    bill = Billing._bill  # noqa: SLF001
+
+    async def bill_later(self: Billing, entries: Any) -> None:
+        await self._group.acknowledge(entries)
+        await bill(self, entries)
+
+    _replace(Billing, "_bill", bill_later)()
+    _replace(Shipper, "_compare", lambda *_, **__: None)()
+
+
+def _any_revision(find: Any) -> Any:
+    def find_any(self: ServingCore, variant: Any) -> Any:
+        try:
+            return find(self, variant)
+        except RevisionMismatch:
+            entry = self.model_set.find(variant[0])
+            assert entry is not None
+            return entry, entry.encoders()
+
+    return find_any
+
+
 def _set_whole(self: MemoryRateLimiter, _: float) -> None:
     self._fraction = 1.0
 
@@ -206,15 +234,6 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         ),
         {"keyed": 1.0, "mostly": "acme", "repeated": 0.0},
     ),
-    "the rule of a lease": Mutant(
-        _replace(Lease, "is_under", lambda *_: True),
-        (
-            "limit 2000",
-            "slow eu-gateway eu-redis for 6 by 0.8 after 1",
-            "limit 5 after 3",
-        ),
-        {"mostly": "limited", "count": 400, "repeated": 1.0, "keyed": 0.0},
-    ),
     "the shares of regions": Mutant(
         _replace(limits.DividedLimits, "rule", lambda _, __, rule: rule),
         load={"mostly": "limited"},
@@ -233,20 +252,25 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "the price at the time of a request": Mutant(
         _replace(PriceList, "at", _latest_price(PriceList.at))
     ),
-    "the former revision of a broken model": Mutant(_no_former_revision, ("break",)),
-    "the loss of a connection is no silence": Mutant(
-        _loss_as_silence, ("cut gateway redis for 15",)
-    ),
-    "the claims of items across workers": Mutant(
-        _replace(ClaimingRunner, "start", lambda self, items: self._runner.start(items)),
-        load={"twins": 1.0, "keyed": 0.0},
-    ),
-    "the refusal of work that would be late": Mutant(
-        _replace(Admission, "check", lambda *_, **__: None), load={"large": 200}
-    ),
     "the refusal of answers without an event": Mutant(
         _replace(EventLog, "publish", _without_room(EventLog.publish)),
         ("full gateway for 6", "kill gateway/worker-0 after 0.5"),
+    ),
+    "the acknowledgement after the commit": Mutant(
+        _acknowledge_first,
+        tuple(f"kill-call gateway/billing by {n} for 3 after 2" for n in (2, 3, 4)),
+    ),
+    "the revision that a call names": Mutant(
+        _replace(ServingCore, "_find", _any_revision(ServingCore._find)),  # noqa: SLF001
+        ("kill backend/backend-0", "swap after 0.1"),
+    ),
+    "the deadline of items": Mutant(
+        _replace(Dispatcher, "_expire", lambda *_: None),
+        (
+            "pause eu-backend/backend-0 for 6",
+            "pause eu-backend/backend-1 for 6 after 0",
+            "pause us-backend/backend-0 for 6 after 0",
+        ),
     ),
     # Writing to a log that the shipper has truncated ends the process with SIGBUS.
     "the lock of an event log": Mutant(_replace(LogReader, "_writer_gone", lambda _: True)),
@@ -259,5 +283,28 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "the consumer group after a loss": Mutant(
         _replace(GroupReader, "_create", _create_once(GroupReader._create)),  # noqa: SLF001
         ("empty redis",),
+    ),
+    # What follows mends defects that were found on real systems: a partition from the state Redis
+    # stopped a worker for good, workers billed an item twice, leases outlived a lowered limit, a
+    # broken revision took the place of the healthy one, and requests of many items waited in vain.
+    "the loss of a connection to Redis": Mutant(_loss_as_silence, ("cut gateway redis for 15",)),
+    "the claims of items across workers": Mutant(
+        _replace(ClaimingRunner, "start", lambda self, items: self._runner.start(items)),
+        load={"twins": 1.0, "keyed": 0.0},
+    ),
+    "the rule of a lease": Mutant(
+        _replace(Lease, "is_under", lambda *_: True),
+        (
+            "limit 2000",
+            "slow eu-gateway eu-redis for 6 by 0.8 after 1",
+            "limit 5 after 3",
+        ),
+        {"mostly": "limited", "count": 400, "repeated": 1.0, "keyed": 0.0},
+    ),
+    "the former revision of a broken model": Mutant(_no_former_revision, ("break",)),
+    "the refusal of work that would be late": Mutant(
+        _replace(Admission, "check", lambda *_, **__: None),
+        ("model-slow eu-backend for 9", "model-slow us-backend for 9 after 0"),
+        {"large": 60},
     ),
 }

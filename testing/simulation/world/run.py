@@ -198,6 +198,7 @@ class Run:
             *invariants.limits(attempts, faults, self._capacity_at),
             *invariants.deadlines(later, faults),
             *invariants.errors_without_faults(later, faults, self._operators.former),
+            *invariants.late_refusals(later, faults),
             *self._computed_again(later),
             *await self._lost_changes(),
         ]

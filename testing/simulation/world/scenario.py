@@ -24,9 +24,8 @@ WINDOW: Final = 10.0
 WORKERS: Final = ("eu-0", "eu-1", "us-0")
 _WORDS: Final = 5
 _TWIN_LATE: Final = 0.002
-LARGE: Final = 64
+LARGE: Final = 16
 """Items of a large request."""
-_OVERLOADED: Final = 1.5
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,7 +88,7 @@ def make_requests(
     `mostly` is the tenant that asks most often. A share `repeated` of the texts is one of `phrases`
     known texts, and a share `keyed` of the requests has an idempotency key. A share `twins` is sent
     to another worker of the region, too, at about the same time. `large` further requests of
-    `LARGE` new texts come within `_OVERLOADED` seconds, which is more than all backends can do.
+    `LARGE` new texts come at equal intervals in the middle.
     """
     chooser = random.Random(f"requests {seed}")
     fresh = {tenant: texts_of(tenant, chooser) for tenant in TENANTS}
@@ -129,18 +128,17 @@ def make_requests(
         )
         if twins and chooser.random() < twins:
             requests.append(_twin(requests[-1], chooser))
-    begun = chooser.uniform(1.0, LENGTH / 2) if large else 0.0
     for number in range(large):
         texts = [" ".join(chooser.choices(WORDS, k=_WORDS)) for _ in range(LARGE)]
         requests.append(
             Request(
-                at=begun + _OVERLOADED * number / large,
+                at=LENGTH * (1 / 4 + number / large / 2),
                 tenant=TENANTS[0],
                 worker=chooser.choice(WORKERS),
                 path="/v1/embed",
                 body={"model": ENCODERS[0], "input": texts},
                 items=LARGE,
-                timeout=2.0,
+                timeout=5.0,
             )
         )
     return tuple(sorted(requests, key=lambda each: each.at))
