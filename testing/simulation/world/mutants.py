@@ -21,7 +21,6 @@ from sluicegate.gateway.api import idempotent_requests
 from sluicegate.gateway.api.request_state import RequestIds
 from sluicegate.gateway.app.principals import PrincipalsFollower
 from sluicegate.gateway.cache.key import KeyMaker, KeyParts
-from sluicegate.gateway.dispatch.dispatcher import Dispatcher
 from sluicegate.gateway.errors import EventLogUnavailable
 from sluicegate.gateway.events import segment
 from sluicegate.gateway.events.log import EventLog
@@ -262,15 +261,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     ),
     "the revision that a call names": Mutant(
         _replace(ServingCore, "_find", _any_revision(ServingCore._find)),  # noqa: SLF001
-        ("kill backend/backend-0", "swap after 0.1"),
-    ),
-    "the deadline of items": Mutant(
-        _replace(Dispatcher, "_expire", lambda *_: None),
-        (
-            "pause eu-backend/backend-0 for 6",
-            "pause eu-backend/backend-1 for 6 after 0",
-            "pause us-backend/backend-0 for 6 after 0",
-        ),
+        ("pause gateway/worker-0 for 3", "swap after 0.2", "kill backend/backend-0 after 0.5"),
     ),
     # Writing to a log that the shipper has truncated ends the process with SIGBUS.
     "the lock of an event log": Mutant(_replace(LogReader, "_writer_gone", lambda _: True)),
