@@ -14,6 +14,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -143,14 +144,12 @@ def _run(scenario: Scenario, prepared: Prepared) -> Outcome:
     simulation = Simulation(scenario.seed, _HERE)
     run = Run(simulation, scenario, prepared, _HERE)
     began = _processor_seconds()
-    _watch(simulation)
     try:
-        simulation.run(run.main, until=LONGEST)
+        with watched(simulation):
+            simulation.run(run.main, until=LONGEST)
     except BaseException as error:  # noqa: BLE001 - it is what was found
         run.findings.append(f"{type(error).__name__}: {error}")
         run.note("".join(traceback.format_exception(error)))
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
     run.tell_requests()
     return Outcome(
         seed=scenario.seed,
@@ -167,18 +166,24 @@ class NeverWaits(KeyboardInterrupt):
     """A process runs on and on, and no other process can run."""
 
 
-def _watch(simulation: Simulation) -> None:
-    """Raise `NeverWaits` in a step that takes too much processor time."""
+@contextmanager
+def watched(simulation: Simulation, *, longest: float = _LONGEST_STEP) -> Iterator[None]:
+    """Raise `NeverWaits` in a step that takes more than `longest` seconds of processor time."""
     steps = -1
 
     def look(*_: object) -> None:
         nonlocal steps
         if simulation.scheduler.steps == steps:
-            raise NeverWaits(f"a step takes more than {_LONGEST_STEP:g} s of processor time")
+            raise NeverWaits(f"a step takes more than {longest:g} s of processor time")
         steps = simulation.scheduler.steps
 
-    signal.signal(signal.SIGVTALRM, look)
-    signal.setitimer(signal.ITIMER_VIRTUAL, _LONGEST_STEP, _LONGEST_STEP)
+    former = signal.signal(signal.SIGVTALRM, look)
+    signal.setitimer(signal.ITIMER_VIRTUAL, longest, longest)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, former)
 
 
 def _processor_seconds() -> float:
