@@ -136,6 +136,19 @@ def _without_room(publish: Any) -> Any:
     return publish_if_possible
 
 
+def _full_for_good() -> None:
+    """Never look again whether there is room for events."""
+    make_room = EventLog._make_room  # noqa: SLF001
+
+    def make_room_once(self: EventLog, size: int) -> int:
+        if self._reason:
+            raise self._refusal(self._reason)
+        return make_room(self, size)
+
+    _replace(EventLog, "_make_room", make_room_once)()
+    _replace(EventLog, "refusal_reason", lambda self: self._reason)()
+
+
 def _create_once(create: Callable[[GroupReader], Awaitable[None]]) -> Any:
     """Create the consumer group when a process begins, and not again."""
     created = set[int]()
@@ -262,6 +275,9 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "the revision that a call names": Mutant(
         _replace(ServingCore, "_find", _any_revision(ServingCore._find)),  # noqa: SLF001
         ("pause gateway/worker-0 for 3", "swap after 0.2", "kill backend/backend-0 after 0.5"),
+    ),
+    "the end of a full disk": Mutant(
+        _full_for_good, ("full gateway for 3", "kill gateway/worker-0 after 0.5")
     ),
     # Writing to a log that the shipper has truncated ends the process with SIGBUS.
     "the lock of an event log": Mutant(_replace(LogReader, "_writer_gone", lambda _: True)),
