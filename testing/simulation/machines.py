@@ -53,6 +53,8 @@ class Process:
         self.databases: list[ref[sqlite3.Connection]] = []
         self.calls_left: int | None = None
         """After so many more sends, commits and syncs, the process is killed."""
+        self.counts_from: tuple[str, int] | None = None
+        """An address, and what `calls_left` is once that data from there has arrived."""
         self.deferred: list[Callable[[], object]] = []
         self._on_end: list[Callable[[], object]] = []
         self.main: Strand
@@ -94,6 +96,11 @@ class Process:
             self.calls_left -= 1
             if self.calls_left <= 0:
                 self.kill()
+
+    def count_arrival(self, address: str) -> None:
+        """Note that data of an address is about to be read; see `counts_from`."""
+        if self.counts_from is not None and self.counts_from[0] == address:
+            self.calls_left, self.counts_from = self.counts_from[1], None
 
     def end(self, how: str) -> None:
         """End the process. The kernel closes its connections and releases its locks."""

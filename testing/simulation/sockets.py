@@ -206,6 +206,8 @@ class SimulatedSocket:
         endpoint = self._connected()
         self._wait(self.is_readable)
         if endpoint.inbox:
+            if self._process is not None:
+                self._process.count_arrival(endpoint.remote_host)
             return endpoint.read(size, peek=bool(flags & _PEEK))
         self._raise_error()
         return b""

@@ -10,7 +10,8 @@ import signal
 import traceback
 from asyncio.events import _set_running_loop
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ from testing.simulation.world.scenario import Scenario
 
 _MOST_SECONDS: Final = 600
 """Real seconds after which a boot or a run is given up."""
+_LONGEST_STEP: Final = 5.0
 _HERE: Final = Path("/proc/self/cwd")
 """The folder of a run has the same path in every process: paths are parts of names."""
 _END_WITH_PARENT: Final = 1
@@ -125,6 +127,7 @@ class _Server:
             if not pid:
                 _end_with_parent()
                 signal.alarm(_MOST_SECONDS)
+                _arm(_LONGEST_STEP)  # no timer outlives a fork
                 here.strand = strand
                 # asyncio forgets it in another process.
                 _set_running_loop(strand.loop if strand is not None else None)
@@ -140,7 +143,8 @@ def run(seed: int, choose: Callable[[], Scenario], prepared: Prepared) -> Outcom
     simulation = Simulation(seed, _HERE)
     it = Run(simulation, choose, prepared, _HERE)
     try:
-        simulation.run(it.main, until=LONGEST)
+        with watched(simulation):
+            simulation.run(it.main, until=LONGEST)
     except BaseException as error:  # noqa: BLE001 - it is what was found
         it.findings.append(f"{type(error).__name__}: {error}")
         it.note("".join(traceback.format_exception(error)))
@@ -155,6 +159,34 @@ def run(seed: int, choose: Callable[[], Scenario], prepared: Prepared) -> Outcom
         virtual_seconds=simulation.now,
         seconds=processor_seconds(),
     )
+
+
+class NeverWaits(KeyboardInterrupt):
+    """A process runs on and on, and no other process can run."""
+
+
+@contextmanager
+def watched(simulation: Simulation, *, longest: float = _LONGEST_STEP) -> Iterator[None]:
+    """Raise `NeverWaits` in a step that takes more than `longest` seconds of processor time."""
+    steps = -1
+
+    def look(*_: object) -> None:
+        nonlocal steps
+        if simulation.scheduler.steps == steps:
+            raise NeverWaits(f"a step takes more than {longest:g} s of processor time")
+        steps = simulation.scheduler.steps
+
+    former = signal.signal(signal.SIGVTALRM, look)
+    _arm(longest)
+    try:
+        yield
+    finally:
+        _arm(0.0)
+        signal.signal(signal.SIGVTALRM, former)
+
+
+def _arm(seconds: float) -> None:
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds)
 
 
 def processor_seconds() -> float:

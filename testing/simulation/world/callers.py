@@ -31,6 +31,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     sent: float
     connected: float
     """When its connection was opened, before `sent` if the connection was used again."""
+    is_written: bool = False
+    """Whether a worker may have got the request."""
     came: float = 0.0
     status: int = 0
     headers: dict[str, str] = {}
@@ -131,6 +133,7 @@ class Caller:
             async with asyncio.timeout(request.timeout + _PATIENCE):
                 stream = await self._connection(worker)
                 attempt.connected = min(now, stream[2])
+                attempt.is_written = True
                 stream[1].write(encode(request, secret))
                 attempt.status, attempt.headers, attempt.body = await read_answer(stream[0])
             if attempt.headers.get("connection") != "close":

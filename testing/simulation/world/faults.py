@@ -25,6 +25,7 @@ PROCESSES: Final = (
     *("eu-gateway/worker-1", "eu-gateway/admin", "us-gateway/admin"),
     *("eu-backend/backend-0", "eu-backend/backend-1", "us-backend/backend-0"),
 )
+WORKERS: Final = ("eu-gateway/worker-0", "eu-gateway/worker-1", "us-gateway/worker-0")
 _LINKS: Final = (
     *((gateway, backend) for gateway in GATEWAYS for backend in BACKENDS),
     *((f"{region}-gateway", f"{region}-redis") for region in REGIONS),
@@ -34,6 +35,7 @@ _LINKS: Final = (
 _TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "kill": PROCESSES,
     "kill-call": PROCESSES,
+    "kill-request": WORKERS,
     "pause": PROCESSES,
     "crash": (*GATEWAYS, *BACKENDS),
     "jump": (*GATEWAYS, *BACKENDS, *REDIS),
@@ -55,6 +57,11 @@ KINDS: Final = (*_TARGETS, *LINK_KINDS)
 _NOTICED: Final = 1.0
 """Seconds in which a load balancer notices that a worker is not ready."""
 _POLL: Final = 0.5
+_CHOICES: Final = ("by", "for", "after")
+"""Words of a plan that come before a number that the seed would choose otherwise."""
+_COUNTED: Final = ("kill-call", "kill-request")
+"""Faults whose amount is a number of calls: since the begin of the fault, or since the next request
+of a caller."""
 _CALLS: Final = (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)
 
 
@@ -74,7 +81,7 @@ def make_faults(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[Step, ...]:
             amount = chooser.choice((-30.0, -2.0, -0.2, 0.2, 2.0, 30.0))
         elif kind == "drift":
             amount = chooser.choice((-0.05, 0.05))
-        elif kind == "kill-call":
+        elif kind in _COUNTED:
             amount = chooser.choice(_CALLS)
         faults.append(
             Step(
@@ -92,31 +99,44 @@ def make_faults(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[Step, ...]:
 def make_directed(seed: int, plan: Sequence[str]) -> tuple[Step, ...]:
     """Return the faults and operations of a plan, each soon after the one before, in one region.
 
-    A step of a plan is a kind, then a place without its region, such as `slow gateway redis`, or
-    the amount of an operation.
+    A step of a plan is a kind, then places, such as `slow gateway redis`, or the amount of an
+    operation. A place without a region is in the region of the seed. What else the seed would
+    choose can follow: `by` an amount, `for` some seconds, `after` some seconds since the step
+    before.
     """
     chooser = random.Random(f"directed {seed}")
     region, at = chooser.choice(REGIONS), chooser.uniform(1.0, LENGTH / 2)
-    steps = []
+    steps: list[Step] = []
     for each in plan:
         kind, *rest = each.split()
+        chosen = {}
+        while len(rest) > 1 and rest[-2] in _CHOICES:
+            *rest, name, value = rest
+            chosen[name] = float(value)
         is_fault = kind in KINDS
-        places = [place if place == "callers" else f"{region}-{place}" for place in rest]
+        places = [place if _has_region(place) else f"{region}-{place}" for place in rest]
         if not is_fault:
             places = [f"{region}-0", "tiny"]
-        amount = chooser.choice(_CALLS if kind == "kill-call" else (0.05, 0.5, 2.0))
+        amount = chooser.choice(_CALLS if kind in _COUNTED else (0.05, 0.5, 2.0))
+        lasts = chooser.choice((0.3, 1.0, 3.0, 6.0))
+        if steps and "after" in chosen:
+            at = steps[-1].at + chosen["after"]
         steps.append(
             Step(
                 at=at,
                 kind=kind,
                 target=places[0],
                 other=places[1] if len(places) > 1 else "",
-                lasts=chooser.choice((0.3, 1.0, 3.0, 6.0)),
-                amount=amount if is_fault or not rest else float(rest[0]),
+                lasts=chosen.get("for", lasts),
+                amount=chosen.get("by", amount) if is_fault or not rest else float(rest[0]),
             )
         )
         at += chooser.choice((chooser.uniform(0.05, 0.4), chooser.uniform(0.4, 2.5)))
     return tuple(steps)
+
+
+def _has_region(place: str) -> bool:
+    return place.split("-", maxsplit=1)[0] in (*REGIONS, "callers")
 
 
 class Faults:
@@ -158,10 +178,13 @@ class Faults:
             return
         if step.kind == "kill":
             process.kill()
-        else:
+            return
+        if step.kind == "kill-call":
             process.calls_left = int(step.amount)
-            await asyncio.sleep(step.lasts)
-            process.calls_left = None
+        else:
+            process.counts_from = self._world.address("callers"), int(step.amount)
+        await asyncio.sleep(step.lasts)
+        process.calls_left = process.counts_from = None
 
     async def _stop(self, step: Step) -> None:
         """Stop a process as an operator does, and wait until another one serves in its place."""

@@ -6,7 +6,7 @@ while the run goes on.
 
 import math
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -18,7 +18,7 @@ import msgspec
 from sluicegate.gateway.events.hit_run import ids_from
 from sluicegate.gateway.ledger.ledger import Ledger
 from testing.simulation.world.callers import OK, Attempt, items_of
-from testing.simulation.world.scenario import LIMITED, MIDNIGHT, TENANTS
+from testing.simulation.world.scenario import LIMITED, MIDNIGHT, TENANTS, WORKERS
 
 SYNC: Final = 1.0
 """A power cut may destroy usage events of the last so many seconds; see `events_sync_interval`."""
@@ -30,6 +30,11 @@ _LONGEST_STOP: Final = 25.0
 """Seconds for the delay and the drain of a stop, and for the next start."""
 _SECONDS: Final = 1.0
 """The precision of the times of faults and midnight."""
+_LEARNED: Final = 5.0
+_LONG: Final = 2.0
+_AT_ONCE: Final = 0.5
+_FEW: Final = 0.2
+"""See `late_refusals`; the first three are in seconds."""
 _MONTHS: Final = ("2026-09",)
 USAGE: Final = ("items", "hit", "collapsed", "computed", "failed", "rows", "tokens")
 _QUERY: Final = f"SELECT rowid, id, requests, time, tenant, model, task, status, {', '.join(USAGE)}"
@@ -100,6 +105,26 @@ def _query(path: Path, query: str) -> list[Any]:
     return found
 
 
+def computed_again(attempts: Sequence[Attempt]) -> Iterator[str]:
+    """Yield each item that workers of a region computed for several requests of one item.
+
+    Nothing may have disturbed them, and no model may have changed.
+    """
+    computed = defaultdict[tuple[str, str, str, bytes], dict[str, int]](dict)
+    for attempt in attempts:
+        request = attempt.request
+        if attempt.status == OK and request.items == 1 and not request.cache_control:
+            region, body = attempt.worker.split("-")[0], msgspec.json.encode(request.body)
+            usage = msgspec.json.decode(attempt.body)["usage"]
+            item = region, request.tenant, request.path, body
+            computed[item][attempt.id] = usage["computed"]
+    for (region, tenant, path, _), counts in computed.items():
+        ids = [id_ for id_, count in counts.items() if count]
+        if len(ids) > 1:
+            which = ", ".join(ids)
+            yield f"an item of {tenant} on {path} was computed again in {region}: {which}"
+
+
 def billing(
     attempts: Sequence[Attempt], rows: Sequence[Row], faults: Sequence[Disturbance]
 ) -> Iterator[str]:
@@ -113,7 +138,7 @@ def billing(
         if not billed[id_] and not may_be_lost(attempt, faults):
             tenant = attempt.request.tenant
             yield f"{id_} of {tenant}, answered at {attempt.came:.2f}, is not billed"
-    yield from _unasked(attempts, answers, billed)
+    yield from _unasked(attempts, answers, rows)
     yield from _billed_again(attempts, answers, faults)
 
 
@@ -129,18 +154,24 @@ def may_be_lost(attempt: Attempt, faults: Sequence[Disturbance]) -> bool:
 
 
 def _unasked(
-    attempts: Sequence[Attempt], answers: Mapping[str, Attempt], billed: Mapping[str, object]
+    attempts: Sequence[Attempt], answers: Mapping[str, Attempt], rows: Sequence[Row]
 ) -> Iterator[str]:
-    """Yield if more requests are billed without an answer than there are unanswered attempts."""
+    """Yield if more requests are billed without an answer than a tenant has unanswered attempts."""
+    billed = {each: row.tenant for row in rows if row.status == OK for each in row.ids}
     refused = {attempt.id for attempt in attempts if attempt.id and attempt.status != OK}
     extra = billed.keys() - answers.keys() - refused
     answered_keys = {attempt.request.idempotency_key for attempt in answers.values()} - {""}
-    unanswered = sum(
-        not attempt.status and attempt.request.idempotency_key not in answered_keys
+    unanswered = Counter(
+        attempt.request.tenant
         for attempt in attempts
+        if attempt.is_written
+        and not attempt.status
+        and attempt.request.idempotency_key not in answered_keys
     )
-    if len(extra) > unanswered:
-        yield f"{len(extra)} requests are billed without an answer, but {unanswered} had none"
+    for tenant, count in Counter(billed[each] for each in extra).items():
+        if count > unanswered[tenant]:
+            why = f"but {unanswered[tenant]} had none"
+            yield f"{count} requests of {tenant} are billed without an answer, {why}"
 
 
 def _billed_again(
@@ -239,6 +270,31 @@ def _price(row: Row, prices: Sequence[Mapping[str, Any]]) -> int:
     )
     hits = row.usage["hit"] + row.usage["collapsed"]
     return int(hits * price["hit"] + row.usage["computed"] * price["computed"])
+
+
+def late_refusals(attempts: Sequence[Attempt], faults: Sequence[Disturbance]) -> Iterator[str]:
+    """Yield if requests wait in vain while all backends are slow, instead of being refused.
+
+    Backends learn from a batch how slow they are.
+    """
+    if {fault.kind for fault in faults} != {"model-slow"}:
+        return
+    regions = {worker.split("-")[0] for worker in WORKERS}
+    if {fault.target for fault in faults} != {f"{region}-backend" for region in regions}:
+        return
+    begun = max(fault.begun for fault in faults) + _LEARNED
+    ended = min(fault.ended for fault in faults)
+    refused = [
+        attempt.came - attempt.sent
+        for attempt in attempts
+        if attempt.status in (503, 504)
+        and attempt.request.timeout >= _LONG
+        and begun <= attempt.sent
+        and attempt.came <= ended
+    ]
+    late = [took for took in refused if took > _AT_ONCE]
+    if len(late) > 1 + _FEW * len(refused):
+        yield f"{len(late)} of {len(refused)} refusals took up to {max(late):.2f} s"
 
 
 def errors_without_faults(

@@ -174,6 +174,9 @@ class BillRules:
         self._billed: set[str] = set()
         self._open: dict[str, Row] = {}
         """Rows of which an answer is not known yet, by each of their ids."""
+        self._lost_keys: set[str] = set()
+        """Idempotency keys of requests whose answers may have been billed and lost. The answer to
+        the next request of the key may have been computed again."""
 
     def billed(self, row: Row) -> Iterator[str]:
         """Yield what is wrong with a new row."""
@@ -190,16 +193,17 @@ class BillRules:
 
     def ended(self, attempt: Attempt) -> Iterator[str]:
         """Yield how an answer contradicts the ledger or another answer."""
-        id_ = attempt.id
+        id_, key = attempt.id, attempt.request.idempotency_key
         if attempt.status != OK:
+            if key and attempt.is_written and not attempt.status:
+                self._lost_keys.add(key)
             if id_:  # otherwise, the request may have been answered, and is billed
                 self._refused.add(id_)
                 if id_ in self._billed:
                     yield f"{id_} is billed, but was refused"
             return
         former = self._answers.setdefault(id_, attempt)
-        key = former.request.idempotency_key
-        if former is not attempt and not (key and key == attempt.request.idempotency_key):
+        if former is not attempt and not (key and key == former.request.idempotency_key):
             yield f"{id_} is the id of two answers"
         if id_ in self._open:
             yield from self._compared(self._open[id_])
@@ -215,7 +219,9 @@ class BillRules:
         for attempt in mine:
             usage = msgspec.json.decode(attempt.body)["usage"]
             told.update({name: usage[name] for name in USAGE})
-        if any(told[name] != row.usage[name] for name in USAGE):
+        is_again = any(attempt.request.idempotency_key in self._lost_keys for attempt in mine)
+        names = ("items",) if is_again else USAGE
+        if any(told[name] != row.usage[name] for name in names):
             yield f"{row.ids[0]} is billed as {row.usage}, but the answer said {dict(told)}"
         if any(attempt.request.tenant != row.tenant for attempt in mine):
             yield f"{row.ids[0]} is billed to {row.tenant}"

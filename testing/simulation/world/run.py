@@ -4,7 +4,7 @@ import asyncio
 import logging
 import random
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
@@ -32,8 +32,9 @@ _SETTLED: Final = 10.0
 _BILLED: Final = 15.0
 _CLAIMED: Final = 25.0
 """Seconds within which all is billed, without and with entries of a consumer that is gone."""
-_KNOWN_AFTER: Final = 2.0
-"""Seconds after its acknowledgement in which a lower limit is applied everywhere."""
+_KNOWN_AFTER: Final = 1.0
+"""Seconds after its acknowledgement in which a changed limit applies (docs/configuration.md), plus
+those for which a process was paused."""
 _POLL: Final = 0.5
 _LOOK: Final = 0.1
 """Seconds between two looks whether somebody has written to the ledger."""
@@ -240,17 +241,26 @@ class Run:
             *invariants.invoices(self._world.ledger, rows, prices),
             *invariants.dead_letters(self._world.ledger),
             *invariants.errors_without_faults(later, faults, self._operators.former),
+            *invariants.late_refusals(later, faults),
+            *self._computed_again(later),
             *await self._lost_changes(),
         ]
         for finding in findings:
             self._monitor.tell(finding)
 
+    def _computed_again(self, attempts: list[Attempt]) -> Iterator[str]:
+        kinds = {fault.kind for fault in self._faults.found} - {"model-slow"}
+        if not kinds and {c.step.kind for c in self._operators.changes} <= {"limit", "rotate"}:
+            yield from invariants.computed_again(attempts)
+
     def _capacity_at(self, time: float) -> int:
         """Return the largest limit that may apply at a time."""
         values = [CAPACITY]
+        pauses = [each.ended - each.begun for each in self._faults.found if each.kind == "pause"]
+        known_after = _KNOWN_AFTER + max(pauses, default=0.0)
         for change in self._operators.changes:
             if change.step.kind == "limit" and change.begun <= time:
-                is_known = change.acknowledged and change.acknowledged + _KNOWN_AFTER <= time
+                is_known = change.acknowledged and change.acknowledged + known_after <= time
                 wanted = int(change.step.amount)
                 values = [wanted] if is_known else [*values, wanted]
         return max(values)

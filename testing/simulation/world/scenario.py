@@ -23,6 +23,9 @@ WINDOW: Final = 10.0
 """The tenant `limited` may ask `CAPACITY` requests, which refill in `WINDOW` seconds."""
 WORKERS: Final = ("eu-0", "eu-1", "us-0")
 _WORDS: Final = 5
+_TWIN_LATE: Final = 0.002
+LARGE: Final = 16
+"""Items of a large request."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,12 +81,16 @@ def make_requests(
     repeated: float = 0.5,
     keyed: float = 0.3,
     guarded: float = 0.4,
+    twins: float = 0.0,
+    large: int = 0,
 ) -> tuple[Request, ...]:
     """Return the requests of a seed, in the order of their times.
 
     `mostly` is the tenant that asks most often. A share `repeated` of the texts is one of `phrases`
     known texts, and a share `keyed` of the requests has an idempotency key. A share `guarded` of
-    the requests for a classifier go to a guard instead.
+    the requests for a classifier go to a guard instead. A share `twins` is sent to another worker
+    of the region, too, at about the same time. `large` further requests of `LARGE` new texts come
+    at equal intervals in the middle.
     """
     chooser, guards = random.Random(f"requests {seed}"), random.Random(f"guards {seed}")
     fresh = {tenant: texts_of(tenant, chooser) for tenant in TENANTS}
@@ -123,4 +130,32 @@ def make_requests(
                 idempotency_key=f"key-{seed}-{number}" if chooser.random() < keyed else "",
             )
         )
+        if twins and chooser.random() < twins:
+            requests.append(_twin(requests[-1], chooser))
+    requests += _large_requests(large, chooser)
     return tuple(sorted(requests, key=lambda each: each.at))
+
+
+def _large_requests(count: int, chooser: random.Random) -> Iterator[Request]:
+    for number in range(count):
+        texts = [" ".join(chooser.choices(WORDS, k=_WORDS)) for _ in range(LARGE)]
+        yield Request(
+            at=LENGTH * (1 / 4 + number / count / 2),
+            tenant=TENANTS[0],
+            worker=chooser.choice(WORKERS),
+            path="/v1/embed",
+            body={"model": ENCODERS[0], "input": texts},
+            items=LARGE,
+            timeout=5.0,
+        )
+
+
+def _twin(request: Request, chooser: random.Random) -> Request:
+    region = request.worker.split("-")[0]
+    others = [each for each in WORKERS if each.startswith(region) and each != request.worker]
+    return msgspec.structs.replace(
+        request,
+        at=request.at + chooser.uniform(0.0, _TWIN_LATE),
+        worker=(others or [request.worker])[0],
+        idempotency_key="",
+    )

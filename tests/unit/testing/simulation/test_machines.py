@@ -1,10 +1,12 @@
 """Tests processes of simulated machines: their ends, pauses, locks and random values."""
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import random
 import secrets
+import sqlite3
 import threading
 import time
 import uuid
@@ -212,3 +214,68 @@ def test_objects_without_a_hash_have_an_order_in_sets(simulate: Simulate) -> Non
 
     assert order(Thing) == order(Thing)
     assert order(Slotted) == order(Slotted)
+
+
+def test_a_process_is_killed_at_one_of_its_next_calls(
+    simulation: Simulation, machine: Machine, tmp_path: Path
+) -> None:
+    """A commit counts as a call before it happens."""
+    path = tmp_path / "database"
+
+    async def work() -> None:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE t (x)")
+            for number in range(5):
+                connection.execute("INSERT INTO t VALUES (?)", [number])
+                connection.commit()
+                await asyncio.sleep(1)
+
+    async def main() -> object:
+        process = machine.start("worker", work)
+        await asyncio.sleep(0.5)
+        process.calls_left = 3
+        await process.wait()
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            return simulation.now, connection.execute("SELECT x FROM t").fetchall()
+
+    now, rows = simulation.run(main)
+    assert now == pytest.approx(3, abs=0.01)
+    assert rows == [(0,), (1,), (2,)]
+
+
+def test_calls_can_be_counted_from_when_an_address_sends(
+    simulation: Simulation, machine: Machine
+) -> None:
+    """What comes from elsewhere does not begin the count."""
+    caller = simulation.machine("caller", address="10.0.0.2")
+    served: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while asked := await reader.read(100):
+            served.append(asked)
+            writer.write(b"first")
+            await asyncio.sleep(0.1)
+            writer.write(b"second")
+
+    async def serve() -> None:
+        async with await asyncio.start_server(answer, machine.address, 80) as server:
+            await server.serve_forever()
+
+    async def ask() -> bytes:
+        reader, writer = await asyncio.open_connection(machine.address, 80)
+        writer.write(b"question")
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            async with asyncio.timeout(1):
+                await reader.readexactly(5)
+                return await reader.read(100)
+        return b""
+
+    async def main() -> object:
+        process = machine.start("server", serve)
+        await asyncio.sleep(1)
+        process.counts_from = caller.address, 2
+        own = await machine.start("own", ask).wait()
+        return own, await caller.start("caller", ask).wait(), process.is_running
+
+    assert simulation.run(main) == (b"second", b"", False)
+    assert served == [b"question", b"question"]
