@@ -1,7 +1,8 @@
 """Lets a process fork again and again, while each child finds the same files.
 
-Parent and child share inodes, and of open files the offsets and locks. So the files of a folder
-are put back in place after each child: SQLite and logs know their open files by the inode.
+Parent and child share inodes. So the files of a folder are put back in place after each child:
+SQLite and logs know their open files by the inode. A child opens all files again, because an open
+file that it shared with its parent would stay locked after the child has closed the file.
 """
 
 import ctypes
@@ -15,6 +16,8 @@ from typing import Final
 from testing.simulation.disk import read_content
 
 _LOCK: Final = re.compile(r"^lock:.* FLOCK +ADVISORY +(READ|WRITE) ", re.MULTILINE)
+_FLAGS: Final = re.compile(r"^flags:\s*([0-7]+)", re.MULTILINE)
+_AT_FIRST: Final = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_NOFOLLOW
 _DESCRIPTORS: Final = Path("/proc/self/fd")
 
 
@@ -47,26 +50,34 @@ class _Kept:
 
 
 class _Open:
-    """The offset and the lock of an open file."""
+    """The offset and the lock of an open file. Its lock is released."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._offset = os.lseek(descriptor, 0, os.SEEK_CUR)
-        lock = _LOCK.search(Path(f"/proc/self/fdinfo/{descriptor}").read_text())
-        kinds = {None: fcntl.LOCK_UN, "READ": fcntl.LOCK_SH, "WRITE": fcntl.LOCK_EX}
-        self.lock = kinds[lock.group(1) if lock else None]
+        status = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+        lock, flags = _LOCK.search(status), _FLAGS.search(status)
+        kinds = {None: 0, "READ": fcntl.LOCK_SH, "WRITE": fcntl.LOCK_EX}
+        self._lock = kinds[lock.group(1) if lock else None]
+        self._flags = (int(flags.group(1), 8) if flags else 0) & ~_AT_FIRST
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
-    def restore(self) -> None:
+    def open_again(self) -> None:
+        """Open and lock the file under the same descriptor, sharing nothing with the parent."""
+        opened = os.open(f"/proc/self/fd/{self._descriptor}", self._flags)
+        os.dup2(opened, self._descriptor, inheritable=False)
+        os.close(opened)
         os.lseek(self._descriptor, self._offset, os.SEEK_SET)
-        fcntl.flock(self._descriptor, self.lock | fcntl.LOCK_NB)
+        if self._lock:
+            fcntl.flock(self._descriptor, self._lock | fcntl.LOCK_NB)
 
 
 class Snapshot:
     """Has the files of `folder`, and how this process has them open.
 
-    The process gives up its POSIX locks, because a child would wait for them; its own locks of that
-    kind are inherited by none. `links` is a new folder of the same file system. No thread of a
-    simulation may run meanwhile.
+    The process gives up all its locks, because a child would wait for them. A child takes the locks
+    of `flock` again; it inherits no POSIX locks. `links` is a new folder of the same file system.
+    No thread of a simulation may run in this process from now on.
     """
 
     def __init__(self, folder: Path, links: Path) -> None:
@@ -83,7 +94,12 @@ class Snapshot:
         if lost:
             raise RuntimeError(f"a file is open that has no name: {lost}")
         mine = sorted(number for number, target in targets.items() if target.startswith(inside))
-        self._open = sorted(map(_Open, mine), key=lambda each: each.lock != fcntl.LOCK_UN)
+        self._open = [*map(_Open, mine)]
+
+    def open_again(self) -> None:
+        """Open the files again, in a child."""
+        for each in self._open:
+            each.open_again()
 
     def restore(self) -> None:
         """Put everything back, after a child has ended."""
@@ -96,8 +112,6 @@ class Snapshot:
             folder.mkdir(exist_ok=True)
         for kept in self._files.values():
             kept.restore()
-        for each in self._open:
-            each.restore()
 
 
 def _target(link: Path) -> str:

@@ -126,6 +126,7 @@ class _Server:
             pid = fork()
             if not pid:
                 _end_with_parent()
+                snapshot.open_again()
                 signal.alarm(_MOST_SECONDS)
                 _arm(_LONGEST_STEP)  # no timer outlives a fork
                 here.strand = strand

@@ -56,29 +56,43 @@ def test_files_and_folders_are_as_before(folder: Path, tmp_path: Path) -> None:
     assert (folder / "kept").stat().st_ino == inode
 
 
-def test_offsets_locks_and_maps_are_as_before(folder: Path, tmp_path: Path) -> None:
+def test_offsets_and_maps_are_as_before(folder: Path, tmp_path: Path) -> None:
     path = folder / "log"
     path.write_bytes(bytes(1 << 20))
-    with path.open("r+b", buffering=0) as file, path.open("rb") as other:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with path.open("r+b", buffering=0) as file:
         file.write(b"abc")
         mapped = mmap.mmap(file.fileno(), 0)
         snapshot = Snapshot(folder, tmp_path / "links")
 
         def work() -> None:
+            snapshot.open_again()
             file.write(b"def")
             mapped[100_000:100_003] = b"ghi"
-            fcntl.flock(file, fcntl.LOCK_UN)
-            fcntl.flock(other, fcntl.LOCK_EX)
+            assert path.read_bytes()[:6] == b"abcdef"
 
         _in_child(work)
         snapshot.restore()
 
         assert file.tell() == 3
         assert path.read_bytes() == b"abc".ljust(1 << 20, b"\0") == mapped[:]
-        with pytest.raises(BlockingIOError):
+
+
+def test_a_child_has_the_locks_until_it_closes_the_file(folder: Path, tmp_path: Path) -> None:
+    path = folder / "lock"
+    path.touch()
+    with path.open("r+b") as file, path.open("rb") as other:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        snapshot = Snapshot(folder, tmp_path / "links")
+
+        def work() -> None:
+            snapshot.open_again()
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.close()
             fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        mapped.close()
+
+        _in_child(work)
+        _in_child(work)
 
 
 def test_each_child_writes_to_the_same_open_database(folder: Path, tmp_path: Path) -> None:
