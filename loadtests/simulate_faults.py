@@ -38,8 +38,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     virtual_seconds: float
     statuses: dict[str, int]
     faults: dict[str, int]
-    operations: dict[str, int]
-    processor_seconds: float
+    operations: dict[str, int] = {}
+    processor_seconds: float = 0.0
 
 
 @click.command("simulate-faults")

@@ -50,6 +50,8 @@ class Boot:
     ) -> None:
         self.seed = seed
         self.change = change
+        self.has_ended = False
+        """Whether the process can run nothing more, because it failed."""
         self._folder = folder
         self._answer = folder.with_suffix(".json")
         theirs, self._orders = os.pipe()
@@ -64,20 +66,23 @@ class Boot:
         try:
             _end_with_parent()
             signal.alarm(_MOST_SECONDS)
-            os.chdir(folder)
-            change()
-            # Workers collect garbage at their start, which takes long in a process of this size.
-            gc.collect = lambda *_: 0
-            gc.freeze = lambda: None
-            server = _Server(self._answer, folder.with_suffix(".links"), theirs, mine)
-            outcome = run(seed, server.next_scenario, prepared)
-            outcome.seconds += server.seconds
-            self._answer.write_bytes(msgspec.json.encode(outcome))
+            server = _Server(folder.with_suffix(".links"), theirs, mine)
+            self._run(prepared, server)
             finish()
         except BaseException:  # noqa: BLE001 - the child must never go on as the parent
             traceback.print_exc()
         finally:
             posix._exit(0)  # noqa: SLF001 - `os._exit` may be the one of simulated processes
+
+    def _run(self, prepared: Prepared, server: "_Server") -> None:
+        os.chdir(self._folder)
+        self.change()
+        # Workers collect garbage at their start, which takes long in a process of this size.
+        gc.collect = lambda *_: 0
+        gc.freeze = lambda: None
+        outcome = run(self.seed, server.next_scenario, prepared)
+        outcome.seconds += server.seconds
+        self._answer.write_bytes(msgspec.json.encode(outcome))
 
     def begin(self, scenario: Scenario) -> None:
         """Begin to run a scenario."""
@@ -86,7 +91,7 @@ class Boot:
 
     def outcome(self) -> Outcome:
         """Wait for the end of the run."""
-        os.read(self.answers, 1)
+        self.has_ended = not os.read(self.answers, 1)
         try:
             return msgspec.json.decode(self._answer.read_bytes(), type=Outcome)
         except FileNotFoundError:
@@ -108,10 +113,10 @@ class Boot:
 class _Server:
     """Forks a process that boots, for each scenario that it is told."""
 
-    def __init__(self, answer: Path, links: Path, orders: int, answers: int) -> None:
+    def __init__(self, links: Path, orders: int, answers: int) -> None:
         self.seconds = 0.0
         """Processor time that the process took since the last scenario."""
-        self._links, self._answer = links, answer
+        self._links = links
         self._orders = os.fdopen(orders, "rb")
         self._answers = answers
         self._told = 0.0

@@ -113,7 +113,10 @@ class Runner:
                 for answers in select.select(running, [], [])[0]:
                     boot = running.pop(answers)
                     outcome = boot.outcome()
-                    self._boots.append(boot)
+                    if boot.has_ended:
+                        boot.close()
+                    else:
+                        self._boots.append(boot)
                     yield outcome
         finally:
             for boot in running.values():

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -206,3 +207,23 @@ def test_other_seeds_give_other_orders(simulate: Simulate) -> None:
     orders = {_order(simulate(seed)) for seed in range(20)}
 
     assert orders == {("one", "two"), ("two", "one")}
+
+
+def test_a_started_world_goes_on_in_another_way_under_another_seed(simulate: Simulate) -> None:
+    def drawn(seed: int) -> tuple[object, ...]:
+        simulation = simulate(1)
+
+        async def main() -> tuple[object, ...]:
+            former, unseeded = random.random(), random.Random()
+            simulation.reseed(seed)
+            await asyncio.sleep(0.1)
+            drawn = os.urandom(8), random.random(), unseeded.random(), random.Random().random()
+            return former, *drawn, simulation.trace.digest()
+
+        return tuple(simulation.run(main))
+
+    one, again, other = drawn(5), drawn(5), drawn(6)
+
+    assert one == again
+    assert one[0] == other[0]
+    assert not set(one[1:]) & set(other[1:])
