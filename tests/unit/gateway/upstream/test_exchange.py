@@ -8,7 +8,7 @@ from typing import cast
 import msgspec
 import pytest
 
-from loadtests.simulate.virtual_time import run_virtual
+from loadtests.simulate.virtual_time import VirtualTimeLoop, run_virtual
 from sluicegate.gateway.config.document import RoutingConfig
 from sluicegate.gateway.types import Endpoint
 from sluicegate.gateway.upstream.base import CallFailed, Cause, StartedCall
@@ -255,3 +255,23 @@ def test_silence_ends_with_patience_or_time(within: float, idle: float, silent: 
         return asyncio.get_running_loop().time()
 
     assert run_virtual(ended_at()) == pytest.approx(silent, abs=0.1)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_what_arrived_during_a_pause_of_this_process_is_no_silence(
+    monkeypatch: pytest.MonkeyPatch, *, arrives: bool
+) -> None:
+    pauses, unpaused = [0.0], VirtualTimeLoop.time
+    monkeypatch.setattr(VirtualTimeLoop, "time", lambda loop: unpaused(loop) + pauses[0])
+
+    async def ends() -> list[Report | BaseException]:
+        loop, exchanged = asyncio.get_running_loop(), Exchanged(1, idle_timeout=5.0)
+        exchanged.exchange.begin(7)
+        pauses[0] = 6.0
+        if arrives:  # uvloop, too, runs the timer for silence first
+            loop.call_at(loop.time(), exchanged.feed, 0, Report())
+        await until(lambda: bool(exchanged.ends))
+        return exchanged.ends
+
+    (end,) = run_virtual(ends())
+    assert isinstance(end, Report if arrives else CallFailed)
