@@ -1,10 +1,8 @@
 """Serves the same bytes to every request, as a baseline: the HTTP server of gateway and backends.
 
-`python -m loadtests.bare_server LENGTH STATUS DELAY` prints its port. Then it answers each request
-after `DELAY` seconds, with `LENGTH` bytes and the status `STATUS`.
+`python -m loadtests.bare_server` prints its port. Then it answers each request with 330 bytes.
 """
 
-import asyncio
 import contextlib
 import socket
 import subprocess
@@ -35,12 +33,9 @@ class BareServer(NamedTuple):
 
 
 @contextlib.contextmanager
-def bare_server(
-    *, core: int | None, length: int = 330, status: int = 200, delay: float = 0.0
-) -> Iterator[BareServer]:
+def bare_server(*, core: int | None) -> Iterator[BareServer]:
     """Run the server as a process, pinned to `core`."""
-    arguments = [str(each) for each in (length, status, delay)]
-    command = [sys.executable, "-m", "loadtests.bare_server", *arguments]
+    command = [sys.executable, "-m", "loadtests.bare_server"]
     root = Path(__file__).parents[1]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as child:
         try:
@@ -68,15 +63,13 @@ class _Side:
         return STATUS_LINE[refusal.status] + default_lines + b"content-length: 0\r\n\r\n"
 
 
-async def _serve(length: int, status: int, delay: float) -> None:
-    body = b"x" * length
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % length)]
+async def _serve() -> None:
+    body = b"x" * 330
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
 
     async def app(_scope: Any, receive: Any, send: Any) -> None:
         await receive()
-        if delay:
-            await asyncio.sleep(delay)
-        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     server = HttpServer(ServerState(app, _Side(), ConnectionTimeouts()))
@@ -87,4 +80,4 @@ async def _serve(length: int, status: int, delay: float) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))
+    uvloop.run(_serve())
