@@ -100,7 +100,7 @@ bench: install-dev $(NEEDS_$(NAME)) ## Run the benchmark NAME=hit ...; without a
 fuzz: install-dev ## Run the fuzzer NAME=http, dialects, amplification, api or cache (10 minutes each)
 	$(if $(filter cache,$(NAME)),$(RUN_NAME),$(BIN)/python -m loadtests $(if $(NAME),fuzz-$(NAME),--help) $(ARGS))
 
-check: install-dev $(NEEDS_$(NAME)) ## Run the check NAME=clients, compare, dashboards, openapi, redis, scaling, triton or wheel
+check: install-dev $(NEEDS_$(NAME)) ## Run the check NAME=clients, compare, dashboards, openapi, redis, triton or wheel
 	$(if $(filter openapi,$(NAME)),$(BIN)/python -m loadtests fuzz-api)
 	$(RUN_NAME)
 

@@ -18,14 +18,13 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
         *("simulate", "threads", "traced-hits", "whole-requests"),
     ),
     "Fuzzers": ("fuzz-amplification", "fuzz-api", "fuzz-dialects", "fuzz-http"),
-    "Checks": ("compare", "dashboards", "scaling", "triton"),
+    "Checks": ("compare", "dashboards", "triton"),
     "Faults": ("faults", "simulate-faults"),
 }
 _ELSEWHERE = {
     **dict.fromkeys(("dialect-hits", "latency", "traced-hits"), "hit"),
     **dict.fromkeys(("batches", "hostile", "shares"), "isolation"),
     **dict.fromkeys(("mixed", "threads"), "batching"),
-    **dict.fromkeys(("dashboards", "scaling"), "monitoring"),
     "bulk": "miss",
     "regions": "limits",
     "whole-requests": "overload",

@@ -1,7 +1,6 @@
 """Serves the same bytes to every request, as a baseline: the HTTP server of gateway and backends.
 
-`python -m loadtests.bare_server LENGTH STATUS DELAY` prints its port. Then it answers each request
-after `DELAY` seconds, with `LENGTH` bytes and the status `STATUS`.
+`python -m loadtests.bare_server` prints its port. Then it answers each request with 330 bytes.
 
 `python -m loadtests.bare_server GRAPH TOKENIZER` runs the text in `input` of each request first,
 one text at a time on each core. Nothing can serve this graph with less around it.
@@ -42,11 +41,9 @@ class BareServer(NamedTuple):
 
 
 @contextlib.contextmanager
-def bare_server(
-    *, core: int | None, length: int = 330, status: int = 200, delay: float = 0.0
-) -> Iterator[BareServer]:
+def bare_server(*, core: int | None) -> Iterator[BareServer]:
     """Run the server as a process, pinned to `core`."""
-    with _running([str(each) for each in (length, status, delay)], core) as server:
+    with _running([], core) as server:
         yield server
 
 
@@ -87,13 +84,13 @@ class _Side:
         return STATUS_LINE[refusal.status] + default_lines + b"content-length: 0\r\n\r\n"
 
 
-async def _serve(work: Callable[[bytes], Awaitable[None]], length: int, status: int) -> None:
-    body = b"x" * length
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % length)]
+async def _serve(work: Callable[[bytes], Awaitable[None]]) -> None:
+    body = b"x" * 330
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
 
     async def app(_scope: Any, receive: Any, send: Any) -> None:
         await work((await receive())["body"])
-        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
     server = HttpServer(ServerState(app, _Side(), ConnectionTimeouts()))
@@ -103,12 +100,8 @@ async def _serve(work: Callable[[bytes], Awaitable[None]], length: int, status: 
         await server.watch()
 
 
-def _delaying(delay: float) -> Callable[[bytes], Awaitable[None]]:
-    async def work(_: bytes) -> None:
-        if delay:
-            await asyncio.sleep(delay)
-
-    return work
+async def _nothing(_: bytes) -> None:
+    return
 
 
 def _modelling(graph: Path, tokenizer: Path) -> Callable[[bytes], Awaitable[None]]:
@@ -122,13 +115,5 @@ def _modelling(graph: Path, tokenizer: Path) -> Callable[[bytes], Awaitable[None
     return work
 
 
-def _main(*arguments: str) -> None:
-    if len(arguments) == 2:  # a graph and its tokenizer
-        uvloop.run(_serve(_modelling(*map(Path, arguments)), 330, 200))
-        return
-    length, status, delay = arguments
-    uvloop.run(_serve(_delaying(float(delay)), int(length), int(status)))
-
-
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    uvloop.run(_serve(_modelling(*map(Path, sys.argv[1:])) if sys.argv[1:] else _nothing))

@@ -40,7 +40,6 @@ from loadtests.rivals import nginx
 from loadtests.turns import in_turns
 from loadtests.workload import sentences
 from sluicegate.backends.model_tools.demo.build import build_demo_models
-from testing.ports import free_port
 from testing.system import System
 
 __all__ = ["OTHERS", "SERVER", "table_of"]
@@ -49,19 +48,8 @@ FAST, REDIS = "memory hit", "Redis hit (memory tier off)"
 _ROOT = Path(__file__).parents[1]
 _NEEDED = ("shipper", "billing", "request-log", "valkey-cache", "valkey-state")
 _OFF, _SAMPLED = "tracing off", "1 % sampled"
-_COLLECTORS = {"there": (200, 0.0), "slow": (200, 30.0), "refusing": (503, 0.0)}
-"""For each state of a collector of traces: the status and the delay of its answers."""
-_TRACED = {
-    _OFF: (None, "there"),
-    "tracing off, another process": (None, "there"),
-    _SAMPLED: ("0.01", "there"),
-    "1 % sampled, collector dead": ("0.01", "dead"),
-    "10 % sampled, collector slow": ("0.1", "slow"),
-    "10 % sampled, collector refusing": ("0.1", "refusing"),
-    "100 % sampled": ("1", "there"),
-    "100 % sampled, collector dead": ("1", "dead"),
-}
-"""For each variant: the share of requests that are sampled, and the state of the collector."""
+_TRACED = {_OFF: "", _SAMPLED: "0.01", "100 % sampled": "1"}
+"""For each variant, the share of requests that are sampled."""
 _UNSAMPLED = ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
 _SPANS = re.compile(r'sluicegate_trace_spans_total\{outcome="(\w+)"\} ([0-9.e+]+)')
 
@@ -156,7 +144,7 @@ def measure_dialects(*, duration: float, rounds: int) -> None:
 @duration(5.0)
 @rounds(5)
 def measure_traced(*, duration: float, rounds: int) -> None:
-    """Measure how tracing slows memory hits, with a healthy, dead, slow or refusing collector."""
+    """Measure how tracing slows memory hits."""
     wrk.require()
     bodies = popular_bodies()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -230,16 +218,13 @@ def _traced_systems(stack: ExitStack, root: Path, bodies: list[bytes]) -> dict[s
     """Start a system for each variant of tracing."""
     models = root / "models"
     build_demo_models(models, print)
-    urls = {"dead": f"http://127.0.0.1:{free_port()}"}
-    for state, (status, delay) in _COLLECTORS.items():
-        collector = bare_server(length=0, core=OTHERS, status=status, delay=delay)
-        urls[state] = f"http://127.0.0.1:{stack.enter_context(collector).target.port}"
+    collector = stack.enter_context(bare_server(core=OTHERS)).target
     systems = {}
-    for number, (what, (sampled, collector_state)) in enumerate(_TRACED.items()):
+    for number, (what, sampled) in enumerate(_TRACED.items()):
         environment = {"OTEL_SDK_DISABLED": "true"}
-        if sampled is not None:
+        if sampled:
             environment = {
-                "OTEL_EXPORTER_OTLP_ENDPOINT": urls[collector_state],
+                "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.port}",
                 "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
                 "OTEL_TRACES_SAMPLER_ARG": sampled,
             }

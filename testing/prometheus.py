@@ -25,14 +25,14 @@ class Prometheus:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def query(self, expr: str, at: float | None = None) -> list[Result]:
-        """Return the series of an instant query.
+    def query(self, expr: str) -> list[Result]:
+        """Return the series of an instant query now.
 
         Raises:
             ValueError: Prometheus cannot evaluate the query; the message says why.
         """
-        moment = time.time() if at is None else at
-        answer = get(f"{self.url}/api/v1/query", params={"query": expr, "time": str(moment)})
+        given = {"query": expr, "time": str(time.time())}
+        answer = get(f"{self.url}/api/v1/query", params=given)
         document = answer.json()
         if document["status"] != "success":
             raise ValueError(document["error"])

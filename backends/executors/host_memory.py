@@ -54,11 +54,6 @@ class PinnedMemory(HostMemory):
         # Do not unpin at interpreter exit: by then, the CUDA library has released everything.
         weakref.finalize(self, _unpin_all, runtime, self._pinned).atexit = False
 
-    @property
-    def pinned_bytes(self) -> int:
-        """The bytes that are page-locked at present."""
-        return sum(array.nbytes for array in self._pinned.values())
-
     @override
     def array(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
         count = math.prod(shape)

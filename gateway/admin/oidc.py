@@ -3,7 +3,7 @@
 import contextlib
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import reduce
 from typing import Any
 
@@ -39,14 +39,13 @@ class OidcAuthenticator:
         name_claim: str,
         roles_claim: str,
         roles: Mapping[str, Role],
-        wall: Callable[[], int] = time.time_ns,
     ) -> None:
         self._keys = keys
         self._name_claim = name_claim
         self._roles_claim = roles_claim
         self._roles = roles
         self._claims = jwt.JWTClaimsRegistry(
-            now=lambda: wall() // 1_000_000_000,
+            now=lambda: time.time_ns() // 1_000_000_000,
             leeway=_LEEWAY,
             iss={"essential": True, "value": issuer},
             aud={"essential": True, "value": audience},

@@ -55,14 +55,13 @@ class ClockWatch:
         ledger: ServerClock,
         monotonic: Callable[[], float],
         wall: Callable[[], float] = time.time,  # noqa: TID251 - the clock that is measured
-        interval: float = _INTERVAL,
     ) -> None:
         self._servers: Mapping[str, ServerClock] = {"state_redis": state_redis, "ledger": ledger}
         self._monotonic = monotonic
         self._wall = wall
         self._skews = ClockSkews()
         self._measuring = PeriodicTask(
-            self.measure, interval=interval, failure="the clocks cannot be compared"
+            self.measure, interval=_INTERVAL, failure="the clocks cannot be compared"
         )
 
     async def __aenter__(self) -> Self:

@@ -5,7 +5,6 @@ It never replaces a ledger that was lost.
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import aclosing
 from typing import Final
 
@@ -27,13 +26,7 @@ _KNOWN: Final = (
 )
 
 
-def create_ledger(
-    settings: Settings,
-    *,
-    anew: bool = False,
-    patience: float = PATIENCE,
-    monotonic: Callable[[], float] = time.monotonic,
-) -> bool:
+def create_ledger(settings: Settings, *, anew: bool = False, patience: float = PATIENCE) -> bool:
     """Create the ledger if there is none, and return whether it was created.
 
     Blocks the thread. An existing ledger is migrated. If there is no ledger, but Redis has data of
@@ -44,12 +37,12 @@ def create_ledger(
         ConfigurationError: there is no ledger, but Redis has data of this deployment.
         DependencyUnavailable: the database or Redis was not reached in time.
     """
-    until = monotonic() + patience
+    until = time.monotonic() + patience
     while True:
         try:
             return _create(settings, anew=anew)
         except DependencyUnavailable:
-            if monotonic() >= until:
+            if time.monotonic() >= until:
                 raise
         time.sleep(_RETRY)
 

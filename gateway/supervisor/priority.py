@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 _LOW = 10
@@ -25,9 +24,7 @@ _ATTEMPTS = 10
 _BETWEEN = 0.11
 
 
-def give_way(
-    group: Path = Path("/proc/self/autogroup"), *, pause: Callable[[float], None] = time.sleep
-) -> None:
+def give_way(group: Path = Path("/proc/self/autogroup")) -> None:
     """Lower the priority of this process, and of its autogroup if it has one."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _LOW)
@@ -36,7 +33,7 @@ def give_way(
     for _ in range(_ATTEMPTS):
         if _weigh(group, _LOW):
             return
-        pause(_BETWEEN)
+        time.sleep(_BETWEEN)
 
 
 async def end_giving_way(process: int) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,6 +16,8 @@ from sluicegate.gateway.supervisor.liveness import activity_of
 from sluicegate.gateway.supervisor.spec import ProcessRole
 
 FILE = "processes.json"
+_WITHIN = 5.0
+"""The most seconds to wait for the end of killed processes."""
 
 
 class ProcessEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,9 +67,7 @@ def start_of(pid: int) -> int:
     return 0 if activity is None or activity.state in "ZX" else activity.started
 
 
-def end_leftovers(
-    folder: Path, *, within: float = 5.0, pause: Callable[[float], None] = time.sleep
-) -> int:
+def end_leftovers(folder: Path) -> int:
     """Kill the children that a killed supervisor left running, and return their number.
 
     A process is killed only if both its pid and its start time are in the table. The pid alone is
@@ -79,8 +78,8 @@ def end_leftovers(
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(entry.pid, signal.SIGKILL)
     waited = 0.0
-    while waited < within and any(start_of(e.pid) == e.started for e in leftovers):
-        pause(0.02)
+    while waited < _WITHIN and any(start_of(e.pid) == e.started for e in leftovers):
+        time.sleep(0.02)
         waited += 0.02
     (folder / FILE).unlink(missing_ok=True)
     return len(leftovers)

@@ -1,7 +1,4 @@
-"""KEDA's queries give what waits in a pool and how busy it is, and so many replicas.
-
-`make check NAME=scaling` sends the same queries to a Prometheus that scraped real backends.
-"""
+"""KEDA's queries give what waits in a pool and how busy it is, and so many replicas."""
 
 import re
 import shutil
@@ -12,7 +9,7 @@ import pytest
 import yaml
 
 from testing.manifests import Manifest, of_kind, pod_labels, workloads
-from testing.replicas import Scaling, Trigger, read_scaling
+from tests.support.replicas import Scaling, Trigger, read_scaling
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/reference/metrics.md").read_text()
 _METRICS = ("sluicegate_backend_queued_seconds", "sluicegate_backend_device_busy_share")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from loadtests.monitoring import check
+from loadtests.dashboards import check
 from testing.system import System
 from testing.waiting import wait_until
 from tests.support.otlp_sink import HttpSink
