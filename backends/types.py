@@ -136,7 +136,7 @@ _RELEASES: Final = counter(
     "sluicegate_backend_releases_total",
     "Batches by the reason why no more rows joined: `idle` (no more rows waited), `full`, "
     "`deadline` (the batch would be late), `length` (lengths differ too much), `outlier` (like "
-    "`length`, for a batch of one row).",
+    "`length`, for a batch of one row), `shared` (idle threads run the others).",
     *("encoder", "reason"),
 )
 _QUEUED_ROWS: Final = gauge("sluicegate_backend_queued_rows", "Rows waiting.", "encoder")

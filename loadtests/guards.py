@@ -9,6 +9,10 @@ A guard with six formats is compared with Presidio's recognizers of the same kin
 patterns over a blank pipeline of spaCy. Presidio finds more with a language model and with words of
 the context; neither is compared, because a guard has no such detectors.
 
+Latencies are measured at half of two rates. With as many connections as cores, each text has a core
+for itself. With more, texts share batches, which takes half as much time for each: at half of that
+rate few texts share a batch, and the cores are far more than half busy.
+
 The answers are compared first. Both peers run behind FastAPI, without a cache. On a busy machine,
 look at the servers' processor time rather than at rates.
 """
@@ -40,6 +44,7 @@ from loadtests.report import Turn, show, table_of
 from loadtests.turns import in_turns, middle
 from loadtests.workload import sentences
 from sluicegate.backends.model_tools.demo.source import find_source
+from sluicegate.wire.cores import usable_cores
 from sluicegate.wire.protocol import Task
 from testing.model_repository import write_head, write_model
 from testing.system import System
@@ -163,18 +168,25 @@ def _compare_with_requests(
     }
     turns = in_turns(variants, rounds)
     show(f"Guards and requests: {CALLERS} connections, new texts", table_of(turns))
-    rate = middle(turns["a guard with three classifiers"], _rate).outcome.rate / 2
-    _compare_latencies(guard, work.served / "minilm" / "1", rate, rounds)
+    most = middle(turns["a guard with three classifiers"], _rate).outcome.rate
+    cores = usable_cores()
+    bodies = map(guard.body, sentences(count, seed=8))
+    apart = run_closed(guard.target, bodies, connections=cores).rate
+    for connections, rate in ((cores, apart), (CALLERS, most)):
+        _compare_latencies(guard, work.served / "minilm" / "1", connections, rate / 2, rounds)
 
 
-def _compare_latencies(guard: Server, encoder: Path, rate: float, rounds: int) -> None:
+def _compare_latencies(
+    guard: Server, encoder: Path, connections: int, rate: float, rounds: int
+) -> None:
     """Send texts at random times to a guard, and to a server that only runs its encoder.
 
-    The last line is the encoder alone, one text at a time: the model's own time.
+    `rate` is half of the guard's rate at so many connections. The last line is the encoder alone,
+    one text at a time: the model's own time.
     """
     graph, tokenizer = encoder / "model.onnx", encoder / "tokenizer.json"
     alone = BareSessions(graph, tokenizer, rows=1)
-    texts = iter(sentences(4 * _LATE * rounds, seed=6))
+    texts = iter(sentences(4 * _LATE * rounds, seed=100 + connections))
 
     def steady(target: Target) -> Outcome:
         duration = _LATE / rate
@@ -199,9 +211,8 @@ def _compare_latencies(guard: Server, encoder: Path, rate: float, rounds: int) -
         }
         turns = in_turns(variants, rounds)
     show(
-        f"Latencies of guards: {rate:.0f} texts a second, at random times",
+        f"Latencies of guards at half of the rate of {connections} connections: random times",
         table_of(turns, by=lambda turn: turn.outcome.percentile(0.99)),
-        f"The rate is half of the guard's at {CALLERS} connections.",
     )
 
 

@@ -95,6 +95,7 @@ class Batcher:
             share=share,
             runner=runner,
             affinity=system_affinity() if is_on_cores else None,
+            shares_rows=is_on_cores,
         )
 
     async def __aenter__(self) -> Self:

@@ -53,9 +53,9 @@ class DeviceShare:
         return self._device.competing(self, seconds)
 
     @property
-    def is_device_full(self) -> bool:
-        """Whether all slots of the device are in use; reads without a lock."""
-        return self._device.is_full
+    def free_slots(self) -> int:
+        """The number of slots of the device that are not in use; reads without a lock."""
+        return self._device.free_slots
 
     def close(self) -> None:
         """Remove the model. The caller ensures that no thread waits for a slot of the model."""
@@ -132,9 +132,9 @@ class Device:
         return len(self._shares)
 
     @property
-    def is_full(self) -> bool:
-        """Whether all slots are in use; reads without a lock."""
-        return self._free == 0
+    def free_slots(self) -> int:
+        """The number of slots that are not in use; reads without a lock."""
+        return self._free
 
     def close(self, share: DeviceShare) -> None:
         """Remove a model."""

@@ -44,6 +44,7 @@ class Release(StrEnum):
     DEADLINE = "deadline"  # another row would make the batch late
     LENGTH = "length"  # the lengths of the waiting rows differ too much
     OUTLIER = "outlier"  # no other waiting row has a similar length, so one row runs alone
+    SHARED = "shared"  # idle threads run the other rows at the same time
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,6 +14,8 @@ from sluicegate.backends.batching.row import RequestWork, Row
 from sluicegate.backends.executors.cost import CostModel
 
 _MAX_SLOWNESS = 2.0
+# Idle threads share rows if their batches take at most this fraction of the time of one batch.
+_MOST_SHARED_TIME = 0.75
 _NONE: deque[Row] = deque()
 
 
@@ -216,10 +218,11 @@ class RowQueue:
     def _has_enough_rows(self) -> bool:
         return self.is_closed or self.rows >= self.awaited or not self._running
 
-    def take(self) -> DequeuedBatch | None:
+    def take(self, *, idle: int = 0) -> DequeuedBatch | None:
         """Take the next batch; return `None` if no rows are left or the queue is closed.
 
-        `FairQueue` chooses the first row of the batch. `choose_batch` chooses the other rows.
+        `FairQueue` chooses the first row of the batch. `choose_batch` chooses the other rows. If
+        `idle` other threads could run rows at the same time, the batch leaves them their share.
         """
         with self._changed:
             if self.is_closed:
@@ -234,7 +237,9 @@ class RowQueue:
                 return self._make_batch([], dropped, Release.IDLE, 0.0) if dropped else None
             if self._limits.by_arrival:
                 return self._take_oldest(lead, now, dropped)
-            choice = self._choose(lead, now)
+            choice = self._choose(lead, now, self._limits)
+            if idle and lead.lane != BULK:
+                choice = self._shared(choice, lead, now, threads=idle + 1)
             self._bulk.began(lead.lane, choice.seconds * self.slowness, now)
             rows = self._take_rows(lead, choice, now, dropped)
             return self._make_batch(rows, dropped, choice.release, choice.seconds)
@@ -281,7 +286,18 @@ class RowQueue:
             if tokens < self._limits.tokens:
                 self._limits = msgspec.structs.replace(self._limits, tokens=max(1, tokens))
 
-    def _choose(self, lead: Row, now: float) -> Choice:
+    def _shared(self, choice: Choice, lead: Row, now: float, *, threads: int) -> Choice:
+        """Return a smaller batch than `choice` if the rows end much sooner in several batches."""
+        rows = -(-self.runnable // threads)
+        if rows >= sum([count for _, count in choice.lengths]):
+            return choice
+        limits = msgspec.structs.replace(self._limits, rows=rows)
+        smaller = self._choose(lead, now, limits)
+        if smaller.seconds > _MOST_SHARED_TIME * choice.seconds:
+            return choice
+        return msgspec.structs.replace(smaller, release=Release.SHARED)
+
+    def _choose(self, lead: Row, now: float, limits: BatchLimits) -> Choice:
         time_left = (lead.due if lead.due > now else lead.deadline) - now
         if lead.lane == BULK:
             time_left = min(time_left, self._bulk.limit(now))
@@ -290,7 +306,7 @@ class RowQueue:
         return choose_batch(
             lead.length,
             self._classes[lead.batch_class].counts,
-            self._limits,
+            limits,
             self._cost,
             time_left=time_left / self.slowness,
             own=own.counts,

@@ -23,7 +23,8 @@ class WorkerThreads:
 
     Threads do not wait for the loop between two batches. When the last thread has died, the queue
     is closed and its rows fail; `failure` tells why. If `affinity` is given and all slots of the
-    device are in use, the loop is woken on the core of the thread that has just run a batch.
+    device are in use, the loop is woken on the core of the thread that has just run a batch. With
+    `shares_rows`, idle threads share the waiting rows.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class WorkerThreads:
         share: DeviceShare,
         runner: BatchRunner,
         affinity: CoreAffinity | None = None,
+        shares_rows: bool = False,
     ) -> None:
         self.failure: str | None = None
         self.count = count
@@ -47,6 +49,7 @@ class WorkerThreads:
         self._share = share
         self._runner = runner
         self._affinity = affinity
+        self._shares_rows = shares_rows
         self._alive = count
         self._threads: list[threading.Thread] = []
 
@@ -77,7 +80,8 @@ class WorkerThreads:
             while self._queue.wait(ended):
                 # Take the batch only once a slot is free, from all rows that wait by then.
                 with self._share.slot() as use:
-                    batch = self._queue.take()
+                    idle = min(self._share.free_slots, self.count - 1) if self._shares_rows else 0
+                    batch = self._queue.take(idle=idle)
                     ended = len(batch.rows) if batch is not None else 0
                     if batch is not None:
                         use.seconds = batch.seconds * self._queue.slowness
@@ -105,10 +109,10 @@ class WorkerThreads:
                 outcomes += [(row, died) for row in unsettled]
             self._meter.stop(batch.work)
             deliver = partial(self._submissions.deliver, outcomes)
-            if self._share.is_device_full:
-                wakeup.call_here(deliver)
-            else:
+            if self._share.free_slots:
                 wakeup.call(deliver)
+            else:
+                wakeup.call_here(deliver)
         self._admission.learn(batch, started=started)
 
     def _on_death(self, error: BaseException) -> None:

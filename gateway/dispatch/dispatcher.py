@@ -57,7 +57,8 @@ from sluicegate.wire.protocol import (
 
 GATHERING_DELAY = 0.002
 """Seconds for which items are gathered into one call to a busy backend, as Nagle's algorithm
-gathers bytes. An idle backend gets the first item at once."""
+gathers bytes. An idle backend gets the first item at once, and so does one whose last item came so
+long ago: no other is likely to come in that time."""
 _POLL_INTERVAL = 0.01
 # Causes after which the same backend may be tried again where there is no other.
 _LOST = frozenset({Cause.UNREACHABLE, Cause.CUT})
@@ -106,6 +107,8 @@ class Dispatcher:
         self._calls: dict[BackendCall, None] = {}
         self._busy: dict[BackendId, int] = {}
         """The number of calls in flight by backend, without idle backends."""
+        self._last_item: dict[BackendId, float] = {}
+        """When the last item came for each busy backend."""
         self._is_closed = False
         fleet.on_lost(self._endpoint_lost)
 
@@ -249,11 +252,14 @@ class Dispatcher:
         """Add items to the call that the endpoint gets next."""
         key = (id(endpoint), kind)
         call = self._joinable.get(key)
+        backend, now = endpoint.backend, self._loop.time()
+        waits = backend in self._busy and now - self._last_item.get(backend, -1) < GATHERING_DELAY
+        self._last_item[backend] = now
         while items:
             if call is None or call not in self._calls:  # it may have been given up
                 call = self._joinable[key] = self._new_call(endpoint, items[0].work, is_shared=True)
                 call.key = key
-                if endpoint.backend in self._busy:
+                if waits:
                     close = partial(self._close_and_send, call)
                     self._loop.call_later(GATHERING_DELAY, self._guarded, call.items, close, call)
             count = call.add(items)
@@ -261,7 +267,7 @@ class Dispatcher:
             # `began` is the average of the times at which the call's items were added.
             call.began += (self._loop.time() - call.began) * count / len(call.items)
             items = items[count:]
-            if items or endpoint.backend not in self._busy:
+            if items or not waits:
                 self._close_and_send(call)
                 call = None
 
@@ -413,6 +419,8 @@ class Dispatcher:
             left = self._busy.pop(call.endpoint.backend) - 1
             if left:
                 self._busy[call.endpoint.backend] = left
+            else:
+                self._last_item.pop(call.endpoint.backend, None)
             self._endpoints.call_ended(call.endpoint, error)
         if call.span is not None:
             call.span.__exit__(None if error is None else type(error), error, None)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sluicegate.backends.batching.bulk_pause import BulkPause
-from sluicegate.backends.batching.policy import BatchLimits
+from sluicegate.backends.batching.policy import BatchLimits, Release
 from sluicegate.backends.batching.queue import RowQueue
 from sluicegate.backends.batching.row import Row, RowWaiter
 from sluicegate.backends.executors.cost import CostModel
@@ -55,6 +55,31 @@ async def test_the_oldest_row_leads_and_rows_of_its_length_go_with_it() -> None:
     assert [row.length for row in first.rows] == [10, 10, 11]
     assert [row.length for row in second.rows] == [40]
     assert (queue.rows, queue.tokens) == (0, 0)
+
+
+@pytest.mark.parametrize(("length", "idle", "sizes"), [(40, 1, [2, 2]), (40, 0, [4]), (1, 1, [4])])
+async def test_idle_threads_share_rows_that_so_end_much_sooner(
+    length: int, idle: int, sizes: list[int]
+) -> None:
+    """Short rows take hardly longer in one batch."""
+    queue = make_queue(Clock())
+    queue.put([make_row(length)[0] for _ in range(4)])
+
+    batches = [queue.take(idle=idle), queue.take()]
+
+    assert [len(batch.rows) for batch in batches if batch is not None] == sizes
+    assert batches[0] is not None
+    assert (batches[0].release is Release.SHARED) == (len(sizes) > 1)
+
+
+async def test_bulk_rows_are_left_together() -> None:
+    queue = make_queue(Clock())
+    queue.put([make_row(40, lane="bulk")[0] for _ in range(4)])
+
+    batch = queue.take(idle=1)
+
+    assert batch is not None
+    assert len(batch.rows) == 4
 
 
 async def test_rows_whose_askers_have_gone_are_dropped() -> None:
