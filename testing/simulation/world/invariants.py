@@ -134,21 +134,36 @@ def billing(
     for attempt in attempts:
         if attempt.status == OK:
             answers.setdefault(attempt.id, attempt)
+    asked = _first_asked(attempts)
     for id_, attempt in answers.items():
-        if not billed[id_] and not may_be_lost(attempt, faults):
+        begun = asked.get(attempt.request.idempotency_key, attempt.came)
+        if not billed[id_] and not _may_be_lost(attempt, begun, faults):
             tenant = attempt.request.tenant
             yield f"{id_} of {tenant}, answered at {attempt.came:.2f}, is not billed"
     yield from _unasked(attempts, answers, rows)
     yield from _billed_again(attempts, answers, faults)
 
 
-def may_be_lost(attempt: Attempt, faults: Sequence[Disturbance]) -> bool:
-    """Return whether a power cut may have destroyed the event of an answer."""
+def _first_asked(attempts: Sequence[Attempt]) -> dict[str, float]:
+    """Return when each idempotency key was sent first: an answer may be as old as that."""
+    asked: dict[str, float] = {}
+    for attempt in attempts:
+        if key := attempt.request.idempotency_key:
+            asked[key] = min(attempt.sent, asked.get(key, attempt.sent))
+    return asked
+
+
+def _may_be_lost(attempt: Attempt, begun: float, faults: Sequence[Disturbance]) -> bool:
+    """Return whether a power cut may have destroyed the event of an answer.
+
+    The answer was computed since `begun`.
+    """
     machine = f"{attempt.worker.split('-')[0]}-gateway"
     return any(
         fault.kind == "crash"
         and machine in fault.machines
-        and fault.begun - SYNC <= attempt.came <= fault.ended + _SECONDS
+        and fault.begun - SYNC <= attempt.came
+        and begun <= fault.ended + _SECONDS
         for fault in faults
     )
 
@@ -211,7 +226,9 @@ def request_logs(
         ends = [f.ended for f in near if f.kind in _LOSING]
         lost_until = max(ends, default=-math.inf) + _SECONDS
         lines, unreadable = _ids_in(content)
-        missing = sorted({a.id for a in own if a.came > lost_until} - lines.keys())
+        asked = _first_asked(attempts)
+        times = {a.id: asked.get(a.request.idempotency_key, a.came) for a in own}
+        missing = sorted({a.id for a in own if times[a.id] > lost_until} - lines.keys())
         yield from (f"{id_} is not in the request log of {region}" for id_ in missing)
         if unreadable and not any(fault.kind == "crash" for fault in near):
             yield f"the request log of {region} has {unreadable} unreadable lines"
