@@ -178,6 +178,9 @@ class Run:
             else:
                 self.note(f"all is well {self._clock() - ended:.1f} s after the last fault")
             await asking.wait()
+            if operations:  # a change may need as long as everything else to work again
+                left = max(0.0, ended + _SETTLED - self._clock())
+                await asyncio.wait(operations, timeout=left)
             self._operators.is_ending = True
             if operations:
                 await asyncio.wait(operations)
