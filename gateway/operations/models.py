@@ -16,13 +16,12 @@ from sluicegate.gateway.operations.declaration import DONE, PENDING, Answer, Fam
 from sluicegate.gateway.operations.fleet_view import BackendView, reported_backends
 from sluicegate.gateway.operations.operators import Role
 from sluicegate.gateway.runtime.control_values import Topic
+from sluicegate.gateway.runtime.models import RELOAD_TIMEOUT
 
 if TYPE_CHECKING:  # see `gateway.operations.context`
     from sluicegate.gateway.ledger.audit import Audit
 
 FAMILY = Family("operations")
-# A reload takes this long because backends load a new revision before they serve it.
-RELOAD_TIMEOUT = 60.0
 _MAX_NAMED = 5
 
 

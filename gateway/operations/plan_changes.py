@@ -16,12 +16,12 @@ from sluicegate.gateway.operations.context import OperationContext
 from sluicegate.gateway.operations.fleet_view import reported_backends
 from sluicegate.gateway.operations.model_names import explain_unknown_model
 from sluicegate.gateway.operations.models import (
-    RELOAD_TIMEOUT,
     BackendModels,
     changes,
     explain_problems,
 )
 from sluicegate.gateway.runtime.control_values import Topic
+from sluicegate.gateway.runtime.models import RELOAD_TIMEOUT
 from sluicegate.gateway.types import Endpoint
 from sluicegate.wire.plans import PlanTrial, Serving
 from sluicegate.wire.protocol import ModelInfo, PlanVerdict, ServingState

@@ -157,8 +157,12 @@ class Control:
         return bool(answer)
 
     async def touch(self, topic: Topic) -> int:
-        """Announce a change of `topic`. Return the version that workers must acknowledge."""
-        return await self._change(topic)
+        """Announce a change of `topic`. Return the version that workers must acknowledge.
+
+        The version is the time in milliseconds since 1970, or later.
+        """
+        keys = (_version(topic),)
+        return int(await self._script(control_scripts.TOUCH, keys, _CHANGED, topic.value))
 
     async def acknowledge(
         self, worker: str, topic: Topic, version: int, outcome: str = "ok"
@@ -242,8 +246,7 @@ class Control:
     async def _change(self, topic: Topic, *command: str | int) -> int:
         """Execute `command` and announce the change in one transaction. Return the new version."""
         async with self._redis.pipeline(transaction=True) as together:
-            if command:
-                together.execute_command(*command)
+            together.execute_command(*command)
             together.execute_command("INCR", _version(topic))
             together.execute_command("PUBLISH", _CHANGED, topic.value)
             *_, version, _ = await self._execute(together.execute())

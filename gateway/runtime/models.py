@@ -15,6 +15,10 @@ from sluicegate.gateway.runtime.control_values import Topic
 
 _log = logging.getLogger(__name__)
 
+RELOAD_TIMEOUT = 60.0
+"""Seconds for which operators wait for a reload, as backends load a new revision before they serve
+it."""
+
 
 class ModelsFollower:
     """Reloads the list of models if there is a newer version, and then acknowledges the version.
@@ -36,6 +40,7 @@ class ModelsFollower:
         self._reload = reload
         self._report = report
         self._requested: int | None = None
+        self._is_first = False
         self._changed = asyncio.Event()
         self._is_stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -52,8 +57,12 @@ class ModelsFollower:
             await asyncio.wait([self._task])
 
     def on_version(self, version: int) -> None:
-        """Reload if `version` has changed. The first call only records the present version."""
-        if self._requested is not None and version != self._requested:
+        """Reload if `version` has changed.
+
+        After the first call, reload only if somebody may still wait for this version.
+        """
+        if version != self._requested:
+            self._is_first = self._requested is None
             self._changed.set()
         self._requested = version
 
@@ -62,6 +71,8 @@ class ModelsFollower:
             await self._changed.wait()
             self._changed.clear()
             version, outcome = self._requested or 0, "ok"
+            if self._is_first and not await self._is_recent(version):
+                continue
             try:
                 await self._reload()
             except GatewayError as error:
@@ -74,3 +85,9 @@ class ModelsFollower:
             with contextlib.suppress(DependencyUnavailable):
                 await self._control.heartbeat(self._worker, self._report())
                 await self._control.acknowledge(self._worker, Topic.MODELS, version, outcome)
+
+    async def _is_recent(self, version: int) -> bool:
+        """Return whether an operator may still wait until `version` is acknowledged."""
+        with contextlib.suppress(DependencyUnavailable):
+            return version > (await self._control.server_time() - RELOAD_TIMEOUT) * 1000.0
+        return False

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from redis.asyncio import Redis
+from typing_extensions import override
 
 from sluicegate.gateway.config.sources import DocumentSource
 from sluicegate.gateway.errors import (
@@ -24,6 +25,7 @@ from sluicegate.gateway.redis.client import connect
 from sluicegate.gateway.runtime.control import Control
 from sluicegate.gateway.runtime.control_values import Published, Topic
 from sluicegate.gateway.runtime.follower import RuntimeFollower, first_runtime, identity
+from sluicegate.gateway.runtime.models import ModelsFollower
 from sluicegate.gateway.runtime.runtime import Runtime
 from sluicegate.gateway.runtime.store import RuntimeStore
 from sluicegate.gateway.settings import Settings
@@ -385,6 +387,65 @@ async def test_workers_read_accounts_again_when_told(redis: Redis, settings: Set
         await control.wait_for_workers(Topic.ACCOUNTS, version, within=60.0)
 
         assert worker.accounts > before
+
+
+class ClockedControl(Control):
+    """Says when it was asked for the time."""
+
+    def __init__(self, redis: Redis) -> None:
+        super().__init__(redis)
+        self.asked = asyncio.Event()
+
+    @override
+    async def server_time(self) -> float:
+        self.asked.set()
+        return await super().server_time()
+
+
+@pytest.mark.parametrize("topic", [Topic.ACCOUNTS, Topic.MODELS])
+async def test_a_change_has_a_new_version_though_redis_lost_the_last_one(
+    redis: Redis, topic: Topic
+) -> None:
+    control = Control(redis)
+    former = await control.touch(topic)
+    await redis.delete(f"sg:{{config}}:version:{topic.value}")
+
+    assert await control.touch(topic) > former
+
+
+async def test_a_worker_that_starts_during_a_reload_takes_part(redis: Redis) -> None:
+    control, reloads = Control(redis), asyncio.Queue[str]()
+
+    async def reload() -> None:
+        reloads.put_nowait("reloaded")
+
+    version = await control.touch(Topic.MODELS)
+    async with ModelsFollower(control=control, worker="late", reload=reload) as follower:
+        follower.on_version(version)
+        async with asyncio.timeout(60.0):
+            await reloads.get()
+            outcomes = await control.wait_for_workers(Topic.MODELS, version, within=60.0)
+
+    assert outcomes == {"late": "ok"}
+
+
+async def test_a_worker_that_starts_after_a_reload_does_not_repeat_it(redis: Redis) -> None:
+    control, reloads = ClockedControl(redis), asyncio.Queue[str]()
+
+    async def reload() -> None:
+        reloads.put_nowait("reloaded")
+
+    version = await control.touch(Topic.MODELS)
+    old = version - 60_000
+    async with ModelsFollower(control=control, worker="late", reload=reload) as follower:
+        async with asyncio.timeout(60.0):
+            follower.on_version(old)
+            await control.asked.wait()
+            follower.on_version(version)
+            await reloads.get()
+
+    assert reloads.empty()
+    assert not await control.acknowledgements(Topic.MODELS, old)
 
 
 async def test_workers_leave_a_report(redis: Redis, settings: Settings) -> None:
