@@ -84,7 +84,7 @@ async def _(scene: ReloadScene) -> None:
         away = scene.backend(scene.eu, url=url)
         regions = [{"name": "eu", "pools": [{"backends": [away]}]}]
         await scene.put(regions=regions, **routing(connect_timeout=0.02))
-        await until(lambda: "cannot be reached" in scene.statistics(scene.eu).trouble)
+        await until(lambda: "no connection in time" in scene.statistics(scene.eu).trouble)
 
 
 @case_of(CASES, "routing.client")

@@ -5,6 +5,7 @@ They repeat each change until it is acknowledged.
 
 import asyncio
 import random
+from collections import defaultdict
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +22,8 @@ _KEY_KNOWN: Final = 1.5
 """Seconds after which callers use a new key. Every worker knows it within a second."""
 _DRAINED: Final = 2.0
 """Seconds for which a backend is drained."""
+_SAME: Final = {"swap": "models", "break": "models"}
+"""Kinds of operations that change the same."""
 _RESTORED: Final = 5
 """Looks, a second apart, within which a drain is there again after Redis has lost it."""
 
@@ -63,13 +66,19 @@ class Operators:
         self.is_ending = False
         self._world = world
         self._oracle = oracle
+        self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._revisions = 1
 
     async def do(self, step: Step) -> None:
-        """Do one operation, and repeat it until it is acknowledged or the run ends."""
-        change = Change(step=step, begun=self._world.simulation.now)
-        self.changes.append(change)
-        await getattr(self, f"_{step.kind}")(change)
+        """Do one operation, and repeat it until it is acknowledged or the run ends.
+
+        Operators change the same models or keys one after the other: a swap fails as long as
+        another operator has published a broken revision.
+        """
+        async with self._turns[_SAME.get(step.kind, step.kind)]:
+            change = Change(step=step, begun=self._world.simulation.now)
+            self.changes.append(change)
+            await getattr(self, f"_{step.kind}")(change)
 
     async def _rotate(self, change: Change) -> None:
         tenant, secret = "beta", self.secrets["beta"]

@@ -251,11 +251,12 @@ def test_calls_can_be_counted_from_when_an_address_sends(
     served: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while asked := await reader.read(100):
-            served.append(asked)
-            writer.write(b"first")
-            await asyncio.sleep(0.1)
-            writer.write(b"second")
+        with contextlib.closing(writer):
+            while asked := await reader.read(100):
+                served.append(asked)
+                writer.write(b"first")
+                await asyncio.sleep(0.1)
+                writer.write(b"second")
 
     async def serve() -> None:
         async with await asyncio.start_server(answer, machine.address, 80) as server:
@@ -264,7 +265,7 @@ def test_calls_can_be_counted_from_when_an_address_sends(
     async def ask() -> bytes:
         reader, writer = await asyncio.open_connection(machine.address, 80)
         writer.write(b"question")
-        with contextlib.suppress(TimeoutError, ConnectionError):
+        with contextlib.closing(writer), contextlib.suppress(TimeoutError, ConnectionError):
             async with asyncio.timeout(1):
                 await reader.readexactly(5)
                 return await reader.read(100)
