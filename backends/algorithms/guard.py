@@ -1,7 +1,6 @@
 """Looks at texts with the detectors of a guard."""
 
 import asyncio
-import contextlib
 import itertools
 import math
 from collections.abc import Awaitable, Collection, Coroutine, Iterator, Sequence
@@ -23,7 +22,7 @@ from sluicegate.backends.algorithms.embedding import Embed
 from sluicegate.backends.algorithms.examples import ExampleVectors
 from sluicegate.backends.algorithms.labelled_spans import LabelledSpans
 from sluicegate.backends.algorithms.labels import Labeller, WindowScores
-from sluicegate.backends.errors import DeadlineExceeded, ItemRefused, reported
+from sluicegate.backends.errors import DeadlineExceeded, ItemRefused, Overloaded, reported
 from sluicegate.backends.guards.readable import (
     ReadableText,
     all_folded,
@@ -95,7 +94,8 @@ class Guard(Algorithm):
             for reading in seen
         ]
         if own := [one for one in parameters.detectors if not isinstance(one, ModelDetector)]:
-            work = len(item) // _CHARACTERS + sum(map(work_of, own))
+            # In characters: a detector may take 3 microseconds for each.
+            work = len(item) + sum(map(work_of, own))
             reading_text = run_token_work(work, _find_in_text, own, item, read, in_text)
             finding.append(_noting(failures, reading_text))
         await _in_time(finding, ask, failures)
@@ -145,8 +145,13 @@ class Guard(Algorithm):
     ) -> None:
         """Append what detectors find, one after another."""
         for one in detectors:
-            with _noted(failures):
+            try:
                 found += await self._find(one, text, parameters, ask, failures)
+            except Overloaded as full:  # the others need the same rows, and would wait again
+                failures.append(full)
+                return
+            except Exception as error:  # noqa: BLE001 - what others find counts all the same
+                failures.append(error)
 
     def _answer(
         self, item: str, found: list[_Finding], parameters: GuardParameters
@@ -232,18 +237,12 @@ class Guard(Algorithm):
         return await _find_labels(detector, served, text, parameters, ask, failures)
 
 
-@contextlib.contextmanager
-def _noted(failures: list[Exception]) -> Iterator[None]:
-    """Append the error that ends the block."""
+async def _noting(failures: list[Exception], finding: Awaitable[None]) -> None:
+    """Append the error with which `finding` ends."""
     try:
-        yield
+        await finding
     except Exception as error:  # noqa: BLE001 - what other detectors find counts all the same
         failures.append(error)
-
-
-async def _noting(failures: list[Exception], finding: Awaitable[None]) -> None:
-    with _noted(failures):
-        await finding
 
 
 async def _in_time(

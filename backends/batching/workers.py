@@ -80,8 +80,7 @@ class WorkerThreads:
             while self._queue.wait(ended):
                 # Take the batch only once a slot is free, from all rows that wait by then.
                 with self._share.slot() as use:
-                    idle = min(self._share.free_slots, self.count - 1) if self._shares_rows else 0
-                    batch = self._queue.take(idle=idle)
+                    batch = self._queue.take(idle=self._idle() if self._shares_rows else 0)
                     ended = len(batch.rows) if batch is not None else 0
                     if batch is not None:
                         use.seconds = batch.seconds * self._queue.slowness
@@ -93,6 +92,10 @@ class WorkerThreads:
                     use.more = self._queue.runnable > 0
         except BaseException as error:  # noqa: BLE001 - the death of a thread must be reported
             wakeup.call(partial(self._on_death, error))
+
+    def _idle(self) -> int:
+        """Return how many other threads could run rows now; the caller holds a slot."""
+        return min(self._share.free_slots, self._alive - self._share.running)
 
     def _run_batch(self, batch: DequeuedBatch, wakeup: LoopWakeup, *, alone: bool) -> None:
         outcomes: list[Outcome] = []

@@ -58,7 +58,8 @@ from sluicegate.wire.protocol import (
 GATHERING_DELAY = 0.002
 """Seconds for which items are gathered into one call to a busy backend, as Nagle's algorithm
 gathers bytes. An idle backend gets the first item at once, and so does one whose last item came so
-long ago: no other is likely to come in that time."""
+long ago: no other is likely to come in that time. But when several items have just been answered
+together, their clients are likely to send others together."""
 _POLL_INTERVAL = 0.01
 # Causes after which the same backend may be tried again where there is no other.
 _LOST = frozenset({Cause.UNREACHABLE, Cause.CUT})
@@ -108,7 +109,7 @@ class Dispatcher:
         self._busy: dict[BackendId, int] = {}
         """The number of calls in flight by backend, without idle backends."""
         self._last_item: dict[BackendId, float] = {}
-        """When the last item came for each busy backend."""
+        """When the last item came for each busy backend, or several were answered together."""
         self._is_closed = False
         fleet.on_lost(self._endpoint_lost)
 
@@ -373,6 +374,8 @@ class Dispatcher:
         if call.failed and is_first_failure:
             # Failures of one event-loop iteration are retried together, before slower items end.
             self._loop.call_soon(self._retry_failed, call)
+        if len(ended) > 1 and call.is_shared:
+            self._last_item[call.endpoint.backend] = self._loop.time()
         if ended:
             call.latencies.note(took, len(ended))
             self._settle(ended, call)

@@ -23,7 +23,8 @@ class Pause(msgspec.Struct, frozen=True):
     """A step of a script that lets other tasks run."""
 
 
-Step = Done | Failed | Report | CallFailed | Hang | Pause
+Step = Done | Failed | tuple[Done, ...] | Report | CallFailed | Hang | Pause
+"""A tuple has outcomes that arrive together."""
 Script = Callable[[Endpoint, Call], AsyncIterator[Step]]
 
 
@@ -86,7 +87,7 @@ class ScriptedClient:
                     elif isinstance(step, Pause):
                         await asyncio.sleep(0)
                     else:
-                        receive([step])
+                        receive(step if isinstance(step, tuple) else [step])
         except TimeoutError as error:
             raise CallFailed(Cause.TIMED_OUT, "silence") from error
         raise CallFailed(Cause.CUT, "the script ended without a report")

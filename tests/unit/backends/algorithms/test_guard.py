@@ -16,11 +16,17 @@ from sluicegate.backends.algorithms.classify import Classify
 from sluicegate.backends.algorithms.embedding import Embed
 from sluicegate.backends.algorithms.guard import Guard
 from sluicegate.backends.batching.coalescing import RowCaller
-from sluicegate.backends.errors import DeadlineExceeded, ModelFailed
+from sluicegate.backends.errors import DeadlineExceeded, ModelFailed, Overloaded
 from sluicegate.backends.pipelines.ask import AlgorithmContext
 from sluicegate.backends.pipelines.token_work import run_token_work
 from sluicegate.backends.types import FloatArray, Prompt
-from sluicegate.wire.guards import Action, ClassifierDetector, ExampleDetector, WordDetector
+from sluicegate.wire.guards import (
+    Action,
+    ClassifierDetector,
+    ExampleDetector,
+    FormatDetector,
+    WordDetector,
+)
 from sluicegate.wire.protocol import MAX_ENTITIES, GuardParameters, Task
 from tests.support.fake_models import FakeModel, asking
 from tests.support.inference_scene import INFO
@@ -108,14 +114,21 @@ async def test_a_late_detector_fails_and_hides_no_block(text: str) -> None:
             assert isinstance(one, DeadlineExceeded)
 
 
-async def test_late_words_hide_no_block() -> None:
-    """The thread that looks for words is busy with other texts."""
+@pytest.mark.parametrize(
+    ("text", "slow"),
+    [
+        ("7", WordDetector(name="w", words=tuple(map(str, range(200))))),
+        # A detector takes 3 ms for these 1,000 characters, and a guard may have 64 detectors.
+        ("1::2::3 " * 125, FormatDetector(name="f", formats=("ip_address",))),
+    ],
+)
+async def test_late_words_hide_no_block(text: str, slow: WordDetector | FormatDetector) -> None:
+    """The thread that looks for them is busy with other texts."""
     bad = Classify(model="m", labels=["ok", "bad"], function="none")
     info = msgspec.structs.replace(INFO, name="m")
     guard = Guard(
         [ModelAlgorithms(info=info, encoder="m", algorithms={Task.CLASSIFY: bad}, tokens={})]
     )
-    words = WordDetector(name="w", words=tuple(map(str, range(200))))
     found_by_model = ClassifierDetector(name="c", model="m", labels={"bad": 0.9})
     caller = RowCaller(scope="tenant", deadline=time.monotonic() + 0.2)
     ask = AlgorithmContext({"m": FakeModel(lambda _: [0.1, 0.9])}, caller)
@@ -123,7 +136,7 @@ async def test_late_words_hide_no_block() -> None:
 
     async def run() -> Any:
         try:
-            return await guard.run("7", GuardParameters(detectors=(words, found_by_model)), ask)
+            return await guard.run(text, GuardParameters(detectors=(slow, found_by_model)), ask)
         finally:
             is_over.set()
 
@@ -149,6 +162,39 @@ async def test_what_two_readings_have_in_common_is_counted_once() -> None:
     )
 
     assert len(answer["findings"]) == windows
+
+
+class _FullModel(FakeModel):
+    def __init__(self) -> None:
+        super().__init__(self._fail)
+
+    def _fail(self, _: object) -> list[float]:
+        raise Overloaded("full", retry_after=1.0)
+
+
+async def test_heads_do_not_wait_in_turn_for_room_in_one_queue() -> None:
+    full, other = _FullModel(), FakeModel(lambda _: [0.1, 0.9])
+    heads = [Classify(model=name, labels=["ok", "bad"], function="none") for name in "abc"]
+    guard = Guard(
+        [
+            ModelAlgorithms(
+                info=msgspec.structs.replace(INFO, name=head.model),
+                encoder="other" if head.model == "c" else "full",
+                algorithms={Task.CLASSIFY: head},
+                tokens={},
+            )
+            for head in heads
+        ]
+    )
+    detectors = [ClassifierDetector(name=n, model=n, labels={"bad": 0.9}) for n in "abc"]
+
+    answer = await guard.run(
+        "a film", GuardParameters(detectors=tuple(detectors)), asking(a=full, b=full, c=other)
+    )
+
+    assert full.rows == 1
+    assert (answer["verdict"], answer["error"]["code"]) == ("block", "overloaded")
+    assert [one["detector"] for one in answer["findings"]] == ["c"]
 
 
 class _BuggyModel(FakeModel):

@@ -103,6 +103,23 @@ async def test_rows_of_a_thread_that_died_count_as_running_no_more() -> None:
     assert running == 1
 
 
+async def test_rows_are_not_shared_with_a_thread_that_died() -> None:
+    gate = Gate()
+    gate.failing = SystemExit()
+    gate.open()
+    executor = PacedExecutor(gate, worker_threads=2)
+    executor.shares_cores = True
+    bench = Bench(executor)
+    async with bench.batcher:
+        with pytest.raises(ExecutorDied):
+            await bench.ask(encode(1))
+        await until(lambda: bench.batcher.failure is not None)
+        gate.failing = None
+        await bench.ask(*(encode(*[number] * 20) for number in range(4)))
+
+    assert list(executor.shapes) == [(4, 20)]
+
+
 class Breathless(DummyExecutor):
     """Has no memory for arrays of more than a row."""
 

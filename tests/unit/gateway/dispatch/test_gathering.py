@@ -119,6 +119,32 @@ def test_a_busy_backend_gets_what_comes_within_the_delay_in_one_call() -> None:
     assert run_virtual(sizes()) == [1, 1, 3]
 
 
+def test_an_item_waits_for_others_after_several_were_answered_together() -> None:
+    async def sizes() -> list[int]:
+        answered = asyncio.Event()
+
+        async def script(_: Endpoint, call: Call) -> AsyncIterator[Step]:
+            if len(call.items) > 1 and not answered.is_set():
+                await answered.wait()
+                yield tuple(echo(call, index, "eu-0") for index in range(len(call.items)))
+                yield Report()
+            yield Hang()
+
+        scene = Scene({"eu-0": script}, endpoints=(EU,))
+        async with scene.dispatcher:
+            for number in range(3):  # the first goes at once, and keeps the backend busy
+                Asked(scene, [single(number)])
+                await asyncio.sleep(0)
+            later = scene.loop.call_later
+            later(3.0 * GATHERING_DELAY, answered.set)
+            later(3.4 * GATHERING_DELAY, Asked, scene, [single(3)])
+            later(3.8 * GATHERING_DELAY, Asked, scene, [single(4)])
+            await until(lambda: len(scene.client.calls) > 2)
+        return [len(call.items) for _, call in scene.client.calls]
+
+    assert run_virtual(sizes()) == [1, 2, 2]
+
+
 async def test_one_that_is_cancelled_leaves_the_others_their_answers() -> None:
     scene = Scene(endpoints=(EU,))
 
