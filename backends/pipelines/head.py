@@ -8,7 +8,7 @@ import numpy as np
 
 from sluicegate.backends.arrays import read_arrays
 from sluicegate.backends.batching.coalescing import RowCaller
-from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.errors import ModelFailed, ModelProblem
 from sluicegate.backends.pipelines.encoder import Encoder
 from sluicegate.backends.pipelines.scores import gelu, normalize, relu
 from sluicegate.backends.pipelines.token_work import run_token_work
@@ -33,12 +33,20 @@ class HeadWeights:
         self._normalize_input = normalize_input
 
     def apply(self, vectors: FloatArray) -> FloatArray:
-        """Return one line of logits for each vector."""
+        """Return one line of logits for each vector.
+
+        Raises:
+            ModelFailed: a logit is NaN or infinite. It would be below every threshold.
+        """
         values = normalize(vectors) if self._normalize_input else vectors
-        for weights, bias in self._layers[:-1]:
-            values = self._activate(values @ weights + bias)
-        weights, bias = self._layers[-1]
-        return values @ weights + bias
+        with np.errstate(all="ignore"):
+            for weights, bias in self._layers[:-1]:
+                values = self._activate(values @ weights + bias)
+            weights, bias = self._layers[-1]
+            logits: FloatArray = values @ weights + bias
+        if not np.isfinite(logits).all():
+            raise ModelFailed("the head's output has NaN or infinity")
+        return logits
 
 
 class Head:

@@ -48,6 +48,7 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     depends_on: dict[str, Any] = {}
     healthcheck: dict[str, Any] = {}
     dns_opt: tuple[str, ...] = ()
+    dns_search: tuple[str, ...] = ()
     user: str = ""
     hostname: str = ""
     stop_grace_period: str = "10s"
@@ -230,6 +231,7 @@ def _options(service: Service, former: ContainerState | None) -> Iterator[str]:
             fixed = f",ip={former.address[name]},mac={former.mac[name]}"
         yield f"--network={name}:alias={service.name}{fixed}"
     yield from map("--dns-option={}".format, service.dns_opt)
+    yield from map("--dns-search={}".format, service.dns_search)
     for folder in service.tmpfs:
         yield f"--tmpfs={folder}:rw,size=64m,mode=1777"
     for volume in service.volumes:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sluicegate.backends.errors import ModelProblem
+from sluicegate.backends.errors import ModelFailed, ModelProblem
 from sluicegate.backends.pipelines.head import HeadWeights, read_head
 
 
@@ -34,6 +34,14 @@ def test_a_head_may_want_unit_vectors(tmp_path: Path) -> None:
     logits = head.apply(np.array([[30.0, 40.0]], dtype=np.float32))
 
     assert logits.tolist() == [[pytest.approx(3.0)]]
+
+
+def test_logits_that_overflow_are_a_failure_of_the_model() -> None:
+    layers = [(np.full((2, 1), 3e38, np.float32), np.zeros(1, np.float32))]
+    head = HeadWeights(layers, activation="relu", normalize_input=False)
+
+    with pytest.raises(ModelFailed, match="NaN or infinity"):
+        head.apply(np.ones((1, 2), np.float32))
 
 
 @pytest.mark.parametrize(
