@@ -70,14 +70,14 @@ class Regions:
     def live(self) -> dict[str, int]:
         return {region.name: region.workers for region in self._ledger.shares.regions()}
 
-    def held(self, bucket: str) -> tuple[dict[str, float], set[str]]:
-        """Return what each region holds of a bucket, and the regions that just joined."""
+    def held(self, bucket: str) -> list[tuple[str, float, bool]]:
+        """Return each region, the share that it holds, and whether it has just joined."""
         table = schema.region_shares
         with self._ledger._store.reading() as connection:
             found = connection.execute(table.select()).all()
-        rows = [row for row in found if row.bucket == bucket]
-        rows = rows or [row for row in found if row.bucket == REST]
-        return {row.region: row.held for row in rows}, {r.region for r in rows if not r.raised}
+        own = [row for row in found if row.bucket == bucket]
+        rows = own or [row for row in found if row.bucket == REST]
+        return [(row.region, row.held, not row.raised) for row in rows]
 
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -303,47 +303,68 @@ def test_an_unused_bucket_begins_with_at_most_what_its_region_held(
 ) -> None:
     """Demand moves, and workers lose the store, end and come back, for `LEASE` and longer."""
     chooser = random.Random(seed)
-    rules = [Rule(name="w", unit="requests", capacity=10**6, window=w) for w in (1.0, 60.0, 3600.0)]
     places = [(region, name) for region in ("eu", "us") for name in ("0", "1")]
     workers = {place: regions.worker(*place) for place in places}
     cut: set[tuple[str, str]] = set()
     demand = {"eu": 0, "us": 0}
-    levels: dict[tuple[str, float], float] = {}
-    checked = 0
+    held = HeldLevels(regions)
+    below = 0
 
     for _ in range(200):
         if chooser.random() < 0.06:
             demand = {region: chooser.choice([0, 1, 10, 50]) for region in demand}
-        for (region, name), worker in chooser.sample(list(workers.items()), len(workers)):
-            if demand[region]:
-                worker.ask(BUCKETS[0], demand[region])
-            if (region, name) not in cut and chooser.random() < 0.8:
-                worker.report()
-                held, joined = regions.held(BUCKETS[0])
-                for each, share in held.items():
-                    for rule in rules:
-                        level = share if each in joined else levels[each, rule.window]
-                        levels[each, rule.window] = min(level, share)
+        for place in chooser.sample(places, len(places)):
+            workers[place].ask(BUCKETS[0], demand[place[0]])
+            if place not in cut and chooser.random() < 0.8:
+                workers[place].report()
+                held.limit()
         if chooser.random() < 0.03:
             cut ^= {chooser.choice(places)}
         if chooser.random() < 0.02:
             place = chooser.choice(places)
             workers[place] = regions.worker(*place)
-        for (region, _), worker in workers.items():
-            for rule in rules:
-                found = worker.shares.rule(BUCKETS[0], rule)
-                assert isinstance(found, RegionalRule)
-                level = levels.get((region, rule.window), 0.0)
-                assert found.unknown_level <= rule.limit * level + 1.0
-                checked += found.unknown_level < found.capacity
+        below += sum(held.check(worker) for worker in workers.values())
         seconds = chooser.choice([0.2, 1.0, 2.0]) if chooser.random() < 0.97 else LEASE + 5.0
         regions.advance(seconds)
-        for each, share in regions.held(BUCKETS[0])[0].items():
-            for rule in rules:
-                refilled = levels[each, rule.window] + seconds * share / rule.window
-                levels[each, rule.window] = min(share, refilled)
+        held.refill(seconds)
 
-    assert checked > 100
+    assert below > 100
+
+
+class HeldLevels:
+    """The levels of each region's unused bucket if all that the region holds refilled it."""
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self._rules = [
+            Rule(name="w", unit="requests", capacity=10**6, window=window)
+            for window in (1.0, 60.0, 3600.0)
+        ]
+        self._levels: dict[tuple[str, float], float] = {}
+
+    def limit(self) -> None:
+        """Limit the levels to what regions hold after a report."""
+        for region, share, has_joined in self._regions.held(BUCKETS[0]):
+            for rule in self._rules:
+                key = region, rule.window
+                self._levels[key] = share if has_joined else min(self._levels[key], share)
+
+    def refill(self, seconds: float) -> None:
+        for region, share, _ in self._regions.held(BUCKETS[0]):
+            for rule in self._rules:
+                key = region, rule.window
+                self._levels[key] = min(share, self._levels[key] + seconds * share / rule.window)
+
+    def check(self, worker: Worker) -> int:
+        """Check where the worker's buckets begin; return how many begin below their capacity."""
+        below = 0
+        for rule in self._rules:
+            found = worker.shares.rule(BUCKETS[0], rule)
+            assert isinstance(found, RegionalRule)
+            level = self._levels.get((worker.shares.region, rule.window), 0.0)
+            assert found.unknown_level <= rule.limit * level + 1.0
+            below += found.unknown_level < found.capacity
+        return below
 
 
 def _together(
