@@ -288,9 +288,10 @@ def _local(share: BucketShare, former: _Share | None, now: int, received_at: flo
     if share.raised == former.raised_at:
         return replace(fresh, before=former.before, former=former.former)
     shares = former.former if len(former.former) < _MAX_FORMER else _merged(former.former)
-    # A share only falls until it is raised again, so the former share is at its lowest here. If it
-    # was lower in between, unnoticed, no other region has got the difference: the region holds it
-    # until all workers have applied the lower share.
+    # A share only falls until it is raised again, so `former.used` is the lowest share that this
+    # process has seen since the former raise. If the share was even lower between two reports, no
+    # other region has got the difference, because a region holds it until all its workers have
+    # applied the lower share.
     lasted = share.raised - former.raised_at
     return replace(fresh, before=former.before, former=(*shares, (former.used, lasted)))
 
