@@ -68,7 +68,7 @@ class Accounts:
             return [tenant_of(row) for row in rows]
 
     def missing(self, tenants: Sequence[str]) -> list[str]:
-        """Return those of some tenants that do not exist, in their order."""
+        """Return the names in `tenants` for which there is no tenant, in the given order."""
         with self._store.reading() as connection:
             found = _existing(connection, schema.tenants, tenants)
         return [each for each in tenants if each not in found]

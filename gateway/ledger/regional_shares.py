@@ -54,10 +54,12 @@ class RegionalShareStore:
         """
         with self._store.writing() as connection:
             now = self._store.lock_subject(connection, _LOCK)
-            since = report.seen - _OVERLAP if report.seen else 0
-            if not self._renew(connection, report, now, lease):
-                since = 0
+            is_renewed, is_live = self._renew(connection, report, now, lease)
+            if not is_live:
                 self._join(connection, report.region, now)
+            # Other regions may have had the shares of a worker whose lease expired, even if the
+            # worker's clock stood still meanwhile.
+            since = report.seen - _OVERLAP if report.seen and is_renewed else 0
             others = self._others(connection, report.region)
             entries = self._entries(connection, report, now)
             before = _own(entries, report.region)
@@ -117,8 +119,14 @@ class RegionalShareStore:
             for entry in entries
         ]
 
-    def _renew(self, connection: Connection, report: ShareReport, now: int, lease: float) -> bool:
-        """Renew a worker's lease, and delete expired leases; return whether the region was live."""
+    def _renew(
+        self, connection: Connection, report: ShareReport, now: int, lease: float
+    ) -> tuple[bool, bool]:
+        """Renew a worker's lease, and delete expired leases.
+
+        Returns:
+            Whether the worker had a lease, and whether its region was live.
+        """
         workers, shares = schema.region_workers, schema.region_shares
         over = now - int(LEASE * _SECOND)
         connection.execute(delete(workers).where(workers.c.expires < over))
@@ -126,10 +134,11 @@ class RegionalShareStore:
         connection.execute(delete(shares).where(shares.c.region.not_in(living)))
         values = {"seen": report.seen, "expires": now + int(lease * _SECOND)}
         own = {"region": report.region, "worker": report.worker}
-        if not self._store.insert_new(connection, workers, [own | values]):
+        had_lease = not self._store.insert_new(connection, workers, [own | values])
+        if had_lease:
             same = (workers.c.region == report.region) & (workers.c.worker == report.worker)
             connection.execute(update(workers).where(same).values(**values))
-        return report.region in living
+        return had_lease, report.region in living
 
     def _join(self, connection: Connection, region: str, now: int) -> None:
         """Insert the entries of a new region.

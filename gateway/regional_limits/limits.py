@@ -33,8 +33,8 @@ _EMPTY = 5.0
 _SAME_END = 43_200.0
 """Ends of a quota's period that differ by at most so many seconds are the same end. They differ if
 clocks do."""
-_MAX_RAISES = 8
-"""How many former raises of a share are kept. Shares rise rarely within the window of a rule."""
+_MAX_FORMER = 8
+"""How many former shares are kept. While demand moves, a share can rise with every report."""
 
 
 _REGIONS: Final = gauge(
@@ -287,11 +287,22 @@ def _local(share: BucketShare, former: _Share | None, now: int, received_at: flo
         return fresh
     if share.raised == former.raised_at:
         return replace(fresh, before=former.before, former=former.former)
-    before, shares = former.before, former.former
-    if len(shares) == _MAX_RAISES:
-        before, shares = min(before, shares[0][0]), shares[1:]
-    # A share only falls until it is raised again, so the former share is at its lowest here. If it
-    # was lower in between, unnoticed, no other region has got the difference: the region holds it
-    # until all workers have applied the lower share.
+    shares = former.former if len(former.former) < _MAX_FORMER else _merged(former.former)
+    # A share only falls until it is raised again, so `former.used` is the lowest share that this
+    # process has seen since the former raise. If the share was even lower between two reports, no
+    # other region has got the difference, because a region holds it until all its workers have
+    # applied the lower share.
     lasted = share.raised - former.raised_at
-    return replace(fresh, before=before, former=(*shares, (former.used, lasted)))
+    return replace(fresh, before=former.before, former=(*shares, (former.used, lasted)))
+
+
+def _merged(shares: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    """Return `former` of a share, with the two neighbours that differ least merged into one.
+
+    The lower share for the time of both never refills a bucket to more than both shares would.
+    """
+    pairs = range(len(shares) - 1)
+    at = min(pairs, key=lambda pair: abs(shares[pair + 1][0] - shares[pair][0]))
+    (first, first_lasted), (second, second_lasted) = shares[at : at + 2]
+    merged = (min(first, second), first_lasted + second_lasted)
+    return (*shares[:at], merged, *shares[at + 2 :])

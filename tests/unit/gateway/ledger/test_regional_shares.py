@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from sluicegate.gateway.ledger import schema
 from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.rate_limit.bucket import RegionalRule
 from sluicegate.gateway.regional_limits.limits import DividedLimits
+from sluicegate.gateway.regional_limits.policy import REST
 from sluicegate.gateway.types import Rule
 from tests.support.clock import Clock as Monotonic
 from tests.support.ledgers import Clock, ledger_url
@@ -62,11 +64,20 @@ class Regions:
         self._wall = clock
         self.clock = Monotonic()
 
-    def worker(self, region: str, name: str = "0") -> Worker:
-        return Worker(self._ledger, self.clock, region, name)
+    def worker(self, region: str, name: str = "0", *, clock: Monotonic | None = None) -> Worker:
+        return Worker(self._ledger, clock or self.clock, region, name)
 
     def live(self) -> dict[str, int]:
         return {region.name: region.workers for region in self._ledger.shares.regions()}
+
+    def held(self, bucket: str) -> list[tuple[str, float, bool]]:
+        """Return each region, the share that it holds, and whether it has just joined."""
+        table = schema.region_shares
+        with self._ledger._store.reading() as connection:
+            found = connection.execute(table.select()).all()
+        own = [row for row in found if row.bucket == bucket]
+        rows = own or [row for row in found if row.bucket == REST]
+        return [(row.region, row.held, not row.raised) for row in rows]
 
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
@@ -194,6 +205,23 @@ def test_a_bucket_that_nobody_knows_is_not_filled_by_a_larger_share(regions: Reg
     assert us.shares.rule(BUCKETS[0], LIMIT).capacity == 950
 
 
+def test_a_worker_whose_clock_stood_still_forgets_its_shares(regions: Regions) -> None:
+    still = regions.worker("eu", "still", clock=Monotonic())
+    eu, us = regions.worker("eu"), regions.worker("us")
+    hour = Rule(name="hour", unit="requests", capacity=1000, window=3600.0)
+    regions.run(still, eu, us, seconds=8)
+    for _ in range(int(LEASE) + 10):  # the shares of `eu` go to `us`
+        regions.run(us, seconds=1)
+
+    regions.run(eu, us, seconds=8)
+    still.report()
+
+    rule = still.shares.rule(BUCKETS[0], hour)
+    assert isinstance(rule, RegionalRule)
+    assert rule.capacity == 500
+    assert rule.unknown_level < 10
+
+
 def test_a_quota_is_granted_in_steps_and_never_twice(regions: Regions) -> None:
     workers = [regions.worker("eu", "0"), regions.worker("eu", "1"), regions.worker("us")]
     regions.run(*workers, seconds=8)
@@ -267,6 +295,76 @@ def test_in_any_turmoil_all_together_have_at_most_the_limit(regions: Regions, se
         regions.advance(chooser.choice([0.2, 1.0, 1.0, 5.0]))
 
     assert busiest > 0.9 * LIMIT.capacity
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_unused_bucket_begins_with_at_most_what_its_region_held(
+    regions: Regions, seed: int
+) -> None:
+    """Demand moves, and workers lose the store, end and come back, for `LEASE` and longer."""
+    chooser = random.Random(seed)
+    places = [(region, name) for region in ("eu", "us") for name in ("0", "1")]
+    workers = {place: regions.worker(*place) for place in places}
+    cut: set[tuple[str, str]] = set()
+    demand = {"eu": 0, "us": 0}
+    held = HeldLevels(regions)
+    below = 0
+
+    for _ in range(200):
+        if chooser.random() < 0.06:
+            demand = {region: chooser.choice([0, 1, 10, 50]) for region in demand}
+        for place in chooser.sample(places, len(places)):
+            workers[place].ask(BUCKETS[0], demand[place[0]])
+            if place not in cut and chooser.random() < 0.8:
+                workers[place].report()
+                held.limit()
+        if chooser.random() < 0.03:
+            cut ^= {chooser.choice(places)}
+        if chooser.random() < 0.02:
+            place = chooser.choice(places)
+            workers[place] = regions.worker(*place)
+        below += sum(held.check(worker) for worker in workers.values())
+        seconds = chooser.choice([0.2, 1.0, 2.0]) if chooser.random() < 0.97 else LEASE + 5.0
+        regions.advance(seconds)
+        held.refill(seconds)
+
+    assert below > 100
+
+
+class HeldLevels:
+    """The levels of each region's unused bucket if all that the region holds refilled it."""
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self._rules = [
+            Rule(name="w", unit="requests", capacity=10**6, window=window)
+            for window in (1.0, 60.0, 3600.0)
+        ]
+        self._levels: dict[tuple[str, float], float] = {}
+
+    def limit(self) -> None:
+        """Limit the levels to what regions hold after a report."""
+        for region, share, has_joined in self._regions.held(BUCKETS[0]):
+            for rule in self._rules:
+                key = region, rule.window
+                self._levels[key] = share if has_joined else min(self._levels[key], share)
+
+    def refill(self, seconds: float) -> None:
+        for region, share, _ in self._regions.held(BUCKETS[0]):
+            for rule in self._rules:
+                key = region, rule.window
+                self._levels[key] = min(share, self._levels[key] + seconds * share / rule.window)
+
+    def check(self, worker: Worker) -> int:
+        """Check where the worker's buckets begin; return how many begin below their capacity."""
+        below = 0
+        for rule in self._rules:
+            found = worker.shares.rule(BUCKETS[0], rule)
+            assert isinstance(found, RegionalRule)
+            level = self._levels.get((worker.shares.region, rule.window), 0.0)
+            assert found.unknown_level <= rule.limit * level + 1.0
+            below += found.unknown_level < found.capacity
+        return below
 
 
 def _together(

@@ -233,3 +233,16 @@ def test_many_raises_keep_a_level_that_is_safe() -> None:
 
     assert levels == sorted(levels)
     assert 5 <= levels[-1] <= sum(range(1, 31)) * 2.0 / LIMIT.window
+
+
+def test_many_raises_do_not_forget_a_share_that_lasted_long() -> None:
+    region = Region()
+    region.hear(b=0.0)
+    region.change(0.5)
+    region.wait(LIMIT.window)
+
+    for share in range(51, 71):
+        region.change(share / 100)
+        region.wait(1.0)
+
+    assert region.level() >= 50
