@@ -57,14 +57,9 @@ from sluicegate.wire.protocol import (
 
 GATHERING_DELAY = 0.002
 """Seconds for which items are gathered into one call to a busy backend, as Nagle's algorithm
-<<<<<<< HEAD
-gathers bytes. An idle backend gets the first item at once, and so does one whose last item came so
-long ago: no other is likely to come in that time. But when several items have just been answered
-together, their clients are likely to send others together."""
-=======
 gathers bytes. An idle backend gets the first item at once. So does a busy backend whose last item
-came longer ago than this, because no other item is likely to come in time."""
->>>>>>> rev1
+came longer ago than this, because no other item is likely to come in time. But after several items
+were answered together, their clients are likely to send others together."""
 _POLL_INTERVAL = 0.01
 # Causes after which the same backend may be tried again where there is no other.
 _LOST = frozenset({Cause.UNREACHABLE, Cause.CUT})
