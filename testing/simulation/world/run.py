@@ -228,7 +228,11 @@ class Run:
                     version, rows = changed, invariants.read_ledger(self._world.ledger)
                     unbilled = list(invariants.billing(attempts, rows, faults))
                 logs = self._world.request_logs()
-                wrong = [*unbilled, *invariants.request_logs(logs, attempts, faults, secrets)]
+                wrong = [
+                    *unbilled,
+                    *invariants.request_logs(logs, attempts, faults, secrets),
+                    *self._bounds.left(),  # a call that was cut off ends by its time limit
+                ]
                 if not wrong or self._clock() >= deadline:
                     break
                 await asyncio.sleep(_LOOK)
@@ -238,7 +242,6 @@ class Run:
         findings = [
             *wrong,
             *(each for each in self._world.failures if "-redis/" in each),
-            *self._bounds.left(),
             *invariants.slow_stops(faults),
             *self._faults.failed_stops,
             *invariants.invoices(self._world.ledger, rows, prices),
