@@ -15,8 +15,7 @@ from sluicegate.gateway.operations.context import OperationContext
 from sluicegate.gateway.operations.declaration import DONE, PENDING, Answer, Family
 from sluicegate.gateway.operations.fleet_view import BackendView, reported_backends
 from sluicegate.gateway.operations.operators import Role
-from sluicegate.gateway.runtime.control_values import Topic
-from sluicegate.gateway.runtime.models import RELOAD_TIMEOUT
+from sluicegate.gateway.runtime.control_values import RELOAD_TIMEOUT, Topic
 
 if TYPE_CHECKING:  # see `gateway.operations.context`
     from sluicegate.gateway.ledger.audit import Audit

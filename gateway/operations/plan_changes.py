@@ -20,8 +20,7 @@ from sluicegate.gateway.operations.models import (
     changes,
     explain_problems,
 )
-from sluicegate.gateway.runtime.control_values import Topic
-from sluicegate.gateway.runtime.models import RELOAD_TIMEOUT
+from sluicegate.gateway.runtime.control_values import RELOAD_TIMEOUT, Topic
 from sluicegate.gateway.types import Endpoint
 from sluicegate.wire.plans import PlanTrial, Serving
 from sluicegate.wire.protocol import ModelInfo, PlanVerdict, ServingState

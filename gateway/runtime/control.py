@@ -159,7 +159,7 @@ class Control:
     async def touch(self, topic: Topic) -> int:
         """Announce a change of `topic`. Return the version that workers must acknowledge.
 
-        The version is the time in milliseconds since 1970, or later.
+        The version is the time in microseconds since 1970, or later.
         """
         keys = (_version(topic),)
         return int(await self._script(control_scripts.TOUCH, keys, _CHANGED, topic.value))

@@ -42,11 +42,11 @@ redis.call('SET', KEYS[1], ARGV[1])
 redis.call('PUBLISH', ARGV[3], 'epochs')
 return 1
 """
-# Announces a change. The new version is the time in milliseconds, so no worker has seen it before,
+# Announces a change. The new version is the time in microseconds, so no worker has seen it before,
 # even if Redis has lost the last versions.
 TOUCH = """
 local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = time[1] * 1000000 + time[2]
 local version = math.max(now, tonumber(redis.call('GET', KEYS[1]) or '0') + 1)
 version = string.format('%.0f', version)
 redis.call('SET', KEYS[1], version)

@@ -6,6 +6,10 @@ import msgspec
 
 from sluicegate.gateway.config.sources import DocumentSource
 
+RELOAD_TIMEOUT = 60.0
+"""Seconds for which operators wait for a reload, as backends load a new revision before they serve
+it."""
+
 
 class Topic(StrEnum):
     """Names a part of the configuration state that can change.

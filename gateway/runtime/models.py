@@ -11,13 +11,9 @@ from typing import Self
 
 from sluicegate.gateway.errors import DependencyUnavailable, GatewayError
 from sluicegate.gateway.runtime.control import Control
-from sluicegate.gateway.runtime.control_values import Topic
+from sluicegate.gateway.runtime.control_values import RELOAD_TIMEOUT, Topic
 
 _log = logging.getLogger(__name__)
-
-RELOAD_TIMEOUT = 60.0
-"""Seconds for which operators wait for a reload, as backends load a new revision before they serve
-it."""
 
 
 class ModelsFollower:
@@ -89,5 +85,5 @@ class ModelsFollower:
     async def _is_recent(self, version: int) -> bool:
         """Return whether an operator may still wait until `version` is acknowledged."""
         with contextlib.suppress(DependencyUnavailable):
-            return version > (await self._control.server_time() - RELOAD_TIMEOUT) * 1000.0
+            return version > (await self._control.server_time() - RELOAD_TIMEOUT) * 1e6
         return False

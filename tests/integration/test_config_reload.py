@@ -436,7 +436,7 @@ async def test_a_worker_that_starts_after_a_reload_does_not_repeat_it(redis: Red
         reloads.put_nowait("reloaded")
 
     version = await control.touch(Topic.MODELS)
-    old = version - 60_000
+    old = version - 60_000_000
     async with ModelsFollower(control=control, worker="late", reload=reload) as follower:
         async with asyncio.timeout(60.0):
             follower.on_version(old)
