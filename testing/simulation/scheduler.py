@@ -8,6 +8,7 @@ import heapq
 import itertools
 import random
 import sys
+import threading
 from asyncio.events import AbstractEventLoop, _set_running_loop
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -69,14 +70,14 @@ class Strand(greenlet):  # type: ignore[misc]
         self.run_at_end: list[Callable[[], object]] = []
 
 
-class _Here:
-    """What runs at this moment. There is one scheduler at a time in a program."""
+class _Here(threading.local):
+    """What runs at this moment. There is one scheduler at a time in a program.
 
-    __slots__ = ("scheduler", "strand")
+    Other threads of the operating system, such as one that an earlier test has left, take no part.
+    """
 
-    def __init__(self) -> None:
-        self.scheduler: Scheduler | None = None
-        self.strand: Strand | None = None
+    scheduler: "Scheduler | None" = None
+    strand: "Strand | None" = None
 
 
 here: Final = _Here()

@@ -33,6 +33,34 @@ def test_a_thread_of_a_coroutine_takes_virtual_time(simulation: Simulation) -> N
     assert simulation.now == pytest.approx(5, abs=0.01)
 
 
+def test_a_real_thread_goes_on_beside_a_simulation(simulation: Simulation) -> None:
+    """It waits in real time, with the locks of the simulation's modules."""
+    ends, turns, failures = threading.Event(), [0], list[BaseException]()
+
+    def work() -> None:
+        try:
+            while not ends.wait(0.0001):
+                time.sleep(0.0001)
+                turns[0] += 1
+        except BaseException as error:  # noqa: BLE001 - the test judges it
+            failures.append(error)
+
+    async def main() -> None:
+        last = turns[0] + 10
+        for _ in range(1_000_000):
+            if turns[0] >= last or failures:
+                break
+            await asyncio.sleep(0.001)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    simulation.run(main)
+    ends.set()
+    thread.join()
+
+    assert not failures
+
+
 def test_a_lock_excludes_other_threads(simulation: Simulation) -> None:
     """Threads enter one after the other."""
     lock, inside, most = threading.Lock(), [0], [0]
