@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -59,16 +60,42 @@ def run(*arguments: str, timeout: float = 120.0, check: bool = True) -> str:
         PodmanError: podman failed, and `check` is true.
     """
     own = {"CONTAINERS_CONF": str(HOME / "containers.conf"), "DISABLE_HC_SYSTEMD": "true"}
+    command = ["podman", *arguments]
+    return _output(command, {**process_environment(), **own}, timeout=timeout, check=check)
+
+
+def execute(
+    container: str,
+    *command: str,
+    variables: Mapping[str, str] = {},
+    timeout: float = 120.0,
+    check: bool = True,
+) -> str:
+    """Run a command in a container, with its variables, and return its standard output.
+
+    `podman exec` of podman 4.3 does not end at times, when it runs in two containers at once.
+
+    Raises:
+        PodmanError: the container does not run, or the command failed and `check` is true.
+    """
+    pid = inspect(container).pid  # 0 if it does not run
+    try:
+        found = Path(f"/proc/{pid}/environ").read_text().split("\0")
+    except (FileNotFoundError, ProcessLookupError):
+        if check:
+            raise PodmanError(f"the container {container} does not run") from None
+        return ""
+    inside = dict(each.split("=", 1) for each in found if each)
+    enter = (shutil.which("nsenter") or "nsenter", f"--target={pid}", "--all")
+    return _output([*enter, *command], {**inside, **variables}, timeout=timeout, check=check)
+
+
+def _output(command: list[str], env: Mapping[str, str], *, timeout: float, check: bool) -> str:
     done = subprocess.run(
-        ["podman", *arguments],  # noqa: S607 - podman may be installed anywhere
-        env={**process_environment(), **own},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
+        command, env=env, capture_output=True, text=True, timeout=timeout, check=False
     )
     if check and done.returncode:
-        raise PodmanError(f"podman {' '.join(arguments[:3])}: {done.stderr.strip()[-2000:]}")
+        raise PodmanError(f"{' '.join(command[:4])}: {done.stderr.strip()[-2000:]}")
     return done.stdout
 
 
@@ -79,8 +106,8 @@ def psql(container: str, query: str, *options: str, password: str = "") -> list[
         PodmanError: the query failed.
     """
     words = ("psql", "--username=sluicegate", "--no-align", "--tuples-only", "--field-separator=\t")
-    secret = f"--env=PGPASSWORD={password}"
-    rows = run("exec", secret, container, *words, *options, "--command", query)
+    secret = {"PGPASSWORD": password}
+    rows = execute(container, *words, *options, "--command", query, variables=secret)
     return [line.split("\t") for line in rows.splitlines()]
 
 

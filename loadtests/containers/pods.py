@@ -16,7 +16,7 @@ import msgspec
 import yaml
 
 from loadtests.containers.images import tagged
-from loadtests.containers.podman import PodmanError, inspect, names, run
+from loadtests.containers.podman import PodmanError, execute, inspect, names, run
 from testing.manifests import (
     Manifest,
     of_kind,
@@ -85,7 +85,7 @@ class PlayedPod(msgspec.Struct, frozen=True, kw_only=True):
         timeout = float(probe.get("timeoutSeconds", 1))
         try:
             if "exec" in probe:
-                run("exec", self.container(name), *probe["exec"]["command"], timeout=timeout + 5)
+                execute(self.container(name), *probe["exec"]["command"], timeout=timeout + 5)
                 return True
             ports = {each["name"]: each["containerPort"] for each in self.probes[name]["ports"]}
             asked = probe["httpGet"]

@@ -17,7 +17,7 @@ from typing import Any  # a compose file has values of every type
 import msgspec
 
 from loadtests.containers.images import full_name, tagged
-from loadtests.containers.podman import HOME, ContainerState, inspect, names, run
+from loadtests.containers.podman import HOME, ContainerState, execute, inspect, names, run
 from loadtests.file_systems import make_file_system, mount
 from testing.compose_files import OBSERVED, ROOT, merged
 
@@ -203,7 +203,7 @@ def is_healthy(service: Service) -> bool:
         if service.ends:
             return found.status == "exited" and found.exit_code == 0
         if found.status == "running" and service.healthcheck:
-            run("exec", service.container, *service.healthcheck["test"][1:], timeout=_CHECK)
+            execute(service.container, *service.healthcheck["test"][1:], timeout=_CHECK)
     except (OSError, subprocess.TimeoutExpired):  # such as Sentinel's check, until names resolve
         return False
     return found.status == "running"

@@ -22,7 +22,7 @@ import msgspec
 
 from loadtests.containers import images, services
 from loadtests.containers.images import FORMER, PRESENT, tagged
-from loadtests.containers.podman import HOME, inspect, run
+from loadtests.containers.podman import HOME, execute, inspect, run
 from loadtests.containers.services import BALANCER_PORT, PREFIX, Service
 from loadtests.faults.catalogue import Act, Case, Fault, LoadSpec
 from loadtests.faults.containers import ADMIN_KEY, Containers
@@ -365,7 +365,7 @@ def _is_copied(layout: Containers, name: str) -> bool:
 def _redis(layout: Containers, name: str, *words: str) -> str:
     """Return the answer of a Redis or a Sentinel; "" if it does not answer."""
     container = layout.services[name].container
-    return run("exec", container, "redis-cli", *words, check=False).strip()
+    return execute(container, "redis-cli", *words, check=False).strip()
 
 
 # --- Checks

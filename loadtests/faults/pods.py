@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from loadtests.containers import images, podman
 from loadtests.containers.images import PRESENT
-from loadtests.containers.podman import psql, run
+from loadtests.containers.podman import execute, psql
 from loadtests.containers.pods import PlayedPod, dependencies, pods, prepare, remove_everything
 from loadtests.faults.catalogue import Fault, LoadSpec
 from loadtests.faults.containers import create_keys
@@ -55,7 +55,7 @@ class Pods(Topology):
             pod.play(self.folder)
         # This replaces the Job, whose command waits for database and Redis.
         gateway = self.own["gateway-0"]
-        run("exec", gateway.container("gateway"), "sluicegate", "ledger", "init")
+        execute(gateway.container("gateway"), "sluicegate", "ledger", "init")
         for pod in self.own.values():
             _until_ready(pod)
         key = contents["sluicegate"]["admin-key"]
