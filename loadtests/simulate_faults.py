@@ -1,5 +1,6 @@
 """Runs the whole product in one simulated process per seed, with faults, and judges every run."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
     from testing.simulation.world.seeds import Runner
 
 _PIECE = 100
+_SIMULATED = ("gateway", "backends", "wire", "sluicegate", "testing", "requirements")
 _MOST_RUNS = 20
 """Runs without a safeguard until it counts as not noticed."""
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of the seeds from `first` to `last`."""
+    """The result of the seeds from `first` to `last`. `code` names all that was simulated."""
 
-    commit: str
+    code: str = ""
     first: int
     last: int
     failed: dict[int, list[str]]
@@ -121,7 +123,7 @@ def _run_piece(runner: "Runner", first: int, last: int, out: Path, *, verbose: b
             print(outcome.seed, "; ".join(outcome.findings)[:300], flush=True)
             (out / f"{outcome.seed}.txt").write_text("\n".join(outcome.story))
     return Piece(
-        commit=_commit(),
+        code=_code(),
         first=first,
         last=last,
         failed=failed,
@@ -197,16 +199,26 @@ def _shrink(runner: "Runner", seed: int, out: Path) -> None:
 
 
 def _pieces(out: Path) -> dict[tuple[int, int], Piece]:
-    """Return the pieces of this commit that are done."""
-    commit, file = _commit(), out / "pieces.jsonl"
+    """Return the pieces of this code that are done."""
+    code, file = _code(), out / "pieces.jsonl"
     lines = file.read_bytes().splitlines() if file.exists() else []
     found = [msgspec.json.decode(line, type=Piece) for line in lines]
-    return {(each.first, each.last): each for each in found if each.commit == commit}
+    return {(each.first, each.last): each for each in found if each.code == code}
 
 
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, check=True, text=True)  # noqa: S607
-    return done.stdout.strip()
+def _code() -> str:
+    """Return what differs if the files of a folder of `_SIMULATED` differ.
+
+    So pieces count for a later commit that changes only documents, for example.
+    """
+    trees = _git("rev-parse", *(f"HEAD:{folder}" for folder in _SIMULATED))
+    changed = _git("diff", "HEAD", "--", *_SIMULATED)
+    return hashlib.sha256((trees + changed).encode()).hexdigest()[:12]
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], capture_output=True, check=True, text=True)  # noqa: S607
+    return done.stdout
 
 
 def _report(pieces: list[Piece]) -> None:
@@ -220,7 +232,7 @@ def _report(pieces: list[Piece]) -> None:
         operations.update(each.operations)
     failed = {seed: found for each in pieces for seed, found in each.failed.items()}
     print(f"{seeds} seeds, {len(failed)} with findings, {seeds / seconds * 3600:.0f} seeds an hour")
-    print(f"{used:.2f} s of processor time each")
+    print(f"{used:.2f} s of processor time each; code {_code()}")
     print(f"answers by status: {dict(statuses)}")
     print(f"faults: {dict(faults)}")
     print(f"operations: {dict(operations)}")
