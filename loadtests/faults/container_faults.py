@@ -384,7 +384,8 @@ def _memory(case: Case) -> Iterator[str]:
     largest = dict.fromkeys(_MEMORY_MIB, 0)
     for name, service in case.topology.services.items():
         if (kind := name.split("-", maxsplit=1)[0]) in _MEMORY_MIB:
-            pids = run("top", service.container, "hpid", check=False).split()[1:]
+            # A process that has just ended has no number.
+            pids = filter(str.isdigit, run("top", service.container, "hpid", check=False).split())
             largest[kind] = max([largest[kind], *map(peak_mib, map(int, pids))])
     case.figures["memory_mib"] = largest
     for kind, size in largest.items():
