@@ -27,7 +27,9 @@ MORE_MODELS_OPTION = click.option(
 
 # Characters that end a line, control a terminal, or change the direction of a text, and surrogates,
 # which UTF-8 cannot carry.
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 class LazyGroup(click.Group):

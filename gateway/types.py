@@ -11,6 +11,7 @@ from sluicegate.gateway.errors import (
     InternalError,
     InvalidItem,
     InvalidRequest,
+    ModelNotFound,
     Overloaded,
     PayloadTooLarge,
     RateLimited,
@@ -157,7 +158,9 @@ class Source(StrEnum):
     FAILED = "failed"
 
 
-_BY_CODE = {e.code: e for e in (DeadlineExceeded, Overloaded, InternalError, RateLimited)}
+_BY_CODE = {
+    e.code: e for e in (DeadlineExceeded, Overloaded, InternalError, RateLimited, ModelNotFound)
+}
 _BY_STATUS = {e.status: e for e in (UpstreamUnavailable, InvalidRequest, PayloadTooLarge)}
 
 

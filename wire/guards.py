@@ -63,7 +63,8 @@ class ClassifierDetector(Detector, frozen=True, kw_only=True, tag="classifier"):
     model: str
     """A classifier, as the guard's model names it in `uses`."""
     labels: Annotated[dict[str, Threshold], _LABELS] = {}
-    """The lowest score of each label at which a window is a finding."""
+    """The lowest score of each label at which a window is a finding. If a backend serves the model,
+    and the model does not have one of the labels, the document is refused."""
     expected: Annotated[dict[str, Threshold], _LABELS] = {}
     """Instead of `labels`: a window is a finding if none of these labels reaches its score. For
     example, a model of languages finds texts in other languages."""

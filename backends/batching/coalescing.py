@@ -19,6 +19,8 @@ from sluicegate.backends.types import Encoding, FloatArray, OutputKind, RowStati
 # A caller shares a row in flight if the row is due at most this many seconds after the caller's
 # deadline.
 _WAIT_TOLERANCE = 0.25
+# A guard reads at most four readings of a text at the same time with each of its encoders.
+_MOST_READ = 8
 
 
 class RowCache(VectorCache[RowKey]):
@@ -35,9 +37,8 @@ class HostedItems(msgspec.Struct):
 
 
 class ReadWindows(NamedTuple):
-    """Holds the outputs of a text's windows; `read` says what was read, `tokens` how many."""
+    """Holds the outputs of a text's windows, which have so many `tokens`."""
 
-    read: object
     outputs: FloatArray
     tokens: int
 
@@ -57,7 +58,8 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
       `shadow` is the number of the revision to which the item is mirrored.
     - `label` is the first label of the result.
     - `is_partial` says that a part of the item failed, although the item has a result.
-    - `windows` has what the item has read last: other heads of the encoder need not read it again.
+    - `windows` has what the item has read lately: other heads of the encoder need not read it
+      again.
     """
 
     scope: str
@@ -79,7 +81,7 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
     shadow: str = ""
     label: str = ""
     is_partial: bool = False
-    windows: ReadWindows | None = None
+    windows: dict[object, ReadWindows] = {}
 
     def spend(self, rows: int) -> None:
         """Deduct rows from the row budget.
@@ -93,6 +95,12 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
                 f"the algorithm needs {rows} more rows, but has {self.rows_left:.0f} rows left",
             )
         self.rows_left -= rows
+
+    def remember(self, read: object, windows: ReadWindows) -> None:
+        """Keep what was read, and forget the oldest if there is too much."""
+        if len(self.windows) == _MOST_READ:
+            del self.windows[next(iter(self.windows))]
+        self.windows[read] = windows
 
     def count_known(self, rows: int, tokens: int) -> None:
         """Count rows that the item has already, and charge them like other rows.

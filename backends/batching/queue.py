@@ -288,7 +288,7 @@ class RowQueue:
 
     def _shared(self, choice: Choice, lead: Row, now: float, *, threads: int) -> Choice:
         """Return a smaller batch than `choice` if the rows end much sooner in several batches."""
-        rows = -(-self.runnable // threads)
+        rows = -(-(self.rows - self._flows.bulk_rows) // threads)
         if rows >= sum([count for _, count in choice.lengths]):
             return choice
         limits = msgspec.structs.replace(self._limits, rows=rows)

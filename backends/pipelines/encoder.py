@@ -309,21 +309,21 @@ class Encoder:
     ) -> FloatArray:
         """Return one pooled vector per window of a text.
 
-        `prompt`, by default the model's own, is put before every window. If the caller has just
-        read the same windows, the same vectors are returned.
+        `prompt`, by default the model's own, is put before every window. If the caller has read the
+        same windows lately, the same vectors are returned.
 
         Raises:
             ItemRefused: the text is empty or has too many windows, or the caller forbids a
                 truncation that is needed.
         """
-        read, known = (self, text, windows, prompt), caller.windows
-        if known is not None and known.read == read:
+        read = (self, text, windows, prompt)
+        if (known := caller.windows.get(read)) is not None:
             caller.count_known(len(known.outputs), known.tokens)
             return known.outputs
         encodings = await self._window_rows(text, caller, windows, prompt)
         outputs = await self._pooled(encodings, caller)
         tokens = sum([len(each.ids) for each in encodings])
-        caller.windows = ReadWindows(read, outputs, tokens)
+        caller.remember(read, ReadWindows(outputs, tokens))
         return outputs
 
     async def _window_rows(

@@ -121,6 +121,11 @@ def unknown_labels(
                 yield path, "the model has no labels of its own; name a classifier"
 
 
+def labelled_models(document: Document) -> list[str]:
+    """Return the models whose labels `unknown_labels` checks."""
+    return list(dict.fromkeys(name for _, name, labels in _labelled(document) if labels))
+
+
 def _labelled(document: Document) -> Iterator[tuple[Path, str, Collection[str]]]:
     """Yield the path, the model and the labels of each part that names labels of a classifier."""
     for name, entry in document.models.items():

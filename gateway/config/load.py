@@ -104,7 +104,7 @@ def check_pools(parsed: ParsedDocument, served: Collection[str]) -> None:
 
 
 def check_labels(parsed: ParsedDocument, known: Mapping[str, Collection[str]]) -> None:
-    """Refuse moderation labels that a model does not have. `known` maps models to their labels.
+    """Refuse labels of classifiers that a model does not have. `known` maps models to their labels.
 
     Raises:
         ConfigurationError: there is such a label. The error names the first one, and the labels

@@ -7,7 +7,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from litestar import Controller, Response
+from litestar import Controller, MediaType, Response
 from litestar.response import Redirect
 
 from sluicegate.gateway.admin.authorization import OPERATOR
@@ -127,9 +127,15 @@ class Frame:
 def _to_login(request: AnyRequest, *, is_fragment: bool) -> Response[Any]:
     if is_fragment:  # otherwise htmx would insert the login form into the present page
         seen = urlsplit(request.headers.get("hx-current-url", ""))
-        return Response(None, headers={"HX-Redirect": _login_url(seen.path)})
+        return htmx_redirect(_login_url(seen.path))
     path = request.url.path if request.method == "GET" else ""
     return Redirect(_login_url(path), status_code=303)
+
+
+def htmx_redirect(url: str) -> Response[None]:
+    """Return an answer without a body, upon which htmx opens another page."""
+    # Without a media type the body would be the JSON text `null`.
+    return Response(None, media_type=MediaType.HTML, headers={"HX-Redirect": url})
 
 
 def _login_url(path: str) -> str:

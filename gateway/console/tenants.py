@@ -12,7 +12,7 @@ from litestar.params import FromPath, FromQuery
 from sluicegate.gateway.console.access import AnyRequest, Context
 from sluicegate.gateway.console.form_fields import fields_of
 from sluicegate.gateway.console.forms import budget_of, one, rules_of
-from sluicegate.gateway.console.frame import Frame
+from sluicegate.gateway.console.frame import Frame, htmx_redirect
 from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.ledger.types import GroupBy, GroupUsage, Key, Tenant
 from sluicegate.gateway.operations.accounts import NewTenant, create_tenant, set_tenant_limits
@@ -82,7 +82,7 @@ class TenantsController(Controller):
         fields = await fields_of(request)
         tenant, name = one(fields, "id"), one(fields, "name")
         await create_tenant(context, NewTenant(id=tenant, name=name))
-        return Response(None, headers={"HX-Redirect": f"/console/tenants/{tenant}"})
+        return htmx_redirect(f"/console/tenants/{tenant}")
 
     @get("/{tenant:str}", opt={"role": Role.VIEWER})
     async def show(

@@ -7,6 +7,7 @@ import msgspec
 from sluicegate.gateway.errors import (
     DeadlineExceeded,
     InternalError,
+    ModelNotFound,
     Overloaded,
     UpstreamFailed,
     UpstreamUnavailable,
@@ -37,6 +38,8 @@ _SAME_MEANING = frozenset(
 
 EXPIRED: Final = ItemFailure.of(DeadlineExceeded.during("the calls to backends"))
 """The failure of an item whose time ran out."""
+GONE: Final = ItemFailure.of(ModelNotFound("No backend serves the model any more."))
+"""The failure of an item whose model was removed from all backends since the request began."""
 CANCELLED: Final = ItemFailure(
     status=503,
     code="cancelled",

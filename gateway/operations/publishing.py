@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sluicegate.gateway.config.checks import labelled_models
 from sluicegate.gateway.config.document import Document
 from sluicegate.gateway.config.load import (
     ParsedDocument,
@@ -309,9 +310,8 @@ class Publisher:
             check_models(wanted, names, partial(explain_unknown_model, allowed=names))
             views = (await reported_backends(self._control)).values()
             check_pools(wanted, {name for view in views for name in view.models})
-        moderating = [name for name, entry in wanted.document.models.items() if entry.moderation]
-        if moderating:
-            check_labels(wanted, await self._labels(moderating))
+        if labelled := labelled_models(wanted.document):
+            check_labels(wanted, await self._labels(labelled))
 
     def _check_tenants(self, wanted: ParsedDocument) -> None:
         """Check the tenants in `decisions.texts`; accept all of them while the ledger is down."""

@@ -152,8 +152,10 @@ class Fleet:
         return self._models_version
 
     def knows_models(self) -> bool:
-        """Return whether any backend has ever reported its models."""
-        return bool(self._placements)
+        """Return whether any backend has reported what it serves, which may be nothing."""
+        return bool(self._placements) or any(
+            state.health is Health.READY for state in self._states.values()
+        )
 
     def preferred_region(self, model: ServedModel) -> RegionName:
         """Return the first region that serves `model`, or an empty name if no region does."""

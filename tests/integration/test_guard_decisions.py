@@ -110,7 +110,8 @@ async def system(tmp_path: Path) -> AsyncIterator[System]:
         for tenant, key in {"acme": KEY, "other": _OTHER_KEY}.items():
             ledger.accounts.create_tenant(tenant)
             ledger.accounts.create_key(tenant, key_hash=hash_key(key))
-        stub = StubBackend(models=[stub_model(name) for name in ("stub", "mood")])
+        mood = msgspec.structs.replace(stub_model("mood"), labels=["angry"])
+        stub = StubBackend(models=[stub_model(), mood])
         stub.behaviour = _judge
         async with (
             stub,

@@ -18,6 +18,7 @@ from tests.support.dispatching import state
 from tests.support.scripted_client import ScriptedClient
 
 pytestmark = pytest.mark.anyio
+_REGIONS = 'regions: [{name: eu, pools: [{backends: [{id: eu-0, url: "http://127.0.0.1:1"}]}]}]'
 RULE = {"name": "minute", "unit": "items", "capacity": 5, "window": 60.0}
 
 
@@ -172,28 +173,57 @@ async def test_a_key_that_would_have_expired_is_refused(
     assert (await admin.get("/admin/keys")).json()["keys"] == []
 
 
-async def test_a_moderation_by_a_label_that_the_model_does_not_have_is_refused(
+@pytest.fixture
+async def classifying(
     settings: Settings, redis: Redis, ledger: Ledger
-) -> None:
-    """A category of it would have the score 0 for ever."""
+) -> AsyncIterator[httpx.AsyncClient]:
+    """Operators' client, with a backend whose model `mood` has the labels `joy` and `anger`."""
     backends, model = ScriptedClient(), stub_model("mood")
     model = msgspec.structs.replace(model, tasks=[Task.CLASSIFY], labels=["joy", "anger"])
     encoder = msgspec.structs.replace(model, name="vectors", tasks=[Task.EMBED], labels=None)
-    backends.states["eu-0"] = state("eu-0", models=[model, encoder])
-    regions = 'regions: [{name: eu, pools: [{backends: [{id: eu-0, url: "http://127.0.0.1:1"}]}]}]'
-    (settings.config / "regions.yaml").write_text(regions)
-
+    guard = msgspec.structs.replace(model, name="guard", tasks=[Task.GUARD], labels=None)
+    backends.states["eu-0"] = state("eu-0", models=[model, encoder, guard])
+    (settings.config / "regions.yaml").write_text(_REGIONS)
     async with client_of(settings, redis, ledger, backends) as admin:
-        for entry, status, said in (
-            (
-                "mood: {moderation: {angr: hate}}",
-                422,
-                "did you mean `anger`? It has `joy`, `anger`",
-            ),
-            ("vectors: {moderation: {joy: hate}}", 422, "no labels of its own; name a classifier"),
-            ("mood: {moderation: {anger: hate}}", 200, ""),
-            ("later: {planned: true, moderation: {any: hate}}", 200, ""),
-        ):
-            text = f"{regions}\nmodels: {{{entry}}}\n"
-            answer = await admin.put("/admin/config", content=text, params={"dry_run": "true"})
-            assert (answer.status_code, said in answer.text) == (status, True), answer.text
+        yield admin
+
+
+async def test_a_moderation_by_a_label_that_the_model_does_not_have_is_refused(
+    classifying: httpx.AsyncClient,
+) -> None:
+    """A category of it would have the score 0 for ever."""
+    for entry, status, said in (
+        ("mood: {moderation: {angr: hate}}", 422, "did you mean `anger`? It has `joy`, `anger`"),
+        ("vectors: {moderation: {joy: hate}}", 422, "no labels of its own; name a classifier"),
+        ("mood: {moderation: {anger: hate}}", 200, ""),
+        ("later: {planned: true, moderation: {any: hate}}", 200, ""),
+    ):
+        text = f"{_REGIONS}\nmodels: {{{entry}}}\n"
+        answer = await classifying.put("/admin/config", content=text, params={"dry_run": "true"})
+        assert (answer.status_code, said in answer.text) == (status, True), answer.text
+
+
+@pytest.mark.parametrize(
+    ("policy", "labels", "status", "said"),
+    [
+        ("guards: {x: {DETECTOR}}", "labels: {angr: 0.5}", 422, "did you mean `anger`?"),
+        ("guards: {x: {DETECTOR}}", "expected: {angr: 0.5}", 422, "did you mean `anger`?"),
+        ("guards: {x: {DETECTOR}}", "labels: {anger: 0.5}", 200, ""),
+        (
+            "routers: {x: {default: a, rules: [{detector: one, target: b}], DETECTOR}}",
+            "labels: {angr: 0.5}",
+            422,
+            "did you mean `anger`?",
+        ),
+    ],
+)
+async def test_a_detector_by_a_label_that_its_model_does_not_have_is_refused(
+    classifying: httpx.AsyncClient, policy: str, labels: str, status: int, said: str
+) -> None:
+    """Otherwise the guard or router would fail at each text."""
+    detector = f"model: guard, detectors: [{{name: one, kind: classifier, model: mood, {labels}}}]"
+    text = f"{_REGIONS}\n{policy.replace('DETECTOR', detector)}\n"
+
+    answer = await classifying.put("/admin/config", content=text, params={"dry_run": "true"})
+
+    assert (answer.status_code, said in answer.text) == (status, True), answer.text

@@ -57,6 +57,7 @@ async def test_a_tenant_is_created_limited_and_given_a_budget(
     removed = await operator.post("/console/tenants/acme/budget", data={"amount": ""})
 
     assert created.headers["hx-redirect"] == "/console/tenants/acme"
+    assert created.content == b""
     assert "Acme &lt;b&gt;" in page
     assert 'value="600"' in limited.text
     assert wrong.status_code == 400

@@ -28,6 +28,7 @@ async def test_without_a_session_pages_lead_to_the_login_and_back(
     assert (refused.status_code, refused.headers["location"]) == (303, _LOGIN)
     assert refused.content == b""
     assert part.headers["hx-redirect"] == _LOGIN
+    assert part.content == b""
     assert with_key.status_code == 303  # a key is for programs, which ask /admin
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pytest
 
-from sluicegate.backends.commands import LazyGroup
+from sluicegate.backends.commands import LazyGroup, say
 
 
 def test_a_command_is_imported_without_collections(
@@ -24,3 +24,12 @@ def test_a_command_is_imported_without_collections(
     assert command is not None
     assert command.help == "collections: False"
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("mark", ["\u061c", "\u200e", "\u200f", "\u202e", "\u2067"])
+def test_a_text_cannot_reorder_what_an_operator_reads(
+    mark: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    say(f"worse {mark} 1 2 3")
+
+    assert capsys.readouterr().out == "worse \N{REPLACEMENT CHARACTER} 1 2 3\n"

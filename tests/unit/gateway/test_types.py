@@ -7,6 +7,7 @@ from sluicegate.gateway.errors import (
     GatewayError,
     InternalError,
     InvalidItem,
+    ModelNotFound,
     Overloaded,
     RateLimited,
     UpstreamFailed,
@@ -20,6 +21,7 @@ from sluicegate.gateway.types import ItemFailure
     [
         DeadlineExceeded,
         InternalError,
+        ModelNotFound,
         Overloaded,
         RateLimited,
         UpstreamFailed,

@@ -72,6 +72,18 @@ async def test_idle_threads_share_rows_that_so_end_much_sooner(
     assert (batches[0].release is Release.SHARED) == (len(sizes) > 1)
 
 
+async def test_idle_threads_share_online_rows_while_bulk_rows_wait() -> None:
+    """Bulk rows need no place in the batch, whose traffic class is another."""
+    queue = make_queue(Clock())
+    online = [make_row(40)[0] for _ in range(4)]
+    queue.put([*online, *(make_row(40, lane="bulk")[0] for _ in range(8))])
+
+    batch = queue.take(idle=1)
+
+    assert batch is not None
+    assert batch.rows == online[:2]
+
+
 async def test_bulk_rows_are_left_together() -> None:
     queue = make_queue(Clock())
     queue.put([make_row(40, lane="bulk")[0] for _ in range(4)])

@@ -152,3 +152,13 @@ async def test_an_item_reads_the_same_windows_once(tmp_path: Path) -> None:
     assert other is not first
     assert (len(first), asker.rows, asker.cached) == (2, 3, 3)
     assert asker.input_tokens == asker.tokens + 2 * MAX_TOKENS + 2 * len(["[CLS]", "[SEP]"])
+
+
+async def test_an_item_that_reads_texts_in_turn_reads_each_once(tmp_path: Path) -> None:
+    """Heads of a guard read several readings of a text at the same time."""
+    asker, windows = caller(), Windows(overlap=0)
+    async with truncating(tmp_path) as (encoder, _):
+        first = [await encoder.windows(text, asker, windows) for text in ("film", "bad")]
+        again = [await encoder.windows(text, asker, windows) for text in ("film", "bad")]
+
+    assert [one is other for one, other in zip(first, again, strict=True)] == [True, True]

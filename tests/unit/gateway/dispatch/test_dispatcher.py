@@ -11,7 +11,7 @@ from sluicegate.gateway.config.document import RoutingConfig
 from sluicegate.gateway.types import Endpoint, ItemOutcome
 from sluicegate.gateway.upstream.base import CallFailed, Cause
 from sluicegate.wire.protocol import Call, Done, EmbedItem, Report, Task
-from testing.stub_backend import echo
+from testing.stub_backend import echo, stub_model
 from testing.waiting import until
 from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
 from tests.support.dispatching import (
@@ -258,6 +258,18 @@ async def test_no_backend_at_all_is_unavailable() -> None:
     scene = Scene(endpoints=())
 
     assert (await scene.run(2)).codes() == ["upstream_unavailable"] * 2
+
+
+async def test_a_model_that_was_removed_from_all_backends_meanwhile_is_unknown() -> None:
+    """The request began while it was served."""
+    scene = Scene(endpoints=(EU,))
+    scene.fleet.observe(EU, state("eu-0", models=[stub_model("other")]))
+
+    (outcome,) = (await scene.run(1)).by_index.values()
+
+    assert outcome.failure is not None
+    assert (outcome.failure.status, outcome.failure.code) == (404, "model_not_found")
+    assert not outcome.failure.retryable
 
 
 async def test_a_lone_backend_is_tried_again_after_a_lost_connection_only() -> None:

@@ -79,6 +79,15 @@ def test_models_are_known_from_the_first_backend_that_names_one_on(clock: Clock)
     assert told == [False, False, True]
 
 
+def test_a_ready_backend_without_models_says_that_none_is_served(clock: Clock) -> None:
+    """Its operator has assigned it none."""
+    fleet = fleet_of(US, clock, observed=False)
+
+    fleet.observe(US[0], state(models=[]))
+
+    assert fleet.knows_models()
+
+
 def test_a_model_stays_known_while_its_backends_are_away(clock: Clock) -> None:
     fleet = fleet_of(US, clock)
 
