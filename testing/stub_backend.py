@@ -33,6 +33,7 @@ from sluicegate.wire.protocol import (
     Task,
     encode_frame,
 )
+from testing.servers import close_server
 
 _HEAD_END = b"\r\n\r\n"
 
@@ -258,7 +259,7 @@ class StubBackend:
         """Stop as if the process were killed: close the listener and reset connections."""
         if self._server is None:
             return
-        self._server.close()
+        await close_server(self._server)
         for writer in self._open:
             writer.transport.abort()
         await self.wait_for(lambda: not self._open)

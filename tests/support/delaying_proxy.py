@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Self
 
+from testing.servers import close_server
+
 
 class DelayingProxy:
     """Listens on a loopback port and forwards to a Unix socket.
@@ -33,7 +35,7 @@ class DelayingProxy:
 
     async def __aexit__(self, *exc_info: object) -> None:
         assert self._server is not None
-        self._server.close()
+        await close_server(self._server)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

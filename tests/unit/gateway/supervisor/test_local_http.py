@@ -8,6 +8,7 @@ import pytest
 
 from sluicegate.gateway.supervisor.local_http import ask
 from sluicegate.gateway.supervisor.probes import probe_http
+from tests.support.raw_server import RawServer
 
 pytestmark = pytest.mark.anyio
 
@@ -15,20 +16,16 @@ pytestmark = pytest.mark.anyio
 @asynccontextmanager
 async def answering(answer: bytes | None) -> AsyncIterator[int]:
     """Answer every request with `answer`, or never."""
-    hold = asyncio.Event()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         if answer is None:
-            await hold.wait()
+            await asyncio.Event().wait()
         else:
             writer.write(answer)
-        writer.close()
 
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
-        hold.set()
+    async with RawServer(handle).open() as server:
+        yield server.port
 
 
 async def test_status_and_body_are_returned() -> None:

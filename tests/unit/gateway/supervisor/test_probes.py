@@ -10,6 +10,7 @@ import pytest
 from sluicegate.gateway.supervisor.probes import broken_models
 from sluicegate.gateway.supervisor.spec import ProcessRole, ProcessSpec, is_started
 from sluicegate.wire.protocol import Report, ServingState
+from tests.support.raw_server import RawServer
 
 pytestmark = pytest.mark.anyio
 
@@ -34,12 +35,9 @@ async def serving(body: bytes, heads: list[bytes]) -> AsyncIterator[ProcessSpec]
         heads.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + body)
         await writer.drain()
-        writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        host, port = server.sockets[0].getsockname()
-        yield backend(f"http://{host}:{port}")
+    async with RawServer(answer).open() as server:
+        yield backend(server.url)
 
 
 async def test_the_problems_of_all_backends_are_told_and_silent_ones_left_out() -> None:
