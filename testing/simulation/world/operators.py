@@ -154,6 +154,7 @@ class Operators:
             root = machine.folder / "models"
             for name in names:
                 write_revision(root, name, self._revisions, is_broken=is_broken)
+                machine.disk.stamp_below(root / name / f"{self._revisions}")
             if not is_broken:
                 self._oracle.learn(root)
             machine.disk.settle()
