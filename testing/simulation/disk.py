@@ -349,7 +349,8 @@ def _virtual(found: os.stat_result) -> os.stat_result:
     """Return a status whose last change was the last write: no call sets the kernel's `ctime`."""
     if here.strand is None or not stat.S_ISREG(found.st_mode):
         return found
-    values, named = found.__reduce__()[1]
+    state: Any = found.__reduce__()[1]
+    values, named = state
     named |= {"st_ctime": named["st_mtime"], "st_ctime_ns": named["st_mtime_ns"]}
     return os.stat_result((*values[:9], values[8]), named)
 

@@ -105,6 +105,7 @@ class Operators:
         for region in REGIONS:
             machine = self._world.machines[f"{region}-gateway"]
             self._world.write_document(machine.folder / "config", **wanted)
+            machine.disk.stamp_below(machine.folder / "config")
             machine.disk.settle()
             await self._until_done("POST", "/admin/config/reload", region=region)
         self._acknowledge(change, wanted)
