@@ -1,5 +1,9 @@
-"""Defines the calendar periods of quotas. Days and months begin and end in UTC."""
+"""Reads the calendar, and defines the calendar periods of quotas.
 
+Days and months begin and end in UTC.
+"""
+
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
@@ -8,6 +12,11 @@ import msgspec
 
 _DAY: Final = 86_400
 _MONTHS: Final = 12
+
+
+def utc_now() -> datetime:
+    """Return the present time in UTC."""
+    return datetime.fromtimestamp(time.time_ns() / 1e9, UTC)
 
 
 class Period(msgspec.Struct, frozen=True):

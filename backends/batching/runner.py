@@ -188,10 +188,13 @@ class BatchRunner:
         try:
             batch = pad_encodings([row.encoding for row in rows], rows[0].kind)
             if wide:
-                return self._executor.run_wide(batch)
-            return self._executor.run_within(time_left, batch)
+                output = self._executor.run_wide(batch)
+            else:
+                output = self._executor.run_within(time_left, batch)
         except MemoryError as error:
             raise OutOfMemory("the machine is out of memory for this batch") from error
+        check_shape(output, batch, self._executor)
+        return output
 
 
 def pad_encodings(encodings: Sequence[Encoding], kind: OutputKind) -> PaddedBatch:
@@ -203,6 +206,22 @@ def pad_encodings(encodings: Sequence[Encoding], kind: OutputKind) -> PaddedBatc
         if encoding.attended:
             batch.mask[place, encoding.attended :] = 0
     return batch
+
+
+def check_shape(output: FloatArray, batch: PaddedBatch, executor: ModelExecutor) -> None:
+    """Check that an output has a value for each row of its batch.
+
+    Raises:
+        ModelFailed: the output has another shape. Its values may belong to other rows.
+    """
+    rows, length = batch.ids.shape
+    expected = {
+        OutputKind.POOLED: (rows, executor.dimensions),
+        OutputKind.TOKENS: (rows, length, executor.dimensions),
+        OutputKind.JOINED: (rows, executor.joined.of(length)),
+    }[batch.output]
+    if output.shape != expected:
+        raise ModelFailed(f"the model's output has the shape {output.shape} instead of {expected}")
 
 
 def split_output(

@@ -19,7 +19,7 @@ from typing_extensions import TypeVar, override
 from sluicegate.backends.batching.batcher import Batcher
 from sluicegate.backends.batching.coalescing import RowCache, RowCaller, RowCoalescer
 from sluicegate.backends.batching.policy import BatchLimits
-from sluicegate.backends.batching.runner import pad_encodings, split_output
+from sluicegate.backends.batching.runner import check_shape, pad_encodings, split_output
 from sluicegate.backends.errors import BackendError, ModelFailed, OutOfMemory
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.tokenization.text_queue import TextQueue
@@ -72,7 +72,9 @@ class PlannedBatches:
     def _run(self, batch: Sequence[Encoding], kind: OutputKind) -> list[RowValue]:
         """Run a batch. Halve a failing batch until the failing row is alone."""
         try:
-            output = self._executor.run(pad_encodings(batch, kind))
+            padded = pad_encodings(batch, kind)
+            output = self._executor.run(padded)
+            check_shape(output, padded, self._executor)
         except (ModelFailed, MemoryError) as error:
             if len(batch) == 1:
                 if isinstance(error, ModelFailed):

@@ -7,7 +7,7 @@ model's digest.
 import hashlib
 import importlib.metadata
 import platform
-from datetime import UTC, datetime
+import time
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,7 +50,7 @@ def describe_machine() -> MachineInfo:
     return MachineInfo(
         devices=[f"{cpu}, {usable_cores()} cores", *_gpus()],
         runtimes=_runtimes(),
-        date=datetime.now(tz=UTC).date().isoformat(),
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
     )
 
 

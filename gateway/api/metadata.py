@@ -32,6 +32,7 @@ from sluicegate.gateway.errors import (
 )
 from sluicegate.gateway.inference.visibility import is_visible, model_not_found, visible_models
 from sluicegate.gateway.ledger.types import SLOW_GROUPS, BudgetReport, GroupBy, Units
+from sluicegate.gateway.periods import utc_now
 from sluicegate.gateway.runtime.store import RuntimeStore
 from sluicegate.gateway.types import Principal, RegionName, ServedModel
 from sluicegate.wire.protocol import EmbedOutput, Task
@@ -268,7 +269,7 @@ class MetadataController(Controller):
 
         Of a key that is limited to models it is the usage of those.
         """
-        now = datetime.now(UTC)
+        now = utc_now()
         start = parse_moment("from", since, years=_YEARS) or now.replace(
             day=1, hour=0, minute=0, second=0, microsecond=0
         )

@@ -1,7 +1,7 @@
 """Makes commands from the declarations of operations."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import Enum
 from importlib import import_module
 from types import NoneType
@@ -15,6 +15,7 @@ from sluicegate.gateway.cli.admin_client import AdminClient, admin_options, prin
 from sluicegate.gateway.cli.examples import add_examples, epilog
 from sluicegate.gateway.cli.tables import print_table
 from sluicegate.gateway.operations.declaration import Command, Operation, Option, Place, Table
+from sluicegate.gateway.periods import utc_now
 
 AnyOperation = Operation[..., Any]
 
@@ -170,7 +171,7 @@ class _Listed(list[object]):
 
 
 def _print_rows(table: Table, answer: Any) -> None:
-    now = datetime.now(UTC)
+    now = utc_now()
 
     def cell(row: Any, column: str) -> object:
         if column == "state":

@@ -1,7 +1,7 @@
 """Lets operators send a request to the customers' listener, and shows the response."""
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import msgspec
 from litestar import Controller, Response, get, post
@@ -27,6 +27,7 @@ from sluicegate.gateway.operations.active_document import ActiveDocumentReader
 from sluicegate.gateway.operations.backend_calls import BackendCalls
 from sluicegate.gateway.operations.fleet_view import reported_backends
 from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.periods import utc_now
 from sluicegate.gateway.runtime.control import Control
 from sluicegate.wire.protocol import Task
 
@@ -101,7 +102,7 @@ class PlaygroundController(Controller):
     ) -> Response[str]:
         """Create a test key that expires in an hour, and put it into the form."""
         tenant = one(await fields_of(request), "tenant") or TEST_TENANT
-        until = datetime.now(UTC) + KEY_LIFE
+        until = utc_now() + KEY_LIFE
         name = f"playground of {context.operator.name}"
         wanted = NewKeys(
             keys=[NewKey(tenant=tenant, name=name, expires=until)],

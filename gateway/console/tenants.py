@@ -1,7 +1,7 @@
 """Shows and changes tenants with their limits, budgets and keys. Shows tenants' usage."""
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, cast
 
 import msgspec
@@ -19,6 +19,7 @@ from sluicegate.gateway.operations.accounts import NewTenant, create_tenant, set
 from sluicegate.gateway.operations.active_document import ActiveDocumentReader
 from sluicegate.gateway.operations.budgets import remove_budget, set_budget
 from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.periods import utc_now
 from sluicegate.gateway.types import REQUEST_UNITS, WORK_UNITS
 
 PER_PAGE = 50
@@ -109,7 +110,7 @@ class TenantsController(Controller):
     ) -> Response[str]:
         """Return this month's usage by model, and what is left of the budget."""
         prices = (await active.document()).prices
-        now = datetime.now(UTC)
+        now = utc_now()
         month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
         rows = await asyncio.to_thread(
             ledger.usage, tenant, month, now, [GroupBy.MODEL], prices=prices
@@ -168,7 +169,7 @@ def key_context(keys: list[Key]) -> dict[str, Any]:
 
     Valid keys come first, then all other keys. In both groups, newer keys come before older keys.
     """
-    now = datetime.now(UTC)
+    now = utc_now()
     lines = [KeyLine(key=key, state=_state(key, now)) for key in reversed(keys)]
     lines.sort(key=lambda line: line.state != "valid")
     return {

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -35,6 +34,7 @@ from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.ledger.types import GroupBy, GroupUsage
 from sluicegate.gateway.operations.active_document import ActiveDocumentReader
 from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.periods import utc_now
 from sluicegate.gateway.runtime.control import Control
 
 SPANS = {
@@ -102,7 +102,7 @@ class UsageController(Controller):
     ) -> Response[str]:
         """Return the charts and the table."""
         wanted, document = _quick(wanted_of(request)), await active.document()
-        buckets = buckets_of(wanted.span, datetime.now(UTC))
+        buckets = buckets_of(wanted.span, utc_now())
         is_whole = not (wanted.tenant or wanted.model)
         found = await margins.read(control, document, buckets) if is_whole else Margins()
         reader = UsageReader(ledger, document.prices)
@@ -197,7 +197,7 @@ def _currency(rows: Sequence[GroupUsage], prices: Sequence[PriceConfig]) -> str:
 
 
 def _csv(ledger: Ledger, prices: Sequence[PriceConfig], wanted: UsageQuery) -> str:
-    buckets = buckets_of(wanted.span, datetime.now(UTC))
+    buckets = buckets_of(wanted.span, utc_now())
     groups = list(dict.fromkeys([buckets.unit, GroupBy.TENANT, GroupBy.MODEL, wanted.by]))
     if wanted.by is not GroupBy.TENANT and not wanted.tenant:
         groups.remove(GroupBy.TENANT)

@@ -1,7 +1,7 @@
 """Returns usage, invoices and the audit log."""
 
 import asyncio
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Literal
 
 import msgspec
@@ -21,6 +21,7 @@ from sluicegate.gateway.ledger.types import (
 from sluicegate.gateway.operations.context import OperationContext
 from sluicegate.gateway.operations.declaration import TENANT, Answer, Family, Sent
 from sluicegate.gateway.operations.operators import Role
+from sluicegate.gateway.periods import utc_now
 
 Format = Literal["json", "csv"]
 Since = Annotated[str, Sent(name="from")]
@@ -86,7 +87,7 @@ async def get_usage(
     format: Format = "json",  # noqa: A002 - a query parameter
 ) -> Answer[UsagePage | str]:
     """Return the usage of a tenant, or of all tenants. The default is this month so far."""
-    now = datetime.now(UTC)
+    now = utc_now()
     month = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     start = parse_moment("from", since or None) or month
     end = parse_moment("to", until or None) or now + timedelta(seconds=1)

@@ -3,13 +3,18 @@
 What `fsync` confirmed survives a power cut. Of later writes some pages survive, and one of them may
 be torn. Names survive as they are or as they were at the last sync, as in a journal of metadata.
 Databases of SQLite stay as they are: their commits are synced.
+
+The time of a file is the time of its machine at the last write of a simulated process. Writes of
+SQLite, and writes to mapped memory, do not change it.
 """
 
 import errno
 import io
+import math
 import os
 import random
 import stat
+from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
@@ -31,9 +36,10 @@ _SQLITE: Final = ("", "-wal", "-shm", "-journal")
 
 
 class Disk:
-    """Has the files of a machine, in `folder`."""
+    """Has the files of a machine, in `folder`. `clock` returns the machine's Unix time."""
 
-    def __init__(self, folder: Path, seed: object) -> None:
+    def __init__(self, folder: Path, seed: object, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.folder = Path(os.path.normpath(folder.absolute()))
         self.is_full = False
         """Whether files cannot grow."""
@@ -73,6 +79,17 @@ class Disk:
         if grows and self.is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def stamp(self, file: int | str) -> None:
+        """Give a file the time of now."""
+        now = round(self._clock() * 1e9)
+        os.utime(file, ns=(now, now))
+
+    def stamp_below(self, folder: Path) -> None:
+        """Give each file in a folder the time of now."""
+        for path in folder.rglob("*"):
+            if path.is_file():
+                self.stamp(str(path))
+
     def sync(self, file: int) -> None:
         """Make the content of a file survive a power cut once this call returns."""
         self.check(grows=False)
@@ -94,6 +111,7 @@ class Disk:
         """Leave on the disk what a power cut leaves."""
         names, folders = self._walk()
         latest = {inode: Path(path).read_bytes() for path, inode in names.items()}
+        times = {inode: Path(path).stat().st_mtime_ns for path, inode in names.items()}
         if self._random.random() < 0.5:
             names, folders = self._names, self._folders
         kept = {
@@ -102,6 +120,10 @@ class Disk:
             if not self._is_database(path)
         }
         self._rewrite(kept, [Path(each) for each in folders])
+        now = round(self._clock() * 1e9)
+        for path in kept:
+            written = times.get(names[str(path)], now)
+            os.utime(path, ns=(written, written))
         self.settle()
 
     def _rewrite(self, files: dict[Path, bytes], folders: list[Path]) -> None:
@@ -180,12 +202,23 @@ class _File(io.FileIO):
     def __init__(self, disk: Disk, file: Any, mode: str, *, closefd: bool, opener: Any) -> None:
         super().__init__(file, mode, closefd=closefd, opener=opener)
         self._disk = disk
+        if "r" not in mode and not os.fstat(self.fileno()).st_size:
+            disk.stamp(self.fileno())  # it may be new
 
     @override
     def write(self, data: Any) -> int:
         """Write, or raise the disk's error."""
         self._disk.check(grows=True)
-        return super().write(data)
+        count = super().write(data)
+        self._disk.stamp(self.fileno())
+        return count
+
+    @override
+    def truncate(self, size: int | None = None) -> int:
+        """Cut the file off, or let it grow."""
+        size = super().truncate(size)
+        self._disk.stamp(self.fileno())
+        return size
 
 
 _real_open: Final = io.open
@@ -200,6 +233,9 @@ _real_os: Final = {
         "fdatasync",
         "mkdir",
         "posix_fallocate",
+        "truncate",
+        "stat",
+        "fstat",
     )
 }
 
@@ -251,48 +287,72 @@ def open_file(
     return io.TextIOWrapper(buffered, encoding, errors, newline, line_buffering=buffering == 1)
 
 
-def _grows(file: int, end: int) -> bool:
-    return end > os.fstat(file).st_size
-
-
 def open_descriptor(path: Any, flags: int, mode: int = 0o777, **options: Any) -> int:
     """Open a file as `os.open` does; a full disk creates none."""
     disk = None if "dir_fd" in options else _disk_of(path)
-    if disk is not None and flags & os.O_CREAT and not Path(path).exists():
+    is_new = disk is not None and flags & os.O_CREAT and not Path(path).exists()
+    if disk is not None and is_new:
         disk.check(grows=True)
-    return int(_real_os["open"](path, flags, mode, **options))
+    file = int(_real_os["open"](path, flags, mode, **options))
+    if disk is not None and (is_new or flags & os.O_TRUNC):
+        disk.stamp(file)
+    return file
 
 
 def write(file: int, data: Any) -> int:
     """Write as `os.write` does, or raise the disk's error."""
-    disk = None if here.strand is None else _disk_of(file)
-    if disk is not None:
-        disk.check(grows=True)
-    return int(_real_os["write"](file, data))
+    return int(_changed("write", file, data))
 
 
 def writev(file: int, buffers: Any) -> int:
     """Write as `os.writev` does, or raise the disk's error."""
-    disk = None if here.strand is None else _disk_of(file)
-    if disk is not None:
-        disk.check(grows=True)
-    return int(_real_os["writev"](file, buffers))
+    return int(_changed("writev", file, buffers))
 
 
 def pwrite(file: int, data: Any, offset: int) -> int:
     """Write as `os.pwrite` does, or raise the disk's error."""
-    disk = None if here.strand is None else _disk_of(file)
-    if disk is not None:
-        disk.check(grows=_grows(file, offset + len(data)))
-    return int(_real_os["pwrite"](file, data, offset))
+    return int(_changed("pwrite", file, data, offset, end=offset + len(data)))
 
 
 def allocate(file: int, offset: int, size: int) -> None:
     """Reserve blocks as `os.posix_fallocate` does, or raise the disk's error."""
+    _changed("posix_fallocate", file, offset, size, end=offset + size)
+
+
+def truncate(file: Any, length: int) -> None:
+    """Cut a file off as `os.truncate` and `os.ftruncate` do."""
+    _changed("truncate", file, length, end=0)
+
+
+def _changed(name: str, file: Any, *args: Any, end: float = math.inf) -> Any:
+    """Change a file up to the byte `end`, or raise the disk's error."""
     disk = None if here.strand is None else _disk_of(file)
-    if disk is not None:
-        disk.check(grows=_grows(file, offset + size))
-    _real_os["posix_fallocate"](file, offset, size)
+    if disk is None:
+        return _real_os[name](file, *args)
+    disk.check(grows=end > os.stat(file).st_size)  # noqa: PTH116 - it may be a descriptor
+    result = _real_os[name](file, *args)
+    disk.stamp(file)
+    return result
+
+
+def status(path: Any, **options: Any) -> os.stat_result:
+    """Return the status of a file as `os.stat` does; see `_virtual`."""
+    return _virtual(_real_os["stat"](path, **options))
+
+
+def status_of(file: int) -> os.stat_result:
+    """Return the status of an open file as `os.fstat` does; see `_virtual`."""
+    return _virtual(_real_os["fstat"](file))
+
+
+def _virtual(found: os.stat_result) -> os.stat_result:
+    """Return a status whose last change was the last write: no call sets the kernel's `ctime`."""
+    if here.strand is None or not stat.S_ISREG(found.st_mode):
+        return found
+    state: Any = found.__reduce__()[1]
+    values, named = state
+    named |= {"st_ctime": named["st_mtime"], "st_ctime_ns": named["st_mtime_ns"]}
+    return os.stat_result((*values[:9], values[8]), named)
 
 
 def make_folder(path: Any, *args: Any, **options: Any) -> None:
@@ -322,5 +382,9 @@ REPLACEMENTS: Final[dict[str, Any]] = {
     "fdatasync": sync,
     "mkdir": make_folder,
     "posix_fallocate": allocate,
+    "truncate": truncate,
+    "ftruncate": truncate,
+    "stat": status,
+    "fstat": status_of,
 }
 """The functions of the module `os` that a simulation replaces."""

@@ -195,7 +195,7 @@ class Machine:
         self._random = random.Random(f"{seed} {name}")
         self._seed = seed
         self.clock = Clock(scheduler, uptime=self._random.uniform(1e3, 1e5))
-        self.disk = Disk(folder, seed)
+        self.disk = Disk(folder, seed, self.clock.time)
         self.is_up = True
         self.last_port = 0
         self.processes: list[Process] = []

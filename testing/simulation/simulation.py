@@ -83,6 +83,8 @@ class Simulation:
         """
         numbers.restart()
         random.seed(f"{self.seed}")
+        for machine in self.machines.values():
+            machine.disk.stamp_below(machine.folder)
         director = self.machine("director", address="10.255.255.1")
         process = director.start("main", main)
         was_enabled = gc.isenabled()

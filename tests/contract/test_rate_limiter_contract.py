@@ -3,11 +3,12 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import msgspec
 import pytest
 
+from sluicegate.gateway.periods import utc_now
 from sluicegate.gateway.rate_limit.base import Charge, Decision, RateLimiter
 from sluicegate.gateway.rate_limit.redis_limiter import RedisRateLimiter
 from sluicegate.gateway.redis.client import connect
@@ -162,7 +163,7 @@ async def test_a_quota_is_refilled_at_the_months_end_and_not_before(limiter: Rat
 
     decisions = [await decide(limiter, [charge(10, of=monthly)]) for _ in range(6)]
 
-    now = datetime.now(UTC)
+    now = utc_now()
     month_end = (now.replace(day=28) + timedelta(days=4)).replace(day=1, hour=0, minute=0, second=0)
     assert [decision.allowed for decision in decisions] == [True] * 5 + [False]
     assert [one.policies[0].remaining for one in decisions] == [40, 30, 20, 10, 0, 0]
@@ -176,7 +177,7 @@ async def test_a_quota_of_a_day_is_refilled_at_midnight(limiter: RateLimiter) ->
 
     decisions = [await decide(limiter, [charge(10, of=daily)]) for _ in range(3)]
 
-    left = 86_400 - datetime.now(UTC).timestamp() % 86_400
+    left = 86_400 - utc_now().timestamp() % 86_400
     assert [decision.allowed for decision in decisions] == [True, True, False]
     assert decisions[-1].retry_after == pytest.approx(left, abs=5.0)
 

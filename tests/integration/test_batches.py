@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from copy import copy
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from sluicegate.gateway.batches.runner import FileRetention
 from sluicegate.gateway.errors import Conflict, NotFound
 from sluicegate.gateway.ledger.batch_types import BatchState
 from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.periods import utc_now
 from sluicegate.gateway.settings import Settings, environment, process_environment
 from sluicegate.gateway.storage.build import build_storage, file_object
 from sluicegate.gateway.types import KeyId, Principal, Rule, TenantId
@@ -116,7 +117,7 @@ async def bill(settings: Settings) -> None:
 
 
 def used(ledger: Ledger) -> dict[str, Any]:
-    now = datetime.now(UTC)
+    now = utc_now()
     (usage,) = ledger.usage("acme", now - timedelta(hours=1), now + timedelta(hours=1))
     return msgspec.structs.asdict(usage)
 

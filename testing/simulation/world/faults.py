@@ -12,7 +12,7 @@ import msgspec
 from testing.simulation.machines import Machine
 from testing.simulation.world.callers import OK, read_answer
 from testing.simulation.world.invariants import STOP, Disturbance
-from testing.simulation.world.model import FAILURES, POISONS
+from testing.simulation.world.model import DAMAGES, FAILURES
 from testing.simulation.world.scenario import LENGTH, Step
 from testing.simulation.world.world import REGIONS, Part, World
 
@@ -50,6 +50,7 @@ _TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "model-fails": BACKENDS,
     "model-nan": BACKENDS,
     "model-infinite": BACKENDS,
+    "model-shape": BACKENDS,
     STOP: PROCESSES,
 }
 LINK_KINDS: Final = ("cut", "cut-one-way", "slow", "reset")
@@ -290,8 +291,8 @@ class Faults:
         pace, kind = self._world.paces[step.target], step.kind.split("-")[1]
         if kind == "slow":
             pace.slowness = 100.0
-        elif kind in POISONS:
-            pace.poison = POISONS[kind]
+        elif kind in DAMAGES:
+            pace.damage = DAMAGES[kind]
         else:
             pace.failure = FAILURES[kind]
         await asyncio.sleep(step.lasts)

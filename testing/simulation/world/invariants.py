@@ -36,6 +36,8 @@ _LONG: Final = 2.0
 _AT_ONCE: Final = 0.5
 _FEW: Final = 0.2
 """See `late_refusals`; the first three are in seconds."""
+_UNCLEAR: Final = "internal_error"
+"""The code of errors that the product did not expect."""
 _MONTHS: Final = ("2026-09",)
 USAGE: Final = ("items", "hit", "collapsed", "computed", "failed", "rows", "tokens")
 _QUERY: Final = f"SELECT rowid, id, requests, time, tenant, model, task, status, {', '.join(USAGE)}"
@@ -315,6 +317,13 @@ def late_refusals(attempts: Sequence[Attempt], faults: Sequence[Disturbance]) ->
     late = [took for took in refused if took > _AT_ONCE]
     if len(late) > 1 + _FEW * len(refused):
         yield f"{len(late)} of {len(refused)} refusals took up to {max(late):.2f} s"
+
+
+def unclear_errors(attempts: Sequence[Attempt]) -> Iterator[str]:
+    """Yield requests whose error does not say what failed. No fault excuses such an answer."""
+    for attempt in attempts:
+        if _UNCLEAR in (attempt.code, *attempt.unread):
+            yield f"{attempt.worker} said {_UNCLEAR} to {attempt.id}"
 
 
 def errors_without_faults(

@@ -68,23 +68,45 @@ class Pace:
     """What is wrong with the models of a machine: faults change it while backends run.
 
     Runs take `slowness` times their usual time. With a `failure`, each run raises the error that it
-    makes. A `poison` is the number in the first row of each batch.
+    makes. A `damage` makes a wrong output out of the right one.
     """
 
     def __init__(self) -> None:
         self.slowness = 1.0
         self.failure: Callable[[], Exception] | None = None
-        self.poison: float | None = None
+        self.damage: Callable[[FloatArray], FloatArray] | None = None
 
     def heal(self) -> None:
         """Behave as usual from now on."""
-        self.slowness, self.failure, self.poison = 1.0, None, None
+        self.slowness, self.failure, self.damage = 1.0, None, None
 
 
 FAILURES: Final[Mapping[str, Callable[[], Exception]]] = {
     "fails": lambda: ModelFailed("the simulated model fails"),
 }
-POISONS: Final[Mapping[str, float]] = {"nan": math.nan, "infinite": -math.inf}
+
+
+def _with(number: float) -> Callable[[FloatArray], FloatArray]:
+    """Return what puts a number into the first row of a batch."""
+
+    def damage(output: FloatArray) -> FloatArray:
+        output[0, ..., -1] = number
+        return output
+
+    return damage
+
+
+def _misshape(output: FloatArray) -> FloatArray:
+    """Return an output with another number of rows or another width, which its values choose."""
+    shapes = (output[:-1], np.concatenate([output[:1], output]), output[..., :-1], output[..., :1])
+    return shapes[zlib.crc32(output.tobytes()) % len(shapes)]
+
+
+DAMAGES: Final[Mapping[str, Callable[[FloatArray], FloatArray]]] = {
+    "nan": _with(math.nan),
+    "infinite": _with(-math.inf),
+    "shape": _misshape,
+}
 
 
 class ArithmeticExecutor(ModelExecutor):
@@ -109,9 +131,7 @@ class ArithmeticExecutor(ModelExecutor):
         if self._pace.failure is not None:
             raise self._pace.failure()
         output = compute(self._salt, batch)
-        if self._pace.poison is not None:
-            output[0, ..., -1] = self._pace.poison
-        return output
+        return output if self._pace.damage is None else self._pace.damage(output)
 
 
 def compute(salt: int, batch: PaddedBatch) -> FloatArray:

@@ -335,6 +335,9 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "the check of a model's numbers": Mutant(
         _replace(runner, "split_output", _split_unchecked), ("model-nan backend",) * 3
     ),
+    "the check of an output's shape": Mutant(
+        _replace(runner, "check_shape", lambda *_: None), ("model-shape backend",) * 3
+    ),
     "the verdict on texts that were not read": Mutant(
         _allow_unread, ("model-slow backend",) * 3, {"guarded": 1.0, "repeated": 0.0}
     ),

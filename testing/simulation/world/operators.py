@@ -105,6 +105,7 @@ class Operators:
         for region in REGIONS:
             machine = self._world.machines[f"{region}-gateway"]
             self._world.write_document(machine.folder / "config", **wanted)
+            machine.disk.stamp_below(machine.folder / "config")
             machine.disk.settle()
             await self._until_done("POST", "/admin/config/reload", region=region)
         self._acknowledge(change, wanted)
@@ -154,6 +155,7 @@ class Operators:
             root = machine.folder / "models"
             for name in names:
                 write_revision(root, name, self._revisions, is_broken=is_broken)
+                machine.disk.stamp_below(root / name / f"{self._revisions}")
             if not is_broken:
                 self._oracle.learn(root)
             machine.disk.settle()

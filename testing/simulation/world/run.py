@@ -246,6 +246,7 @@ class Run:
             *self._faults.failed_stops,
             *invariants.invoices(self._world.ledger, rows, prices),
             *invariants.dead_letters(self._world.ledger),
+            *invariants.unclear_errors(attempts),
             *invariants.errors_without_faults(later, faults, self._operators.former),
             *invariants.late_refusals(later, faults),
             *self._computed_again(later),

@@ -1,6 +1,5 @@
 """What a dry run says of a document, of limits and of budgets; and that it changes nothing."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.ledger.store import to_nanoseconds
+from sluicegate.gateway.periods import utc_now
 from sluicegate.gateway.settings import Settings
 from sluicegate.gateway.types import Rule, Usage
 from tests.support.admin import AUTHORIZATION, client_of, refused
@@ -40,7 +40,7 @@ async def published(admin: httpx.AsyncClient, ledger: Ledger) -> None:
     ledger.accounts.create_tenant("limited", rules=[RULE])
     ledger.accounts.create_tenant("keyed", rules=[RULE])
     ledger.accounts.create_key("keyed", key_hash="h1")
-    time = to_nanoseconds(datetime.now(UTC))
+    time = to_nanoseconds(utc_now())
     events = [
         make_event(1, time=time, tenant="plain", model="m", usage=Usage.of(hit=1)),
         make_event(2, time=time, tenant="limited", model="other", usage=Usage.of(hit=1)),

@@ -4,7 +4,6 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -15,6 +14,7 @@ from loadtests.faults.judge import LedgerRow
 from loadtests.faults.load import Load
 from loadtests.faults.run import Job, Pace, run_jobs
 from loadtests.faults.topology import Question, Topology, TopologyError, repeating
+from sluicegate.gateway.periods import utc_now
 from testing.waiting import wait_until
 
 PACE = Pace(quiet=0.2, hold=0.2, settled=0.3, after=0.2, again=0.1)
@@ -65,7 +65,7 @@ class Echoing(Topology):
             self._bodies[tenant] = body
             found = LedgerRow(id=f"id-{len(self._rows)}", status=200, tenant=tenant, items=1)
             bills = 2 if self._is_struck and self._defect == "billed twice" else 1
-            self._rows += [(datetime.now(UTC).timestamp(), found)] * bills
+            self._rows += [(utc_now().timestamp(), found)] * bills
             if self._is_struck and self._defect == "another tenant's":
                 return found.id, self._bodies.get("north", body)
             return found.id, body

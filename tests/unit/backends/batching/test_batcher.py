@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -338,6 +338,40 @@ async def test_an_answer_that_is_not_finite_is_a_failure_of_its_row_only() -> No
         (answer,) = await good
 
     assert np.isfinite(answer).all()
+
+
+@pytest.mark.parametrize(
+    "misshape",
+    [lambda v: v[:-1], lambda v: np.concatenate([v[:1], v]), lambda v: v[:, :-1]],
+    ids=["fewer rows", "more rows", "narrower"],
+)
+async def test_an_output_of_another_shape_fails_and_answers_no_row(
+    misshape: Callable[[FloatArray], FloatArray],
+) -> None:
+    """Its values may belong to other rows."""
+
+    class Misshapen(DummyExecutor):
+        @override
+        def run(self, batch: PaddedBatch) -> FloatArray:
+            return misshape(super().run(batch))
+
+    async with running(Misshapen()) as (rows, _):
+        with pytest.raises(ModelFailed, match=r"has the shape .* instead of \(1, 8\)"):
+            await ask(rows, encode(1, 2), encode(3, 4))
+
+
+async def test_a_row_that_fails_only_beside_others_has_its_own_answer() -> None:
+    class AlwaysOneRow(DummyExecutor):
+        @override
+        def run(self, batch: PaddedBatch) -> FloatArray:
+            return super().run(batch)[:1]
+
+    async with running(AlwaysOneRow()) as (rows, _):
+        both = await ask(rows, encode(1, 2), encode(3, 4))
+    async with running(DummyExecutor()) as (rows, _):
+        expected = await ask(rows, encode(1, 2), encode(3, 4))
+
+    assert np.array_equal(both, expected)
 
 
 async def test_padding_waste_is_what_rows_would_not_take_alone() -> None:

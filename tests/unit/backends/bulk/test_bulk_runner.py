@@ -172,6 +172,19 @@ def test_a_bad_row_fails_alone_and_what_may_pass_ends_the_job(
             runner.run(["a text"])
 
 
+def test_an_output_of_another_shape_is_a_failure(
+    light_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compute = SimulatedExecutor.run
+
+    with BulkRunner(light_models, model="minilm", task="embed", provider="paced") as runner:
+        monkeypatch.setattr(SimulatedExecutor, "run", lambda *given: compute(*given)[..., :-1])
+        (outcome,) = runner.run(["a text"])
+
+    assert isinstance(outcome, BulkFailure)
+    assert outcome.code == "model_failed"
+
+
 @pytest.mark.parametrize(
     ("model", "task", "parameters", "message"),
     [

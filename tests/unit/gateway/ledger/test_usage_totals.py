@@ -22,6 +22,7 @@ from sluicegate.gateway.ledger.types import GroupBy
 from sluicegate.gateway.ledger.usage_marks import DAY, HOUR
 from sluicegate.gateway.ledger.usage_sources import Blocks, blocks_between
 from sluicegate.gateway.ledger.usage_totals import LENGTHS
+from sluicegate.gateway.periods import utc_now
 from sluicegate.gateway.types import RequestEvent, Usage
 from testing.postgresql import PostgreSQL
 from tests.support.events import make_event
@@ -35,7 +36,7 @@ from tests.support.older_ledgers import (
 )
 
 # PostgreSQL has a clock of its own, which decides when days have ended.
-NOW = datetime.now(UTC).replace(hour=9, minute=30, second=0, microsecond=0)
+NOW = utc_now().replace(hour=9, minute=30, second=0, microsecond=0)
 MINUTE = HOUR // 60
 PRICES = (
     PriceConfig(model="*", since="2026-01-01", hit=1, computed=10, batch_percent=50),

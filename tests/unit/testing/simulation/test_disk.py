@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from sluicegate.gateway.storage.disk import DiskStorage
 from testing.simulation import Machine, Simulation
+from testing.simulation.clock import EPOCH
 from tests.unit.testing.simulation.conftest import Simulate
 
 _SEEDS = range(20)
@@ -30,7 +32,7 @@ def _in_process(simulation: Simulation, machine: Machine, work: Callable[[], obj
     async def main() -> object:
         return await machine.start("worker", steps).wait()
 
-    return simulation.run(main, until=1_000)
+    return simulation.run(main, until=100_000)
 
 
 def _after_crash(simulate: Simulate, work: Callable[[Path], None]) -> list[Path]:
@@ -286,3 +288,76 @@ def test_a_database_keeps_its_commits_at_a_power_cut(simulate: Simulate) -> None
 
     for folder in _after_crash(simulate, work):
         assert _count(folder / "ledger.db") == 1
+
+
+def test_a_file_has_the_time_of_its_last_write(simulation: Simulation) -> None:
+    """By the clock of its machine. Neither reading nor another name changes it."""
+    machine = _machine(simulation)
+    path = machine.folder / "log"
+    machine.clock.jump(-3_600)
+
+    def writes() -> list[Callable[[], object]]:
+        file = os.open(path, os.O_CREAT | os.O_RDWR)
+        return [
+            lambda: os.write(file, b"content"),
+            lambda: os.pwrite(file, b"content", 100),
+            lambda: os.posix_fallocate(file, 0, 4096),
+            lambda: os.ftruncate(file, 10),
+            lambda: os.truncate(path, 5),
+            lambda: _write(path, b"more", syncs=False),
+            lambda: path.write_text("other"),
+        ]
+
+    def work() -> list[tuple[float, float]]:
+        found = []
+        for write in writes():
+            time.sleep(50)
+            write()
+            written = time.time_ns() / 1e9
+            time.sleep(50)
+            path.read_bytes()
+            path.rename(path.with_name("other")).rename(path)
+            found += [(path.stat().st_mtime, written), (path.stat().st_ctime, written)]
+        return found
+
+    found = _in_process(simulation, machine, work)
+
+    assert isinstance(found, list)
+    assert all(told == pytest.approx(written, abs=1e-3) for told, written in found)
+    assert len(found) == 14
+
+
+def test_files_from_before_the_start_have_its_time(simulation: Simulation) -> None:
+    """Also if another program wrote them: that has real time."""
+    machine = _machine(simulation)
+    (machine.folder / "old").write_bytes(b"content")
+
+    def work() -> float:
+        time.sleep(100)
+        return time.time_ns() / 1e9 - (machine.folder / "old").stat().st_mtime
+
+    assert _in_process(simulation, machine, work) == pytest.approx(100, abs=0.01)
+
+
+def test_a_file_keeps_its_time_at_a_power_cut(simulate: Simulate) -> None:
+    """It is the time of a write, not of the boot."""
+    for folder in _after_crash(
+        simulate, lambda folder: _write(folder / "log", b"content", syncs=True)
+    ):
+        assert (folder / "log").stat().st_mtime == pytest.approx(EPOCH, abs=1)
+
+
+def test_a_leftover_of_a_day_ago_is_deleted_by_virtual_time(simulation: Simulation) -> None:
+    machine = _machine(simulation)
+    storage = DiskStorage(machine.folder)
+
+    def names_after(seconds: float) -> list[str]:
+        time.sleep(seconds)
+        storage.remove_unfinished()
+        return sorted(path.name for path in machine.folder.iterdir())
+
+    def work() -> list[list[str]]:
+        (machine.folder / ".unfinished-1").write_bytes(b"content")
+        return [names_after(86_000), names_after(1_000)]
+
+    assert _in_process(simulation, machine, work) == [[".unfinished-1"], []]

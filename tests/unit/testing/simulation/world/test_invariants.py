@@ -2,7 +2,13 @@
 
 import msgspec
 
-from testing.simulation.world.invariants import STOP, Disturbance, request_logs, slow_stops
+from testing.simulation.world.invariants import (
+    STOP,
+    Disturbance,
+    request_logs,
+    slow_stops,
+    unclear_errors,
+)
 from tests.unit.testing.simulation.world.test_monitor import attempt, fault
 
 LINE = msgspec.json.encode({"id": "req_1", "tenant": "acme"}) + b"\n"
@@ -39,3 +45,11 @@ def test_a_stop_ends_in_time_unless_something_else_is_wrong() -> None:
     assert list(slow_stops([stop])) == ["eu-backend was away for 39.0 s after its stop"]
     assert not list(slow_stops([stop, fault("pause", "eu-backend", begun=3.0, ended=9.0)]))
     assert not list(slow_stops([fault(STOP, "eu-backend", begun=1.0, ended=9.0)]))
+
+
+def test_every_error_says_what_failed() -> None:
+    unclear = attempt(status=500, answer={"code": "internal_error"})
+    clear = attempt(status=500, answer={"code": "model_failed"})
+
+    assert not list(unclear_errors([clear]))
+    assert list(unclear_errors([unclear])) == ["eu-0 said internal_error to req_1"]
