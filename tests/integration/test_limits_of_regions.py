@@ -137,6 +137,28 @@ async def test_a_share_that_moves_is_not_used_twice(scene: Scene) -> None:
     assert 4 * len(admitted) > HOURLY.capacity / 2
 
 
+async def test_after_an_outage_of_the_ledger_the_first_region_has_what_it_had(
+    scene: Scene,
+) -> None:
+    """The other region spent its share just before the outage."""
+    admitted: list[tuple[float, int]] = []
+
+    async def spend(region: int) -> None:
+        for _ in range(HOURLY.capacity):
+            decision = await scene.workers(region)[0].admit([charge(of=HOURLY)])
+            if decision.allowed:
+                admitted.append((scene.clock(), 1))
+
+    await spend(0)
+    for _ in range(int(LEASE) + 3):
+        await scene.advance(1.0, cut=frozenset([0, 1]))
+    await scene.advance(1.0, cut=frozenset([0]))
+    await spend(1)
+
+    assert most_over_the_limit(admitted, HOURLY) <= 1e-6
+    assert len(admitted) > 0.45 * HOURLY.capacity
+
+
 async def test_demand_in_one_region_gets_nearly_all(scene: Scene) -> None:
     admitted = 0
 
