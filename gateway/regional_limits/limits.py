@@ -165,7 +165,9 @@ class DividedLimits:
         start = share.level(used, grown, rule.window or 1.0)
         # The 1e-6 keeps a rounding error from turning a whole number into the next lower one.
         capacity, level = int(rule.limit * used + 1e-6), int(rule.limit * start + 1e-6)
-        return _regional(rule, capacity, level, grown=grown)
+        # After a whole window, former shares no longer matter.
+        former = ((share.before, inf), *share.former) if grown < rule.window else ()
+        return _regional(rule, capacity, level, grown=grown, former=former)
 
     def record_demand(
         self, bucket: str, rule: Rule, units: int, *, level: float = inf, ends: float = inf
@@ -261,7 +263,14 @@ class DividedLimits:
         return quota
 
 
-def _regional(rule: Rule, capacity: int, start: int, *, grown: float = inf) -> RegionalRule:
+def _regional(
+    rule: Rule,
+    capacity: int,
+    start: int,
+    *,
+    grown: float = inf,
+    former: tuple[tuple[float, float], ...] = (),
+) -> RegionalRule:
     return RegionalRule(
         name=rule.name,
         unit=rule.unit,
@@ -273,6 +282,7 @@ def _regional(rule: Rule, capacity: int, start: int, *, grown: float = inf) -> R
         full_limit=rule.limit,
         unknown_level=start,
         grown_for=grown,
+        former_shares=former,
     )
 
 
