@@ -37,6 +37,8 @@ _SECOND: Final = 1_000_000_000
 _RECENT: Final = 600 * _SECOND
 """After a bucket had no demand for this many nanoseconds, its shares are no longer recomputed."""
 _OVERLAP: Final = 5 * _SECOND
+_LONGEST_STEP: Final = 2 * _SECOND
+"""Between two reports, at most this many nanoseconds count as passed."""
 _GRANT: Final = 0.05
 _KEEP_GRANTS: Final = 40 * 86_400
 
@@ -128,6 +130,7 @@ class RegionalShareStore:
             Whether the worker had a lease, and whether its region was live.
         """
         workers, shares = schema.region_workers, schema.region_shares
+        self._count_time(connection, now, lease)
         over = now - int(LEASE * _SECOND)
         connection.execute(delete(workers).where(workers.c.expires < over))
         living = set(connection.scalars(select(workers.c.region).distinct()))
@@ -140,10 +143,28 @@ class RegionalShareStore:
             connection.execute(update(workers).where(same).values(**values))
         return had_lease, report.region in living
 
+    def _count_time(self, connection: Connection, now: int, lease: float) -> None:
+        """Postpone what is due, if more than `_LONGEST_STEP` has passed since the last report.
+
+        Either the store could not be reached, or its clock was set forward.
+        """
+        workers, shares = schema.region_workers.c, schema.region_shares.c
+        # The worker that reported last has the lease that ends last.
+        last_end = connection.scalar(select(func.max(workers.expires))) or now + int(
+            lease * _SECOND
+        )
+        uncounted = now + int(lease * _SECOND) - last_end - _LONGEST_STEP
+        if uncounted <= 0:
+            return
+        later = {"expires": workers.expires + uncounted}
+        connection.execute(update(schema.region_workers).values(later))
+        pending = update(schema.region_shares).where(shares.lowers > 0)
+        connection.execute(pending.values(lowers=shares.lowers + uncounted))
+
     def _join(self, connection: Connection, region: str, now: int) -> None:
         """Insert the entries of a new region.
 
-        Its shares are 1 if it is the only region, and 0 otherwise.
+        Its shares are 1 if the store has never had a region, and 0 otherwise.
         """
         table = schema.region_shares
         known = list(connection.scalars(select(table.c.bucket).distinct()))

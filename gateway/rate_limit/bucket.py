@@ -28,6 +28,9 @@ class RegionalRule(Rule, frozen=True, kw_only=True, cache_hash=True):
     grown_for: float = inf
     """Seconds since the region's share grew. A bucket that was last used before the share grew
     refills to at most `unknown_level` units."""
+    former_shares: tuple[tuple[float, float], ...] = ()
+    """The region's shares before the share grew, as fractions of `full_limit`. Each is followed by
+    the seconds for which it applied. The oldest share is the first."""
 
     @property
     @override

@@ -36,7 +36,7 @@ of the old and the new share. But if a region is granted more units of a quota, 
 these units.
 
 The script's keys are the buckets. Its first two arguments are the holder and the lifetime of held
-units in seconds. Ten arguments follow for each bucket:
+units in seconds. Eleven arguments follow for each bucket:
 
 - `capacity`: the bucket's capacity
 - `refill`: see above
@@ -52,6 +52,8 @@ units in seconds. Ten arguments follow for each bucket:
 - the seconds since the region's share grew. A bucket that was last used before the share grew
   refills at most to the start level (the previous argument), because other regions may have used
   the units above that level.
+- the capacities of the bucket before the share grew, as `<units>:<seconds>,` for each. The latest
+  capacity is the first. While a capacity applied, the bucket refilled at that capacity's rate.
 
 The script returns a list. Its first value is 1 if all charges are allowed, else 0. Three values
 follow for each bucket:
@@ -138,12 +140,25 @@ local function within(b, level, room)
   return math.min(level, room)
 end
 
+-- Return the units that refill from the time `from` until now.
+local function gained(b, from)
+  local left = math.max(0, now - from)
+  local units = math.min(left, b.grown) * b.least_rate
+  left = math.max(0, left - b.grown)
+  for capacity, seconds in string.gmatch(b.former, '([^:]+):([^,]+),') do
+    local lasted = math.min(left, tonumber(seconds))
+    units = units + lasted * math.min(b.least_rate, tonumber(capacity) / b.window)
+    left = left - lasted
+  end
+  return units + left * b.least_rate
+end
+
 -- Refill up to the capacity that held units leave. After held units expire, more capacity is left.
 local function refill(b)
-  local unbounded = b.level + math.max(0, now - b.since) * b.least_rate
+  local unbounded = b.level + gained(b, b.since)
   b.level = within(b, unbounded, b.least - b.held)
   if #b.ended > 0 then
-    local since = b.level + (now - b.last_end) * b.least_rate
+    local since = b.level + gained(b, b.last_end)
     b.level = within(b, math.min(unbounded, since), b.least - b.running)
   end
 end
@@ -176,18 +191,20 @@ local function begin_period(b)
 end
 
 for i, key in ipairs(KEYS) do
-  local at = 3 + (i - 1) * 10
+  local at = 3 + (i - 1) * 11
   local b = {
     capacity = tonumber(ARGV[at]), rate = 0, lasts = lease,
     amount = tonumber(ARGV[at + 2]), want = tonumber(ARGV[at + 3]),
     kept = tonumber(ARGV[at + 4]), back = tonumber(ARGV[at + 5]),
     holds = ARGV[at + 6] == '1', watched = ARGV[at + 7] == '1',
-    start = tonumber(ARGV[at + 8]), grown = tonumber(ARGV[at + 9]), ended = {},
+    start = tonumber(ARGV[at + 8]), grown = tonumber(ARGV[at + 9]), former = ARGV[at + 10],
+    ended = {},
   }
   b.regional = b.start >= 0
   local kind = ARGV[at + 1]
   local cut = string.find(kind, ':', 1, true)
-  if kind ~= '0' and not cut then b.rate = b.capacity / tonumber(kind) end
+  b.window = not cut and tonumber(kind)
+  if kind ~= '0' and not cut then b.rate = b.capacity / b.window end
   read(key, b)
   if kind == '0' then
     b.level = b.capacity - b.running
@@ -317,10 +334,18 @@ def script_arguments(
         arguments += [request.want, request.kept, request.back]
         arguments += [int(request.charge.is_reserved), int(rule.shadow)]
         if isinstance(rule, RegionalRule):
-            arguments += [rule.unknown_level, min(rule.grown_for, _FOR_EVER)]
+            arguments += [rule.unknown_level, min(rule.grown_for, _FOR_EVER), _former(rule)]
         else:
-            arguments += [-1, 0]
+            arguments += [-1, 0, ""]
     return arguments
+
+
+def _former(rule: RegionalRule) -> str:
+    """Return the script's argument of former capacities."""
+    return "".join(
+        f"{share * rule.full_limit:.9g}:{min(seconds, _FOR_EVER):.6f},"
+        for share, seconds in reversed(rule.former_shares)
+    )
 
 
 def _refill(rule: Rule, wall: float) -> str:

@@ -144,6 +144,8 @@ class DividedLimits:
         self._quotas: dict[str, _QuotaState] = {}
         self._demand: dict[str, BucketDemand] = {}
         self._until = -inf
+        self._sent_at = -inf
+        """When the last report was sent whose shares were applied."""
         self._regions = 0
         self._seen = 0
         """The time, on the store's clock, of the shares that were applied last. The store returns
@@ -163,7 +165,9 @@ class DividedLimits:
         start = share.level(used, grown, rule.window or 1.0)
         # The 1e-6 keeps a rounding error from turning a whole number into the next lower one.
         capacity, level = int(rule.limit * used + 1e-6), int(rule.limit * start + 1e-6)
-        return _regional(rule, capacity, level, grown=grown)
+        # After a whole window, former shares no longer matter.
+        former = ((share.before, inf), *share.former) if grown < rule.window else ()
+        return _regional(rule, capacity, level, grown=grown, former=former)
 
     def record_demand(
         self, bucket: str, rule: Rule, units: int, *, level: float = inf, ends: float = inf
@@ -233,15 +237,16 @@ class DividedLimits:
             self._shares.clear()
         for bucket, share in shares.changed.items():
             former = None if is_gap else self._shares.get(bucket, rest)
-            self._shares[bucket] = _local(share, former, shares.now, received_at)
-        self._rest = _local(shares.rest, None if is_gap else rest, shares.now, received_at)
+            self._shares[bucket] = _local(share, former, shares.now, received_at, self._sent_at)
+        former = None if is_gap else rest
+        self._rest = _local(shares.rest, former, shares.now, received_at, self._sent_at)
         for bucket, granted in shares.granted.items():
             quota = self._quotas.get(bucket)
             if quota is not None:
                 quota.minimum, quota.is_low = 1, False
                 quota.last_grant, quota.granted = granted - quota.granted, granted
                 quota.retry_at = -inf if quota.last_grant else received_at + _EMPTY
-        self._until = sent_at + shares.lease
+        self._until, self._sent_at = sent_at + shares.lease, sent_at
         self._regions = shares.regions
         self._seen = shares.now
 
@@ -258,7 +263,14 @@ class DividedLimits:
         return quota
 
 
-def _regional(rule: Rule, capacity: int, start: int, *, grown: float = inf) -> RegionalRule:
+def _regional(
+    rule: Rule,
+    capacity: int,
+    start: int,
+    *,
+    grown: float = inf,
+    former: tuple[tuple[float, float], ...] = (),
+) -> RegionalRule:
     return RegionalRule(
         name=rule.name,
         unit=rule.unit,
@@ -270,30 +282,38 @@ def _regional(rule: Rule, capacity: int, start: int, *, grown: float = inf) -> R
         full_limit=rule.limit,
         unknown_level=start,
         grown_for=grown,
+        former_shares=former,
     )
 
 
-def _local(share: BucketShare, former: _Share | None, now: int, received_at: float) -> _Share:
+def _local(
+    share: BucketShare, former: _Share | None, now: int, received_at: float, sent_before: float
+) -> _Share:
     """Return `share` with `raised` converted to this process's clock.
 
     It is unknown how long the store's response was in transit, so the time `raised` cannot be
     converted exactly. The result has the latest possible time.
 
     `former` is the share that this process has applied until now, if its lease has not expired.
+    The report before this one was sent at `sent_before`. If the store's clock was set forward, no
+    more time counts than has passed on this process's clock.
     """
     raised = received_at - max(0.0, now / 1_000_000_000 - share.raised)
     fresh = _Share(used=share.used, raised=raised, raised_at=share.raised, before=share.before)
     if former is None or share.raised < former.raised_at:
         return fresh
     if share.raised == former.raised_at:
-        return replace(fresh, before=former.before, former=former.former)
+        return replace(fresh, raised=former.raised, before=former.before, former=former.former)
     shares = former.former if len(former.former) < _MAX_FORMER else _merged(former.former)
+    # The former report would have returned this share if it had been raised before.
+    raised = max(raised, sent_before)
     # A share only falls until it is raised again, so `former.used` is the lowest share that this
     # process has seen since the former raise. If the share was even lower between two reports, no
     # other region has got the difference, because a region holds it until all its workers have
     # applied the lower share.
-    lasted = share.raised - former.raised_at
-    return replace(fresh, before=former.before, former=(*shares, (former.used, lasted)))
+    lasted = min(share.raised - former.raised_at, raised - former.raised)
+    shares = (*shares, (former.used, lasted))
+    return replace(fresh, raised=raised, before=former.before, former=shares)
 
 
 def _merged(shares: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:

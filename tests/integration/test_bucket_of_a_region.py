@@ -25,6 +25,7 @@ class Parts:
         self.capacity = capacity
         self.start = capacity if start is None else start
         self.grown = inf
+        self.former: tuple[tuple[float, float], ...] = ()
 
     def rule(self, bucket: str, rule: Rule) -> Rule:
         return RegionalRule(
@@ -36,6 +37,7 @@ class Parts:
             full_limit=rule.limit,
             unknown_level=min(self.start, self.capacity),
             grown_for=self.grown,
+            former_shares=self.former,
         )
 
     def record_demand(
@@ -89,6 +91,24 @@ async def test_a_bucket_that_is_left_alone_while_its_part_shrinks_and_grows_is_n
     await fleet.advance(50.0)
     assert not (await take(fleet, 46)).allowed
     assert (await take(fleet, 45)).allowed  # known since the part grew: it goes on as it was
+    await redis.aclose()
+
+
+async def test_a_bucket_refills_at_the_parts_that_the_region_had_since_its_last_use(
+    redis: Redis,
+) -> None:
+    parts = Parts(900)
+    fleet = WorkerFleet(redis, workers=1, shares=[parts])
+    await fleet.tell_time()
+    assert (await take(fleet, 900)).allowed
+
+    # It had 900 for 20 seconds more, 100 for 200 seconds, 500 for 50, and 900 for the last 10.
+    parts.former, parts.grown = ((0.9, inf), (0.1, 200.0), (0.5, 50.0)), 10.0
+    parts.start = 100 + 25 + 9
+    await fleet.advance(280.0)
+
+    assert not (await take(fleet, 73)).allowed
+    assert (await take(fleet, 18 + 20 + 25 + 9)).allowed
     await redis.aclose()
 
 

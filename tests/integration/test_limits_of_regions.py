@@ -137,6 +137,59 @@ async def test_a_share_that_moves_is_not_used_twice(scene: Scene) -> None:
     assert 4 * len(admitted) > HOURLY.capacity / 2
 
 
+async def test_a_share_that_falls_and_rises_again_is_not_refilled_for_the_time_between(
+    scene: Scene,
+) -> None:
+    """The other region uses the share meanwhile."""
+    admitted: list[tuple[float, int]] = []
+
+    async def spend(region: int, times: int) -> None:
+        for _ in range(times):
+            decision = await scene.workers(region)[0].admit([charge(of=HOURLY)])
+            if decision.allowed:
+                admitted.append((scene.clock(), 1))
+
+    for _ in range(int(HOURLY.window / 20)):  # both buckets fill
+        await scene.advance(20.0)
+    await spend(0, 200)
+    await spend(1, 200)
+    for _ in range(300):
+        await spend(1, 2)
+        await scene.advance(1.0)
+    fallen = scene.shares[0][0].rule("rl:{acme}:t:hour", HOURLY).capacity
+    for _ in range(100):
+        await scene.advance(1.0)
+    await spend(0, 30)
+    await spend(1, 30)
+
+    assert fallen < 0.1 * HOURLY.capacity
+    assert scene.shares[0][0].rule("rl:{acme}:t:hour", HOURLY).capacity == 200
+    assert most_over_the_limit(admitted, HOURLY) <= 1e-6
+    assert len(admitted) > HOURLY.capacity
+
+
+async def test_after_an_outage_of_the_ledger_the_first_region_has_what_it_had(
+    scene: Scene,
+) -> None:
+    """The other region spent its share just before the outage."""
+    admitted: list[tuple[float, int]] = []
+
+    async def spend(region: int) -> None:
+        for _ in range(HOURLY.capacity):
+            decision = await scene.workers(region)[0].admit([charge(of=HOURLY)])
+            if decision.allowed:
+                admitted.append((scene.clock(), 1))
+
+    await spend(0)
+    for _ in range(int(LEASE) + 3):
+        await scene.advance(1.0, cut=frozenset([0, 1]))
+    await scene.advance(1.0, cut=frozenset([0]))
+    await spend(1)
+
+    assert most_over_the_limit(admitted, HOURLY) <= 1e-6
+    assert len(admitted) > 0.45 * HOURLY.capacity
+
+
 async def test_demand_in_one_region_gets_nearly_all(scene: Scene) -> None:
     admitted = 0
 

@@ -74,6 +74,7 @@ VALUES: dict[str, Sequence[str]] = {
     "key": ("s1", "l1", "h1", "m1", "z1", "x1", "x2"),
     "life": ("100000000", "200000000", "0", "-1", "x"),
     "long": ("100000", "0", "-1"),
+    "former": ("0:0,", "5:10,", "2:30,8:1000,"),
     "seconds": ("1000000", "1000015", "1000070", "1000200"),
     "owner": ("o" * 16, "p" * 16),
     "print": ("e" * 16, "f" * 16),
@@ -245,9 +246,9 @@ FAMILIES: dict[str, Sequence[str]] = {
     "limits": (
         (
             "script:take 1 b1 {consumer} 10 {capacity} {refill} {number} {number} {flag} {flag}"
-            " {flag} {flag} {start} 0"
+            " {flag} {flag} {start} 0 {former}"
         ),
-        "script:take 2 b1 b2 {consumer} 10 10 60 2 1 0 0 0 0 -1 0 10 0 2 1 0 0 1 0 -1 0",
+        "script:take 2 b1 b2 {consumer} 10 10 60 2 1 0 0 0 0 -1 0 0:0, 10 0 2 1 0 0 1 0 -1 0 0:0,",
         "HGETALL b1",
         "PEXPIRE b1 100000000",
         "PTTL b1",

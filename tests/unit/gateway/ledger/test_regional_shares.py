@@ -21,6 +21,7 @@ QUOTA = Rule(name="month", unit="tokens", capacity=10_000, period="month")
 PLACES = Rule(name="running", unit="concurrent", capacity=1000)
 BUCKETS = ("rl:{acme}:t:minute", "rl:{else}:t:minute", "rl:{third}:t:minute")
 LEASE, SPENT_AFTER, LONGEST = 30.0, 2.0, 60.0
+A_MOMENT = 0.001
 
 
 class Worker:
@@ -81,6 +82,10 @@ class Regions:
 
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
+        self._wall.advance(seconds)
+
+    def jump(self, seconds: float) -> None:
+        """Set the store's clock forward."""
         self._wall.advance(seconds)
 
     def run(self, *workers: Worker, seconds: int) -> None:
@@ -190,6 +195,79 @@ def test_while_nobody_reaches_the_store_shares_hold_for_their_lease(regions: Reg
     assert (eu.capacity(), us.capacity()) == (0, 0)
 
 
+@pytest.mark.parametrize("seconds", [LEASE + 3.0, 86_400.0])
+def test_after_an_outage_of_the_store_regions_have_the_shares_they_had(
+    regions: Regions, seconds: float
+) -> None:
+    eu, us = regions.worker("eu"), regions.worker("us")
+    regions.run(eu, us, seconds=8)
+    regions.advance(seconds)
+
+    regions.run(eu, seconds=3)
+    first = eu.capacity()
+    us.report()
+
+    assert (first, us.capacity()) == (500, 500)
+
+
+def test_a_region_that_does_not_come_back_from_an_outage_is_lost(regions: Regions) -> None:
+    eu, us = regions.worker("eu"), regions.worker("us")
+    regions.run(eu, us, seconds=8)
+    regions.advance(LEASE + 3.0)
+
+    regions.run(eu, seconds=int(LEASE) + 4)
+
+    rule = eu.shares.rule(BUCKETS[0], LIMIT)
+    assert isinstance(rule, RegionalRule)
+    assert (rule.capacity, regions.live()) == (1000, {"eu": 1})
+    assert rule.unknown_level < 600
+
+
+def test_a_new_region_waits_for_regions_that_an_outage_stopped(regions: Regions) -> None:
+    eu = regions.worker("eu")
+    regions.run(eu, seconds=2)
+    regions.advance(86_400.0)
+    ap = regions.worker("ap")
+
+    regions.run(ap, seconds=int(LEASE) - 3)
+    first = ap.capacity()
+    regions.run(ap, seconds=8)
+
+    assert (first, ap.capacity()) == (0, 1000)
+
+
+@pytest.mark.parametrize("seconds", [15.0, 86_400.0])
+def test_a_jump_of_the_stores_clock_ends_no_lease(regions: Regions, seconds: float) -> None:
+    eu, us = regions.worker("eu"), regions.worker("us")
+    regions.run(eu, us, seconds=8)
+    regions.run(eu, seconds=20)
+
+    regions.jump(seconds)
+    regions.run(eu, seconds=7)
+    during = (eu.capacity(), us.capacity())
+    regions.run(eu, seconds=8)
+
+    assert during == (500, 500)
+    assert (eu.capacity(), us.capacity()) == (1000, 0)
+
+
+def test_a_jump_of_the_stores_clock_moves_no_places_of_work_early(regions: Regions) -> None:
+    eu, us = regions.worker("eu"), regions.worker("us")
+    regions.run(eu, us, seconds=8)
+    for worker in (eu, us):
+        worker.ask(BUCKETS[0], 1, of=PLACES)
+    for _ in range(10):
+        eu.ask(BUCKETS[0], 100, of=PLACES)
+        regions.run(eu, us, seconds=1)
+
+    regions.jump(3600.0)
+    for _ in range(30):
+        eu.ask(BUCKETS[0], 100, of=PLACES)
+        regions.run(eu, us, seconds=1)
+
+    assert eu.capacity(of=PLACES) <= 510
+
+
 def test_a_bucket_that_nobody_knows_is_not_filled_by_a_larger_share(regions: Regions) -> None:
     eu, us = regions.worker("eu"), regions.worker("us")
     regions.run(eu, us, seconds=8)
@@ -266,8 +344,18 @@ def test_a_report_asks_for_so_many_quotas_and_the_next_for_the_rest(regions: Reg
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_in_any_turmoil_all_together_have_at_most_the_limit(regions: Regions, seed: int) -> None:
-    """Workers ask, lose the store, end and come back; what they took is spent for 2 s more."""
+@pytest.mark.parametrize(
+    ("jumps", "spent_after"),
+    [([0.0], SPENT_AFTER), ([0.0] * 60 + [1.0, 10.0, 3600.0], A_MOMENT)],
+    ids=["a steady clock", "jumps of the clock"],
+)
+def test_in_any_turmoil_all_together_have_at_most_the_limit(
+    regions: Regions, seed: int, jumps: list[float], spent_after: float
+) -> None:
+    """Workers ask, lose the store, end and come back; what they took is spent for 2 s more.
+
+    A jump of the store's clock counts as up to 2 s.
+    """
     chooser = random.Random(seed)
     places = [(region, name) for region in ("eu", "us", "ap") for name in ("0", "1")]
     workers = {place: regions.worker(*place) for place in places[: chooser.randrange(2, 7)]}
@@ -289,10 +377,11 @@ def test_in_any_turmoil_all_together_have_at_most_the_limit(regions: Regions, se
             workers.pop(place, None)
             workers[place] = regions.worker(*place)
         for bucket in BUCKETS:
-            total = _together(workers, lately, regions.clock(), bucket)
+            total = _together(workers, lately, regions.clock(), bucket, spent_after)
             busiest = max(busiest, total)
             assert total <= LIMIT.capacity
         regions.advance(chooser.choice([0.2, 1.0, 1.0, 5.0]))
+        regions.jump(chooser.choice(jumps))
 
     assert busiest > 0.9 * LIMIT.capacity
 
@@ -372,13 +461,14 @@ def _together(
     lately: dict[tuple[str, str], deque[tuple[float, int]]],
     now: float,
     bucket: str,
+    spent_after: float,
 ) -> int:
-    """Return what all regions may be spending now: of each, the most in the last 2 s."""
+    """Return what all regions may be spending now: of each, the most in the last seconds."""
     most: dict[str, int] = defaultdict(int)
     for (region, name), worker in workers.items():
         seen = lately[f"{region}{name}", bucket]
         seen.append((now, worker.capacity(bucket)))
-        while seen[0][0] <= now - SPENT_AFTER:
+        while seen[0][0] <= now - spent_after:
             seen.popleft()
         most[region] = max(most[region], *(capacity for _, capacity in seen))
     return sum(most.values())

@@ -13,7 +13,8 @@ QUOTA = Rule(name="month", unit="requests", capacity=100, period="month")
 DAY = 86_400.0
 LEASE, ALONE = 30.0, 0.1
 EPOCH = 1_000.0
-"""The store's time when the process's clock shows 0."""
+"""The store's time when the process's clock shows 0, until the store's clock jumps."""
+JUMP = 3_600.0
 
 
 class Region:
@@ -21,6 +22,7 @@ class Region:
 
     def __init__(self) -> None:
         self.clock = Clock()
+        self.epoch = EPOCH
         self.limits = DividedLimits(
             region="eu",
             worker="w",
@@ -44,7 +46,7 @@ class Region:
 
     def change(self, used: float, *, raised: float | None = None) -> None:
         """Apply a share of the bucket `b` that was raised just now, or at the time `raised`."""
-        at = EPOCH + (self.clock() if raised is None else raised)
+        at = self.epoch + (self.clock() if raised is None else raised)
         self._apply(b=BucketShare(used=used, before=0.05, raised=at))
 
     def wait(self, seconds: float) -> None:
@@ -56,7 +58,7 @@ class Region:
 
     def _apply(self, **changed: BucketShare) -> None:
         shares = BucketShares(
-            now=int((EPOCH + self.clock()) * 1_000_000_000),
+            now=int((self.epoch + self.clock()) * 1_000_000_000),
             lease=LEASE,
             regions=2,
             rest=BucketShare(used=0.5, before=0.5, raised=0.0),
@@ -185,6 +187,37 @@ def test_a_bucket_keeps_its_level_at_each_raise_of_its_share() -> None:
 
     # 0.4 of the limit refills 10 units in 15 s, and 0.6 of it 10 units in 10 s.
     assert [*levels, region.level()] == [0, 10, 20, 50]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_jump_of_the_stores_clock_refills_no_bucket(*, is_known: bool) -> None:
+    """The share was raised before the jump, and the process heard of it before or after."""
+    region = Region()
+    region.hear(b=0.0)
+    levels = []
+    if is_known:
+        region.change(0.4)
+    region.epoch += JUMP
+
+    region.change(0.4, raised=region.clock() - JUMP)
+    levels.append(region.level())
+    region.wait(15.0)
+    levels.append(region.level())
+    region.change(0.6)
+
+    assert [*levels, region.level()] == [0, 10, 10]
+
+
+def test_a_jump_of_the_stores_clock_adds_no_time_to_a_former_share() -> None:
+    region = Region()
+    region.hear(b=0.0)
+    region.change(0.4)
+    region.wait(15.0)
+    region.epoch += JUMP
+
+    region.change(0.6)
+
+    assert region.level() == 10
 
 
 def test_a_bucket_has_its_whole_former_share_a_window_after_a_raise() -> None:

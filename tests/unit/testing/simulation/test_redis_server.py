@@ -44,7 +44,7 @@ def test_the_length_of_a_life_is_raised_only_with_gt() -> None:
 def test_scripts_see_the_time_of_the_servers_clock() -> None:
     clock = Clock(1_000.25)
     client = SimulatedClient(RedisServer(RedisData(clock=clock)))
-    take = ("EVAL", TAKE, 1, "bucket", "worker", 10, 100, 50, 60, 0, 0, 0, 0, 0, -1, 0)
+    take = ("EVAL", TAKE, 1, "bucket", "worker", 10, 100, 50, 60, 0, 0, 0, 0, 0, -1, 0, "")
 
     client.call(*take)
     clock.advance(10.0)
