@@ -100,6 +100,14 @@ def ignore_outcome(future: asyncio.Future[Any]) -> None:
         future.exception()
 
 
+async def pause(stop: asyncio.Event, seconds: float) -> None:
+    """Wait `seconds`, or until `stop` is set."""
+    # `wait_for` would start a task for each wait in Python 3.11.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+
+
 class PeriodicTask:
     """Awaits `step` every `interval` seconds, and soon after each `wake`, until its context ends.
 
@@ -134,8 +142,7 @@ class PeriodicTask:
 
     async def _run(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), self._interval)
+            await pause(self._woken, self._interval)
             self._woken.clear()
             if self._is_stopping:
                 return

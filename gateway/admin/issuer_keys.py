@@ -16,7 +16,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, RSAKey
 
 from sluicegate.gateway.errors import DependencyUnavailable
-from sluicegate.gateway.tasks import PeriodicTask
+from sluicegate.gateway.tasks import PeriodicTask, pause
 
 ALGORITHMS = {"RS256": "RSA", "ES256": "EC"}
 """The accepted signature algorithms, each with the type of its keys."""
@@ -99,8 +99,7 @@ class IssuerKeys:
             ended = self._ended
             if not self._lock.locked():  # otherwise a second read would follow the one in progress
                 self._polling.wake()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), _WAIT)
+            await pause(ended, _WAIT)
             key = self._known(kid, algorithm)
         if key is None and self._read < self._tried:
             raise DependencyUnavailable(

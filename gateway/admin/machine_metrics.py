@@ -1,7 +1,6 @@
 """Publishes metrics about the ledger, the cache Redis, this machine's disk and the version."""
 
 import asyncio
-import contextlib
 import logging
 import shutil
 from importlib.metadata import version
@@ -13,6 +12,7 @@ from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.operations.caches import redis_statistics
 from sluicegate.gateway.redis.connect import PipelinedClient
 from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.tasks import pause
 from sluicegate.gateway.telemetry.instruments import Instruments
 from sluicegate.gateway.telemetry.metrics import DEPENDENCY_UP
 from sluicegate.wire.metric_declaration import Aggregation, gauge
@@ -59,8 +59,7 @@ class MachineMetrics:
                 await self.publish()
             except Exception:  # noqa: BLE001 - one failure must not end later updates
                 _log.exception("the metrics of the machine cannot be updated")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), _INTERVAL)
+            await pause(stop, _INTERVAL)
 
     async def publish(self) -> None:
         """Read and publish all values once."""

@@ -20,8 +20,8 @@ from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.settings import Settings
 from sluicegate.gateway.storage.build import build_storage
 from sluicegate.gateway.storage.disk import DiskStorage
+from sluicegate.gateway.tasks import pause
 from sluicegate.gateway.telemetry.metrics import GatewayMetrics
-from sluicegate.gateway.workers.backoff import pause
 from sluicegate.gateway.workers.file_lock import FileLock
 
 _LOCK_NAME = "batches.lock"

@@ -17,7 +17,8 @@ from sluicegate.gateway.batches.lines import (
 )
 from sluicegate.gateway.errors import UpstreamFailed
 from sluicegate.gateway.ledger.batch_types import RequestBatch
-from sluicegate.gateway.workers.backoff import StoppableBackoff, pause
+from sluicegate.gateway.tasks import pause
+from sluicegate.gateway.workers.backoff import StoppableBackoff
 
 _OK = 300
 LATE = 504

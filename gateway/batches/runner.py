@@ -14,7 +14,7 @@ from sluicegate.gateway.ledger.batches import BatchStore, LeaseLost
 from sluicegate.gateway.ledger.files import FileStore
 from sluicegate.gateway.storage.base import FileStorage
 from sluicegate.gateway.storage.build import file_object
-from sluicegate.gateway.workers.backoff import pause
+from sluicegate.gateway.tasks import pause
 from sluicegate.wire.metric_declaration import counter, gauge
 
 _LEASE = 30.0

@@ -20,7 +20,7 @@ import yaml
 from sluicegate.gateway.errors import DependencyUnavailable
 from sluicegate.gateway.ledger.webhooks import Delivery, DeliveryStore
 from sluicegate.gateway.sockets.special_addresses import is_public
-from sluicegate.gateway.workers.backoff import pause
+from sluicegate.gateway.tasks import pause
 
 _PREFIX = "whsec_"
 _TIMEOUT = 15.0

@@ -1,7 +1,6 @@
 """Probes every backend for its state at intervals, and reports it to the fleet."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from math import ceil
@@ -10,7 +9,7 @@ from typing import Self
 
 from sluicegate.gateway.routing.endpoint_state import Health, ProbeFailure
 from sluicegate.gateway.routing.fleet import Fleet
-from sluicegate.gateway.tasks import TaskScope
+from sluicegate.gateway.tasks import TaskScope, pause
 from sluicegate.gateway.types import Endpoint
 from sluicegate.gateway.upstream.base import BackendClient, CallFailed, Cause
 from sluicegate.wire.protocol import ServingState
@@ -230,9 +229,7 @@ class Prober:
             await asyncio.sleep(MIN_INTERVAL)
             interval = effective_interval(self._fleet)
             interval *= self._random.uniform(1 - JITTER, 1 + JITTER)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval - MIN_INTERVAL):
-                    await probing.wake.wait()
+            await pause(probing.wake, interval - MIN_INTERVAL)
 
     async def _probe(self, endpoint: Endpoint) -> tuple[ServingState | ProbeFailure, float]:
         """Return what a probe found, and its seconds without the wait for its turn.

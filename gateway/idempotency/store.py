@@ -32,7 +32,7 @@ from sluicegate.gateway.errors import DeadlineExceeded, DependencyUnavailable
 from sluicegate.gateway.redis.circuit_breaker import CircuitBreaker
 from sluicegate.gateway.redis.scripts import ScriptClient
 from sluicegate.gateway.redis.timeouts import is_timeout
-from sluicegate.gateway.tasks import TaskScope
+from sluicegate.gateway.tasks import TaskScope, pause
 from sluicegate.gateway.types import TenantId
 from sluicegate.wire.metric_declaration import counter
 
@@ -337,8 +337,7 @@ class StoredKey:
     async def _renew(self) -> None:
         reply = [ClaimOutcome.OWNED.encode()]
         while reply[0] == ClaimOutcome.OWNED.encode():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._finished.wait(), self._store.renewal_interval)
+            await pause(self._finished, self._store.renewal_interval)
             if self._finished.is_set():
                 return
             with contextlib.suppress(*_FAILURES):  # counted

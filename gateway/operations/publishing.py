@@ -45,6 +45,7 @@ from sluicegate.gateway.operations.price_publishing import PricePublisher
 from sluicegate.gateway.runtime.control_values import Published, Topic
 from sluicegate.gateway.runtime.recovery import NOTHING_RECORDED, Recovery
 from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.tasks import pause
 
 if TYPE_CHECKING:  # see `gateway.operations.context`
     from sluicegate.gateway.ledger.ledger import Ledger
@@ -137,8 +138,7 @@ class Publisher:
             try:
                 await self._start()
             except (DependencyUnavailable, Conflict):  # `Conflict`: another gateway published first
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), _RETRY * (1.5 - self._chance()))
+                await pause(stop, _RETRY * (1.5 - self._chance()))
             except ConfigurationError as error:
                 _log.error(
                     "the configuration folder is invalid and not published",

@@ -47,7 +47,7 @@ from sluicegate.gateway.rate_limit.script import (
 from sluicegate.gateway.redis.circuit_breaker import BreakerState, CircuitBreaker
 from sluicegate.gateway.redis.scripts import ScriptClient
 from sluicegate.gateway.redis.timeouts import is_timeout
-from sluicegate.gateway.tasks import TaskScope
+from sluicegate.gateway.tasks import TaskScope, pause
 from sluicegate.gateway.types import CONCURRENT
 
 _Reply = list[bytes | int]
@@ -417,9 +417,8 @@ class RedisRateLimiter:
     async def _sweep(self) -> None:
         """Give idle leases back regularly until this limiter closes; then give back all leases."""
         while not self._closing.is_set():
-            try:
-                await asyncio.wait_for(self._closing.wait(), _SWEEP)
-            except TimeoutError:
+            await pause(self._closing, _SWEEP)
+            if not self._closing.is_set():
                 await self.give_back(idle=_IDLE)
         while calls := self._calls.values():
             await asyncio.wait(calls)

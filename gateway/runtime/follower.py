@@ -23,7 +23,7 @@ from sluicegate.gateway.runtime.recovery import NOTHING_RECORDED, Recovery
 from sluicegate.gateway.runtime.runtime import NO_EPOCHS, Runtime, compile_runtime
 from sluicegate.gateway.runtime.store import RuntimeStore
 from sluicegate.gateway.settings import Settings
-from sluicegate.gateway.tasks import PeriodicTask
+from sluicegate.gateway.tasks import PeriodicTask, pause
 
 _log = logging.getLogger(__name__)
 # Seconds between two reports that are sent before their turn.
@@ -197,9 +197,9 @@ class RuntimeFollower:
                         if await receive_change():
                             self._polling.wake()
             except DependencyUnavailable:
-                pause = self._poll * random.uniform(0.5, 1.5)  # noqa: S311 - spreads reconnections
-                with contextlib.suppress(TimeoutError):  # meanwhile, polling notices changes
-                    await asyncio.wait_for(self._stopping.wait(), pause)
+                # Meanwhile, polling notices changes.
+                seconds = self._poll * random.uniform(0.5, 1.5)  # noqa: S311 - spreads reconnections
+                await pause(self._stopping, seconds)
 
     async def _step(self) -> None:
         try:

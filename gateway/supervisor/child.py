@@ -12,7 +12,7 @@ from sluicegate.gateway.supervisor.liveness import Silence
 from sluicegate.gateway.supervisor.priority import end_giving_way
 from sluicegate.gateway.supervisor.spawn import Spawner
 from sluicegate.gateway.supervisor.spec import ProcessSpec
-from sluicegate.gateway.tasks import TaskScope
+from sluicegate.gateway.tasks import TaskScope, pause
 
 _PROBE_INTERVAL = 0.05
 FIRST_DELAY, LONGEST_DELAY, HEALTHY = 0.1, 5.0, 10.0
@@ -75,8 +75,7 @@ class Child:
                 delay = restart_delay(delay, lived=clock() - started)
                 self._restarted(self._reason)
                 self._say(f"{self.spec.name} {self._end}; restarting in {delay:.1f} s; {self._see}")
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), delay)
+                await pause(self._stopping, delay)
         finally:
             self._ended.set()
 
@@ -102,8 +101,7 @@ class Child:
                 self._was_ready = True
                 self._say(f"{self.spec.name} is ready")
                 return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), _PROBE_INTERVAL)
+            await pause(self._ended, _PROBE_INTERVAL)
         raise CannotStart(f"{self.spec.name} {missing} within {round(within, 1):g} s; {self._see}")
 
     def record_response(self) -> None:

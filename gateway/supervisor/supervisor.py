@@ -14,7 +14,7 @@ from sluicegate.gateway.supervisor.process_table import ProcessEntry, start_of, 
 from sluicegate.gateway.supervisor.spawn import Spawner
 from sluicegate.gateway.supervisor.spec import ProcessRole, ProcessSpec, stop_groups
 from sluicegate.gateway.supervisor.watchdog import Watchdog
-from sluicegate.gateway.tasks import TaskScope
+from sluicegate.gateway.tasks import TaskScope, pause
 from sluicegate.gateway.telemetry.restarts import RestartCounts
 from sluicegate.wire.listening import refuse_new_connections, wait_until_empty
 
@@ -97,8 +97,7 @@ class Supervisor:
             child.announce_stop()
         if delay and any(child.pid for child in serving) and not force.is_set():
             self.say(f"reporting not ready; still serving for {delay:g} s")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(force.wait(), delay)
+            await pause(force, delay)
 
     def _changed(self, ended: int | None) -> None:
         if ended is not None:

@@ -1,6 +1,5 @@
-"""Provides retry delays, batch sizes for retries, and pauses that a stop event ends early."""
+"""Provides retry delays, and batch sizes for retries."""
 
-import asyncio
 import random
 from collections.abc import Callable
 from typing import Final
@@ -20,14 +19,6 @@ FAILURES: Final = gauge(
     over=Aggregation.MOST,
 )(COMPONENT)
 """The series of `StoppableBackoff.failures`."""
-
-
-async def pause(stop: asyncio.Event, seconds: float) -> None:
-    """Wait `seconds`, or until `stop` is set."""
-    try:
-        await asyncio.wait_for(stop.wait(), seconds)
-    except TimeoutError:
-        return
 
 
 class StoppableBackoff:

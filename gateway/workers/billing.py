@@ -21,9 +21,10 @@ from sluicegate.gateway.events.block import STREAM
 from sluicegate.gateway.ledger.ledger import Ledger
 from sluicegate.gateway.redis.client import connect
 from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.tasks import pause
 from sluicegate.gateway.telemetry.instruments import NUMBER
 from sluicegate.gateway.telemetry.metrics import GatewayMetrics
-from sluicegate.gateway.workers.backoff import FAILURES, StoppableBackoff, pause
+from sluicegate.gateway.workers.backoff import FAILURES, StoppableBackoff
 from sluicegate.gateway.workers.budget_monitor import BudgetMonitor
 from sluicegate.gateway.workers.group import GroupReader, StreamEntry, consumer_name
 from sluicegate.gateway.workers.ledger_writer import LedgerWriter, WriteResult

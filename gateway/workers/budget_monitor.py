@@ -9,7 +9,8 @@ import msgspec
 
 from sluicegate.gateway.errors import GatewayError
 from sluicegate.gateway.ledger.budgets import BudgetEvent
-from sluicegate.gateway.workers.backoff import FAILURES, StoppableBackoff, pause
+from sluicegate.gateway.tasks import pause
+from sluicegate.gateway.workers.backoff import FAILURES, StoppableBackoff
 from sluicegate.wire.metric_declaration import counter
 
 _EVERY: Final = 5.0

@@ -18,9 +18,10 @@ from sluicegate.gateway.events.block import STREAM, MalformedBlock, Unpacker, fr
 from sluicegate.gateway.events.hit_run import ids_of
 from sluicegate.gateway.redis.client import connect
 from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.tasks import pause
 from sluicegate.gateway.telemetry.metrics import GatewayMetrics
 from sluicegate.gateway.types import RequestEvent
-from sluicegate.gateway.workers.backoff import FAILURES, StoppableBackoff, pause
+from sluicegate.gateway.workers.backoff import FAILURES, StoppableBackoff
 from sluicegate.gateway.workers.group import GroupReader, StreamEntry, consumer_name
 from sluicegate.gateway.workers.rotating_file import RotatingFile
 from sluicegate.gateway.workers.stream import EVENTS_DROPPED

@@ -22,8 +22,9 @@ from sluicegate.gateway.ledger.recording import EventRecorder
 from sluicegate.gateway.ledger.store import Store
 from sluicegate.gateway.redis.client import connect
 from sluicegate.gateway.settings import Settings
+from sluicegate.gateway.tasks import pause
 from sluicegate.gateway.telemetry.metrics import GatewayMetrics
-from sluicegate.gateway.workers.backoff import FAILURES, StoppableBackoff, pause
+from sluicegate.gateway.workers.backoff import FAILURES, StoppableBackoff
 from sluicegate.gateway.workers.file_lock import FileLock
 from sluicegate.gateway.workers.ledger_marks import LedgerMarks
 from sluicegate.gateway.workers.retention import RetainedLog, SegmentRetention

@@ -9,7 +9,8 @@ from typing import Annotated, Final, Protocol
 import msgspec
 
 from sluicegate.gateway.errors import GatewayError
-from sluicegate.gateway.workers.backoff import FAILURES, BatchSize, StoppableBackoff, pause
+from sluicegate.gateway.tasks import pause
+from sluicegate.gateway.workers.backoff import FAILURES, BatchSize, StoppableBackoff
 from sluicegate.wire.metric_declaration import counter
 
 _ROWS: Final = 1000

@@ -77,7 +77,9 @@ class Boot:
     def _run(self, prepared: Prepared, server: "_Server") -> None:
         os.chdir(self._folder)
         self.change()
-        # Workers collect garbage at their start, which takes long in a process of this size.
+        # A collection takes long in a process of this size. Workers ask for one at their start, and
+        # Python would begin one after a run, as soon as it is enabled again.
+        gc.disable()
         gc.collect = lambda *_: 0
         gc.freeze = lambda: None
         outcome = run(self.seed, server.next_scenario, prepared)

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from sluicegate.gateway.tasks import PeriodicTask, TaskScope
+from sluicegate.gateway.tasks import PeriodicTask, TaskScope, pause
 from testing.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -206,3 +206,16 @@ async def test_leaving_a_periodic_task_waits_for_the_step_in_progress() -> None:
         asyncio.get_running_loop().call_soon(gate.set)
 
     assert done.is_set()
+
+
+async def test_an_event_ends_a_pause() -> None:
+    stop = asyncio.Event()
+    waiting = asyncio.create_task(pause(stop, 3600.0))
+
+    stop.set()
+
+    await asyncio.wait_for(waiting, 60.0)
+
+
+async def test_a_pause_ends_by_itself() -> None:
+    await pause(asyncio.Event(), 0.001)

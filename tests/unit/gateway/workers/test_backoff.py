@@ -1,10 +1,8 @@
-"""Waits grow while something stays broken, and a stop ends any wait."""
-
-import asyncio
+"""Waits grow while something stays broken."""
 
 import pytest
 
-from sluicegate.gateway.workers.backoff import StoppableBackoff, pause
+from sluicegate.gateway.workers.backoff import StoppableBackoff
 
 
 def test_waits_double_up_to_the_longest() -> None:
@@ -33,18 +31,3 @@ def test_a_success_starts_over() -> None:
     assert backoff.succeeded()
     assert not backoff.succeeded()
     assert backoff.failed() == 0.05
-
-
-@pytest.mark.anyio
-async def test_a_stop_ends_a_wait() -> None:
-    stop = asyncio.Event()
-    waiting = asyncio.create_task(pause(stop, 3600.0))
-
-    stop.set()
-
-    await asyncio.wait_for(waiting, 60.0)
-
-
-@pytest.mark.anyio
-async def test_a_wait_ends_by_itself() -> None:
-    await pause(asyncio.Event(), 0.001)
