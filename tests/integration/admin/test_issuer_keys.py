@@ -35,7 +35,7 @@ async def test_a_new_key_of_the_issuer_is_read_when_a_token_names_it(issuer: Iss
     async with httpx.AsyncClient() as client:
         keys = IssuerKeys(issuer=issuer.url, url="", client=client, monotonic=lambda: now[0])
         async with keys:
-            await keys.refresh()
+            assert await keys.find("rsa-1", "RS256") is not None
             first = issuer.reads
             issuer.keys = [_OTHER]
 
