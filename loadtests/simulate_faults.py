@@ -207,9 +207,9 @@ def _pieces(out: Path) -> dict[tuple[int, int], Piece]:
 
 
 def _code() -> str:
-    """Return what differs if the files of a folder of `_SIMULATED` differ.
+    """Return a digest of the simulated code, with changes that are not committed.
 
-    So pieces count for a later commit that changes only documents, for example.
+    Pieces also count for a later commit that changes only documents, for example.
     """
     trees = _git("rev-parse", *(f"HEAD:{folder}" for folder in _SIMULATED))
     changed = _git("diff", "HEAD", "--", *_SIMULATED)

@@ -6,8 +6,9 @@ import asyncio
 async def close_server(server: asyncio.Server) -> None:
     """Stop accepting, let the handlers of all accepted connections begin, and close the server.
 
-    Python 3.11 opens no transport for a connection of a server that is closed already: it leaves
-    the connection open, and warns when it frees it. The caller closes the connections.
+    If a server is closed before an accepted connection has a transport, Python 3.11 opens none. The
+    connection stays open, and Python warns when it frees the socket. The caller closes the
+    connections.
     """
     loop = asyncio.get_running_loop()
     for listener in server.sockets:

@@ -19,7 +19,8 @@ from sluicegate.backends.types import Encoding, FloatArray, OutputKind, RowStati
 # A caller shares a row in flight if the row is due at most this many seconds after the caller's
 # deadline.
 _WAIT_TOLERANCE = 0.25
-# A guard reads at most four readings of a text at the same time with each of its encoders.
+# An item remembers the windows of so many texts. A guard makes at most four readings of a text, and
+# all heads of an encoder read them.
 _MOST_READ = 8
 
 
@@ -37,7 +38,7 @@ class HostedItems(msgspec.Struct):
 
 
 class ReadWindows(NamedTuple):
-    """Holds the outputs of a text's windows, which have so many `tokens`."""
+    """Holds the outputs of a text's windows, and how many `tokens` these windows have."""
 
     outputs: FloatArray
     tokens: int
@@ -58,8 +59,8 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
       `shadow` is the number of the revision to which the item is mirrored.
     - `label` is the first label of the result.
     - `is_partial` says that a part of the item failed, although the item has a result.
-    - `windows` has what the item has read lately: other heads of the encoder need not read it
-      again.
+    - `windows` holds the outputs of the windows that the item has read lately. Other heads of the
+      encoder use these outputs, and do not read the windows again.
     """
 
     scope: str
@@ -97,7 +98,7 @@ class RowCaller(msgspec.Struct, kw_only=True, eq=False):
         self.rows_left -= rows
 
     def remember(self, read: object, windows: ReadWindows) -> None:
-        """Keep what was read, and forget the oldest if there is too much."""
+        """Remember the windows that `read` names. Forget the oldest if there are too many."""
         if len(self.windows) == _MOST_READ:
             del self.windows[next(iter(self.windows))]
         self.windows[read] = windows

@@ -239,7 +239,7 @@ class Dispatcher:
         affinities = list(map(_text_of if is_embedded else _body, items))
         shares = self._fleet.spread(model, affinities, together=together)
         if not shares:
-            is_gone = self._fleet.knows_models() and self._fleet.model(model.info.name) is None
+            is_gone = self._fleet.is_gone(model)
             self._settle_failed(items, failures.GONE if is_gone else failures.unavailable())
         preferred = self._fleet.preferred_region(model)
         routed: list[tuple[Endpoint, Sequence[OpenItem]]] = []

@@ -98,5 +98,5 @@ class ModelTable(Protocol):
         ...
 
     def knows_models(self) -> bool:
-        """Tell whether any backend has ever said what it serves."""
+        """Tell whether a backend has named a model, or all have said that they serve none."""
         ...

@@ -311,7 +311,18 @@ class Publisher:
             views = (await reported_backends(self._control)).values()
             check_pools(wanted, {name for view in views for name in view.models})
         if labelled := labelled_models(wanted.document):
-            check_labels(wanted, await self._labels(labelled))
+            check_labels(wanted, await self._known_labels(labelled))
+
+    async def _known_labels(self, models: Iterable[str]) -> Mapping[str, Collection[str]]:
+        """Return the labels of each model that a backend of the active document serves.
+
+        If this version cannot read the active document, its backends are unknown. The document can
+        still be replaced.
+        """
+        try:
+            return await self._labels(models)
+        except ConfigurationError:
+            return {}
 
     def _check_tenants(self, wanted: ParsedDocument) -> None:
         """Check the tenants in `decisions.texts`; accept all of them while the ledger is down."""

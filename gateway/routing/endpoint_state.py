@@ -6,7 +6,7 @@ when the ejection ends. The traffic then rises gradually (slow start). If too fe
 available, ejected endpoints are used, too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 import msgspec
@@ -102,6 +102,11 @@ class EndpointState:
         self.calls = 0
         self.failures = 0
         self.ejections = 0
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """The problems of models and revisions that the last answered probe named."""
+        return {} if self.serving_state is None else self.serving_state.problems
 
     def is_available(self, now: float) -> bool:
         """Return whether the backend is ready, not drained and not ejected."""

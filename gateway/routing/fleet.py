@@ -152,10 +152,27 @@ class Fleet:
         return self._models_version
 
     def knows_models(self) -> bool:
-        """Return whether any backend has reported what it serves, which may be nothing."""
-        return bool(self._placements) or any(
-            state.health is Health.READY for state in self._states.values()
+        """Return whether any backend has named a model, or all backends are ready without models.
+
+        While a backend loads its models or has not been reached, another one may have none.
+        """
+        return bool(self._placements) or (bool(self._states) and self._are_all_ready())
+
+    def is_gone(self, model: ServedModel) -> bool:
+        """Return whether all backends are ready, and none serves the model or fails to load it.
+
+        A backend that was not reached, or that loads its models, may serve the model soon.
+        """
+        name, states = model.info.name, self._states.values()
+        return (
+            self.model(name) is None
+            and bool(states)
+            and self._are_all_ready()
+            and not any(name in state.problems for state in states)
         )
+
+    def _are_all_ready(self) -> bool:
+        return all(state.health is Health.READY for state in self._states.values())
 
     def preferred_region(self, model: ServedModel) -> RegionName:
         """Return the first region that serves `model`, or an empty name if no region does."""

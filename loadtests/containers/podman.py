@@ -73,7 +73,8 @@ def execute(
 ) -> str:
     """Run a command in a container, with its variables, and return its standard output.
 
-    `podman exec` of podman 4.3 does not end at times, when it runs in two containers at once.
+    This does not use `podman exec`: in podman 4.3, it sometimes does not end if it runs in two
+    containers at the same time.
 
     Raises:
         PodmanError: the container does not run, or the command failed and `check` is true.

@@ -80,12 +80,12 @@ class Disk:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def stamp(self, file: int | str) -> None:
-        """Give a file the time of now."""
+        """Set the time of a file to the present time of the machine."""
         now = round(self._clock() * 1e9)
         os.utime(file, ns=(now, now))
 
     def stamp_below(self, folder: Path) -> None:
-        """Give each file in a folder the time of now."""
+        """Set the time of each file in a folder to the present time of the machine."""
         for path in folder.rglob("*"):
             if path.is_file():
                 self.stamp(str(path))

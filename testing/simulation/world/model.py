@@ -97,7 +97,7 @@ def _with(number: float) -> Callable[[FloatArray], FloatArray]:
 
 
 def _misshape(output: FloatArray) -> FloatArray:
-    """Return an output with another number of rows or another width, which its values choose."""
+    """Return an output with another number of rows or another width; its values decide which."""
     shapes = (output[:-1], np.concatenate([output[:1], output]), output[..., :-1], output[..., :1])
     return shapes[zlib.crc32(output.tobytes()) % len(shapes)]
 

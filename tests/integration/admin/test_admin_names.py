@@ -7,7 +7,10 @@ import msgspec
 import pytest
 from redis.asyncio import Redis
 
+from sluicegate.gateway.config.sources import DocumentSource
 from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Published
 from sluicegate.gateway.runtime.follower import RuntimeFollower, first_runtime
 from sluicegate.gateway.runtime.store import RuntimeStore
 from sluicegate.gateway.settings import Settings
@@ -227,3 +230,25 @@ async def test_a_detector_by_a_label_that_its_model_does_not_have_is_refused(
     answer = await classifying.put("/admin/config", content=text, params={"dry_run": "true"})
 
     assert (answer.status_code, said in answer.text) == (status, True), answer.text
+
+
+async def test_labels_are_not_checked_while_the_active_document_cannot_be_read(
+    classifying: httpx.AsyncClient, redis: Redis
+) -> None:
+    """The active document names the backends. It must be replaceable all the same."""
+    unreadable = Published(
+        generation=1,
+        origin=1,
+        digest="0" * 16,
+        sources=(DocumentSource(name="document.yaml", text="models: {m: {of_a_later_one: 1}}"),),
+        author="admin",
+        reason="put",
+        time=0.0,
+    )
+    assert await Control(redis).publish(unreadable)
+    detector = "{name: one, kind: classifier, model: mood, labels: {anger: 0.5}}"
+    text = f"{_REGIONS}\nguards: {{x: {{model: guard, detectors: [{detector}]}}}}\n"
+
+    answer = await classifying.put("/admin/config", content=text)
+
+    assert (answer.status_code, answer.json()["generation"]) == (200, 2), answer.text

@@ -13,7 +13,7 @@ from sluicegate.gateway.upstream.base import CallFailed, Cause
 from sluicegate.wire.protocol import Call, Done, EmbedItem, Report, Task
 from testing.stub_backend import echo, stub_model
 from testing.waiting import until
-from tests.support.dispatch_scene import EU, Scene, failing, item_failure, steps
+from tests.support.dispatch_scene import EU, US, Scene, failing, item_failure, steps
 from tests.support.dispatching import (
     GivenItem,
     GivenWork,
@@ -270,6 +270,14 @@ async def test_a_model_that_was_removed_from_all_backends_meanwhile_is_unknown()
     assert outcome.failure is not None
     assert (outcome.failure.status, outcome.failure.code) == (404, "model_not_found")
     assert not outcome.failure.retryable
+
+
+async def test_a_model_whose_backend_loads_it_again_is_unavailable() -> None:
+    scene = Scene()
+    scene.fleet.observe(EU, state("eu-0", models=[stub_model("other")]))
+    scene.fleet.observe(US, state("us-0", models=[], ready=False))
+
+    assert (await scene.run(1)).codes() == ["upstream_unavailable"]
 
 
 async def test_a_lone_backend_is_tried_again_after_a_lost_connection_only() -> None:

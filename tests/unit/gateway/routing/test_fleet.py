@@ -16,7 +16,7 @@ from sluicegate.gateway.routing.endpoint_state import (
 from sluicegate.gateway.routing.fleet import Fleet
 from sluicegate.gateway.routing.limit import LEAST
 from sluicegate.gateway.types import Criticality, Endpoint, ServedModel
-from sluicegate.wire.protocol import Report
+from sluicegate.wire.protocol import Report, ServingState
 from testing.stub_backend import stub_model
 from tests.support.clock import Clock
 from tests.support.dispatching import endpoint, state
@@ -25,6 +25,8 @@ EU = [endpoint("eu-0"), endpoint("eu-1")]
 US = [endpoint("us-0", region="us")]
 SPARE = [endpoint("eu-spare", overflow=True)]
 ROUTING = RoutingConfig(eject_after=5, eject_for=10.0)
+LOADING = state(models=[], ready=False)
+BROKEN = replace(state(models=[stub_model("more")]), problems={"stub": "its server is not ready"})
 
 
 @pytest.fixture
@@ -86,6 +88,50 @@ def test_a_ready_backend_without_models_says_that_none_is_served(clock: Clock) -
     fleet.observe(US[0], state(models=[]))
 
     assert fleet.knows_models()
+
+
+@pytest.mark.parametrize("other", [None, ProbeFailure(detail="refused"), LOADING])
+def test_no_model_is_known_while_one_backend_has_none_and_another_starts(
+    clock: Clock, other: ServingState | ProbeFailure | None
+) -> None:
+    fleet = fleet_of([*EU[:1], *US], clock, observed=False)
+    fleet.observe(EU[0], state(models=[]))
+
+    if other is not None:
+        fleet.observe(US[0], other)
+
+    assert not fleet.knows_models()
+
+
+@pytest.mark.parametrize(
+    ("found", "is_gone"),
+    [
+        (state(models=[]), True),
+        (state(models=[stub_model("more")]), True),
+        (state(), False),
+        (LOADING, False),
+        (BROKEN, False),
+        (ProbeFailure(detail="refused"), False),
+        (None, False),
+    ],
+)
+def test_a_model_is_gone_once_all_backends_are_ready_without_it(
+    clock: Clock, found: ServingState | ProbeFailure | None, *, is_gone: bool
+) -> None:
+    """Not while one restarts, perhaps at another address."""
+    fleet = fleet_of([*EU[:1], *US], clock)
+    model = model_of(fleet)
+    fleet.observe(EU[0], state(models=[stub_model("other")]))
+
+    fleet.configure([*EU[:1], replace(US[0], url="http://new.invalid")], ROUTING)
+    if found is not None:
+        fleet.observe(replace(US[0], url="http://new.invalid"), found)
+
+    assert fleet.is_gone(model) is is_gone
+
+
+def test_without_backends_no_model_is_gone(clock: Clock) -> None:
+    assert not fleet_of([], clock).is_gone(model_of(fleet_of(US, clock)))
 
 
 def test_a_model_stays_known_while_its_backends_are_away(clock: Clock) -> None:
