@@ -221,7 +221,6 @@ class Accounts:
         """
         now = self._store.clock()
         until = now + int(keep * 1_000_000_000)
-        values: dict[str, object] = {"hash": key_hash, "former_hash": former_hash}
         table = schema.keys
         with self._store.writing() as connection:
             # Locks the key, so that a second rotation with the same secret sees the result of the
@@ -230,11 +229,13 @@ class Accounts:
             if not _is_valid(before, former_hash, now):
                 raise AuthenticationFailed("This secret has expired. Send the key's newest secret.")
             ends = [before.expires, before.former_expires if before.hash != former_hash else None]
-            values["former_expires"] = min([until, *(end for end in ends if end is not None)])
+            until = min([until, *(end for end in ends if end is not None)])
+            values = {"hash": key_hash} | former_secret(former_hash, until, now)
             connection.execute(update(table).where(table.c.id == key).values(**values))
             # The hashes stay out of the audit log.
             self._record(connection, actor, "key.rotate", key, tenant=before.tenant)
-            return _key(_get(connection, table, key, "key"))
+            rotated = _key(_get(connection, table, key, "key"))
+        return msgspec.structs.replace(rotated, former_expires=to_datetime(until))
 
     def replace_secret(self, key: str, *, key_hash: str, keep: float, actor: str) -> Key:
         """Give a key a new secret, at the request of an operator.
@@ -253,12 +254,12 @@ class Accounts:
             if not _is_valid(before, before.hash, now):
                 raise InvalidRequest(f"the key `{key[:80]}` is revoked or expired: create another")
             ends = [now + int(keep * 1_000_000_000), before.expires]
-            former_expires = min(end for end in ends if end is not None)
-            values = {"hash": key_hash, "former_hash": before.hash}
-            values |= {"former_expires": former_expires}
+            until = min(end for end in ends if end is not None)
+            values = {"hash": key_hash} | former_secret(before.hash, until, now)
             connection.execute(update(table).where(table.c.id == key).values(**values))
             self._record(connection, actor, "key.rotate", key, tenant=before.tenant, keep=keep)
-            return _key(_get(connection, table, key, "key"))
+            rotated = _key(_get(connection, table, key, "key"))
+        return msgspec.structs.replace(rotated, former_expires=to_datetime(until))
 
     def revoke(self, key: str, *, actor: str = "system") -> Key:
         """Revoke a key for ever. Revoking a revoked key changes nothing.
@@ -371,6 +372,17 @@ def _key(row: Row[Any] | SimpleNamespace) -> Key:
         routes=None if row.routes is None else _models.decode(row.routes),
         former_expires=None if row.former_expires is None else to_datetime(row.former_expires),
     )
+
+
+def former_secret(key_hash: str, until: int, now: int) -> dict[str, Any]:
+    """Return the columns of a secret that was replaced and is valid `until` a time.
+
+    If it ends at once, nothing of it is kept. With a time, it would still be valid on machines
+    whose clocks are behind this one's.
+    """
+    if until <= now:
+        return {"former_hash": None, "former_expires": None}
+    return {"former_hash": key_hash, "former_expires": until}
 
 
 def _is_valid(row: Row[Any], key_hash: str, now: int) -> bool:

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Row, func, select, update
 
 from sluicegate.gateway.errors import Conflict, InvalidRequest, NotFound
 from sluicegate.gateway.ledger import schema
+from sluicegate.gateway.ledger.accounts import former_secret
 from sluicegate.gateway.ledger.audit import Audit
 from sluicegate.gateway.ledger.store import Store, to_datetime, to_nanoseconds
 from sluicegate.gateway.ledger.types import OperatorAccount
@@ -117,13 +118,15 @@ class OperatorStore:
         with self._store.writing() as connection:
             before = _get(connection, name, for_update=True)
             _check_active(before)
-            until = self._store.clock() + int(keep * _SECOND)
+            now = self._store.clock()
+            until = now + int(keep * _SECOND)
             if before.expires is not None:
                 until = min(until, before.expires)
-            values = {"hash": key_hash, "former_hash": before.hash, "former_expires": until}
+            values = {"hash": key_hash} | former_secret(before.hash, until, now)
             connection.execute(update(_table).where(_table.c.name == name).values(**values))
             self._audit.add(connection, actor=actor, action="operator.rotate", subject=name)
-            return _account(_get(connection, name))
+            rotated = _account(_get(connection, name))
+        return msgspec.structs.replace(rotated, former_expires=to_datetime(until))
 
     def revoke(self, name: str, *, actor: str = "system") -> OperatorAccount:
         """Revoke an operator for ever. Revoking a revoked operator changes nothing.

@@ -298,6 +298,19 @@ def test_a_file_that_is_no_database_is_an_error_of_the_dependency(tmp_path: Path
         ledger.principals.version()
 
 
+def test_a_text_that_ends_at_once_is_valid_on_no_machine(ledger: Ledger, clock: Clock) -> None:
+    ledger.accounts.create_tenant("acme")
+    first, other = (ledger.accounts.create_key("acme", key_hash=h).id for h in ("a1", "b1"))
+
+    rotated = ledger.accounts.rotate(first, key_hash="a2", former_hash="a1", keep=0)
+    changed = ledger.accounts.replace_secret(other, key_hash="b2", keep=0, actor="kim")
+    ended = {rotated.former_expires, changed.former_expires}
+    assert ended == {to_datetime(clock.now)}
+    clock.advance(-30)  # the clock of another machine
+
+    assert set(principals(ledger)) == {"a2", "b2"}
+
+
 def test_an_operator_gives_a_key_another_text(ledger: Ledger, clock: Clock) -> None:
     ledger.accounts.create_tenant("acme")
     key = ledger.accounts.create_key("acme", key_hash="h1")
