@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, case, delete, func, select, update
 
 from sluicegate.gateway.ledger import schema
 from sluicegate.gateway.ledger.store import Store
@@ -39,6 +39,8 @@ _RECENT: Final = 600 * _SECOND
 _OVERLAP: Final = 5 * _SECOND
 _LONGEST_STEP: Final = 2 * _SECOND
 """Between two reports, at most this many nanoseconds count as passed."""
+_OUTDATED: Final = -1
+"""The time `seen` of a worker after the store's clock was set back, until the worker reports."""
 _GRANT: Final = 0.05
 _KEEP_GRANTS: Final = 40 * 86_400
 
@@ -127,7 +129,7 @@ class RegionalShareStore:
         """Renew a worker's lease, and delete expired leases.
 
         Returns:
-            Whether the worker had a lease, and whether its region was live.
+            Whether the worker had a lease that is still known, and whether its region was live.
         """
         workers, shares = schema.region_workers, schema.region_shares
         self._count_time(connection, now, lease)
@@ -135,31 +137,58 @@ class RegionalShareStore:
         connection.execute(delete(workers).where(workers.c.expires < over))
         living = set(connection.scalars(select(workers.c.region).distinct()))
         connection.execute(delete(shares).where(shares.c.region.not_in(living)))
-        values = {"seen": report.seen, "expires": now + int(lease * _SECOND)}
-        own = {"region": report.region, "worker": report.worker}
-        had_lease = not self._store.insert_new(connection, workers, [own | values])
-        if had_lease:
-            same = (workers.c.region == report.region) & (workers.c.worker == report.worker)
-            connection.execute(update(workers).where(same).values(**values))
-        return had_lease, report.region in living
+        expires = now + int(lease * _SECOND)
+        same = (workers.c.region == report.region) & (workers.c.worker == report.worker)
+        # After the clock was set back, the worker's `seen` may be a time before the change.
+        is_known = same & (workers.c.seen != _OUTDATED)
+        if report.seen <= now:
+            renewal = update(workers).where(is_known).values(seen=report.seen, expires=expires)
+            if connection.execute(renewal).rowcount:
+                return True, report.region in living
+        connection.execute(delete(workers).where(same))
+        own = {"region": report.region, "worker": report.worker, "seen": 0, "expires": expires}
+        connection.execute(workers.insert().values(own))
+        return False, report.region in living
 
     def _count_time(self, connection: Connection, now: int, lease: float) -> None:
         """Postpone what is due, if more than `_LONGEST_STEP` has passed since the last report.
 
-        Either the store could not be reached, or its clock was set forward.
+        Either no region could reach the store, or the store's clock was set forward. If the clock
+        was set back, what is due later begins again at `now`.
         """
         workers, shares = schema.region_workers.c, schema.region_shares.c
-        # The worker that reported last has the lease that ends last.
-        last_end = connection.scalar(select(func.max(workers.expires))) or now + int(
-            lease * _SECOND
-        )
-        uncounted = now + int(lease * _SECOND) - last_end - _LONGEST_STEP
-        if uncounted <= 0:
-            return
-        later = {"expires": workers.expires + uncounted}
-        connection.execute(update(schema.region_workers).values(later))
-        pending = update(schema.region_shares).where(shares.lowers > 0)
-        connection.execute(pending.values(lowers=shares.lowers + uncounted))
+        changes = schema.changes
+        this = changes.c.subject == _LOCK
+        reported = int(connection.scalar(select(changes.c.count).where(this)) or 0)
+        if now < reported:
+            self._set_back(connection, now, lease)
+        # A worker of an older version does not record its report in `changes`. But the times `seen`
+        # are the times of reports, too.
+        known = connection.scalar(select(func.max(workers.seen)))
+        last = max(reported, int(known or 0)) or now
+        uncounted = now - last - _LONGEST_STEP
+        if uncounted > 0:
+            later = {"expires": workers.expires + uncounted}
+            connection.execute(update(schema.region_workers).values(later))
+            pending = update(schema.region_shares).where(shares.lowers > 0)
+            connection.execute(pending.values(lowers=shares.lowers + uncounted))
+        if not connection.execute(update(changes).where(this).values(count=now)).rowcount:
+            connection.execute(changes.insert().values(subject=_LOCK, count=now))
+
+    def _set_back(self, connection: Connection, now: int, lease: float) -> None:
+        """Begin again, at `now`, all times after `now`: the store's clock was set back.
+
+        No worker counts as having seen its region's shares: the times of later changes may be
+        before the times that workers have seen.
+        """
+        workers, shares = schema.region_workers, schema.region_shares
+        end = now + int(lease * _SECOND)
+        ends = case((workers.c.expires > end, end), else_=workers.c.expires)
+        connection.execute(update(workers).values(seen=_OUTDATED, expires=ends))
+        lowered = update(shares).where(shares.c.lowered > 0)
+        connection.execute(lowered.values(lowered=now, lowers=0))
+        counted = update(shares).where(shares.c.counted > now)
+        connection.execute(counted.values(counted=now))
 
     def _join(self, connection: Connection, region: str, now: int) -> None:
         """Insert the entries of a new region.

@@ -130,7 +130,8 @@ changes: Final = Table(
     Column("subject", String(64), primary_key=True),
     Column("count", BigInteger, nullable=False),
 )
-"""The number of changes of each kind of data that workers keep in memory."""
+"""The number of changes of each kind of data that workers keep in memory. For the subject `shares`,
+`count` is the time of the last report of `region_workers`."""
 
 account_changes: Final = Table(
     "account_changes",

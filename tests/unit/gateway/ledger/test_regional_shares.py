@@ -41,9 +41,9 @@ class Worker:
     def ask(self, bucket: str, units: int, *, of: Rule = LIMIT) -> None:
         self.shares.record_demand(bucket, of, units)
 
-    def report(self) -> None:
+    def report(self, *, lease: float = LEASE) -> None:
         sent_at = self._clock()
-        shares = self._ledger.shares.report(self.shares.report(), lease=LEASE, longest=LONGEST)
+        shares = self._ledger.shares.report(self.shares.report(), lease=lease, longest=LONGEST)
         self.shares.apply(shares, sent_at=sent_at)
 
     def leave(self) -> None:
@@ -85,7 +85,7 @@ class Regions:
         self._wall.advance(seconds)
 
     def jump(self, seconds: float) -> None:
-        """Set the store's clock forward."""
+        """Set the store's clock forward, or back if `seconds` is negative."""
         self._wall.advance(seconds)
 
     def run(self, *workers: Worker, seconds: int) -> None:
@@ -251,6 +251,68 @@ def test_a_jump_of_the_stores_clock_ends_no_lease(regions: Regions, seconds: flo
     assert (eu.capacity(), us.capacity()) == (1000, 0)
 
 
+def test_after_an_outage_a_region_with_a_longer_lease_ends_no_others(regions: Regions) -> None:
+    eu, us, ap = (regions.worker(region) for region in ("eu", "us", "ap"))
+    for _ in range(12):
+        for worker, lease in ((eu, LEASE), (us, LEASE), (ap, 10 * LEASE)):
+            worker.report(lease=lease)
+        regions.advance(1.0)
+    regions.advance(2 * LEASE)
+
+    regions.run(eu, seconds=3)
+    first = eu.capacity()
+    us.report()
+
+    assert first == us.capacity() == 333
+
+
+@pytest.mark.parametrize("gap", [3.0, 10.0])
+def test_a_lost_region_ends_within_its_lease_of_slow_reports(regions: Regions, gap: float) -> None:
+    """At most 2 s count between two reports."""
+    eu, us = regions.worker("eu"), regions.worker("us")
+    regions.run(eu, us, seconds=8)
+
+    for _ in range(int(LEASE / 2) + 4):
+        regions.advance(gap)
+        eu.report()
+
+    assert (eu.capacity(), us.capacity()) == (1000, 0)
+
+
+@pytest.mark.parametrize("seconds", [3.0, 60.0, 86_400.0])
+def test_after_the_stores_clock_was_set_back_shares_move(regions: Regions, seconds: float) -> None:
+    eu, us = regions.worker("eu"), regions.worker("us")
+    regions.run(eu, us, seconds=8)
+    for _ in range(3):
+        us.ask(BUCKETS[0], 100)
+        regions.run(eu, us, seconds=1)
+    regions.jump(-seconds)
+
+    for _ in range(30):
+        eu.ask(BUCKETS[0], 100)
+        regions.run(eu, us, seconds=1)
+    moved = eu.capacity()
+    regions.run(eu, seconds=int(LEASE) + 6)
+
+    assert moved > 800
+    assert (eu.capacity(), us.capacity()) == (1000, 0)
+
+
+def test_a_worker_applies_a_share_that_fell_after_the_clock_was_set_back(regions: Regions) -> None:
+    """The worker did not report from before the jump until the clock showed the same time."""
+    first, late, us = (regions.worker(*place) for place in (("eu", "0"), ("eu", "1"), ("us", "0")))
+    regions.run(first, late, us, seconds=8)
+    regions.jump(-20.0)
+
+    for _ in range(21):
+        us.ask(BUCKETS[0], 100)
+        regions.run(first, us, seconds=1)
+        assert late.capacity() + us.capacity() <= LIMIT.capacity
+    late.report()
+
+    assert late.capacity() == first.capacity() < 500
+
+
 def test_a_jump_of_the_stores_clock_moves_no_places_of_work_early(regions: Regions) -> None:
     eu, us = regions.worker("eu"), regions.worker("us")
     regions.run(eu, us, seconds=8)
@@ -346,8 +408,13 @@ def test_a_report_asks_for_so_many_quotas_and_the_next_for_the_rest(regions: Reg
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     ("jumps", "spent_after"),
-    [([0.0], SPENT_AFTER), ([0.0] * 60 + [1.0, 10.0, 3600.0], A_MOMENT)],
-    ids=["a steady clock", "jumps of the clock"],
+    [
+        ([0.0], SPENT_AFTER),
+        ([0.0] * 60 + [1.0, 10.0, 3600.0], A_MOMENT),
+        ([0.0] * 60 + [-1.0, -10.0, -3600.0], SPENT_AFTER),
+        ([0.0] * 60 + [-30.0, -8.0, 8.0, 30.0], A_MOMENT),
+    ],
+    ids=["a steady clock", "jumps of the clock", "a clock set back", "jumps both ways"],
 )
 def test_in_any_turmoil_all_together_have_at_most_the_limit(
     regions: Regions, seed: int, jumps: list[float], spent_after: float
