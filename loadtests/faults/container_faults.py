@@ -211,6 +211,22 @@ def _cut(*rule: str) -> Act:
 
 
 @contextmanager
+def _names(topology: Containers, _: str) -> Iterator[None]:
+    """Pause podman's name server. Meanwhile, all services must be healthy."""
+    found = subprocess.run(["pgrep", "-x", "aardvark-dns"], capture_output=True, check=True)  # noqa: S607
+    servers = [*map(int, found.stdout.split())]
+    for pid in servers:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+        if unwell := topology.unwell():
+            raise TopologyError(f"unhealthy without a name server: {', '.join(unwell)}")
+    finally:
+        for pid in servers:
+            os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
 def _cut_network(topology: Containers, network: str) -> Iterator[None]:
     """Drop all TCP packets between the containers of a network.
 
@@ -558,6 +574,8 @@ FAULTS = (
            partial(_stop, grace=0), _lasting, hold=10.0, windows=_LOST, load=_SLOW),
     _fault("cut-network", "packets of a network are dropped", "they pass", _cut_network,
            services.networks, hold=10.0, windows=_LOST, load=_SLOW),
+    _fault("names", "the name server of all networks is paused", "it goes on", _names, ("all",),
+           hold=30.0),
     _fault("start", "nothing: the layout started from empty volumes", "nothing", None, ("all",),
            load=_SLOW, checks=(_memory, _started, _observed)),
     _fault("rotation", "the backend token and the admin key are replaced", "nothing",
