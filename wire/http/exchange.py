@@ -28,11 +28,8 @@ _BAD_VALUE: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _BODILESS: Final = frozenset({204, 304})
 _FAILURE: Final = b"Internal Server Error"
-_FAILURE_HEADERS: Final = [
-    (b"content-type", b"text/plain; charset=utf-8"),
-    (b"content-length", b"%d" % len(_FAILURE)),
-    (b"connection", b"close"),
-]
+_STOPPED: Final = b"Service Unavailable"
+"""The body of the answer to a request that the server gives up when it stops."""
 
 
 class Line(Protocol):
@@ -320,8 +317,12 @@ class Exchange:
             self._is_last = True
             self._end()
         else:
-            self._send_head(500, list(_FAILURE_HEADERS))
-            self._send_body(_FAILURE, has_more=False)
+            status, body = (503, _STOPPED) if is_cancelled else (500, _FAILURE)
+            length = b"%d" % len(body)
+            plain = (b"content-type", b"text/plain; charset=utf-8")
+            closes = (b"connection", b"close")
+            self._send_head(status, [plain, (b"content-length", length), closes])
+            self._send_body(body, has_more=False)
 
     def _take_body(self) -> bytes:
         parts, self._body_parts = self._body_parts, []

@@ -194,6 +194,7 @@ async def ask_admin(
                 status, _, answer = await read_answer(reader)
             finally:
                 writer.transport.abort()
-        return status, msgspec.json.decode(answer) if answer else None
+        # A server that is stopping may give up a request with a plain 503.
+        return status, msgspec.json.decode(answer) if answer and status != 503 else None
     except (OSError, asyncio.IncompleteReadError, TimeoutError):
         return 0, None

@@ -20,6 +20,7 @@ from sluicegate.backends.app import make_routes, open_backend, run_until_stopped
 from sluicegate.backends.executors.base import ModelExecutor
 from sluicegate.backends.executors.graph import GraphSource
 from sluicegate.backends.qualification.qualify import qualify_unmeasured
+from sluicegate.backends.serving.core import ServingCore
 from sluicegate.backends.settings import BackendSettings
 from sluicegate.backends.telemetry.nvml import NoGpuReader
 from sluicegate.backends.telemetry.spans import NO_TRACING
@@ -45,6 +46,9 @@ ADMIN_KEY: Final = "the-admin-key-of-the-simulation"
 _RESTART: Final = 0.5
 """Seconds until a process that ended is started again, as the supervisor's first delay."""
 _WATCH: Final = 0.1
+_LOOK: Final = 0.5
+_LIVENESS: Final = 2.0
+"""Seconds between two looks whether a backend is live, and until it is restarted if it is not."""
 _OFFSET: Final = 35_200.0 - MIDNIGHT
 _SAVED_EVERY: Final = 1.0
 SHUTDOWN_DELAY: Final = 3.0
@@ -287,12 +291,29 @@ class World:
             ) as repository:
                 routes = make_routes(repository, settings, NO_TRACING, gpus=NoGpuReader())
                 server, core = BackendServer(routes), repository.core
-                await run_until_stopped(server, listener, core, settings, parent=0)
+                running = asyncio.create_task(
+                    run_until_stopped(server, listener, core, settings, parent=0)
+                )
+                dead = asyncio.create_task(_until_dead(core))
+                await asyncio.wait([running, dead], return_when=asyncio.FIRST_COMPLETED)
+                dead.cancel()
+                if running.done():
+                    await running
+                else:
+                    running.cancel()
+                    await asyncio.wait([running])
 
     async def _redis(self, machine: Machine, name: str, port: int) -> None:
         server = RedisServer(self.redis[f"{machine.name}/{name}"])
         listener = machine.listener(machine.address, port)
         await server.serve(listener)  # type: ignore[arg-type]  # a simulated socket
+
+
+async def _until_dead(core: ServingCore) -> None:
+    """Return when an orchestrator would restart a backend, because it is not live."""
+    while not core.failures():  # noqa: ASYNC110 - a backend tells nobody, it is asked
+        await asyncio.sleep(_LOOK)
+    await asyncio.sleep(_LIVENESS)
 
 
 async def _until_stopped(run: Callable[..., Awaitable[None]], settings: Settings) -> None:

@@ -199,6 +199,20 @@ async def test_a_whole_answer_without_a_body_has_no_length() -> None:
     assert answer == b"HTTP/1.1 204 No Content\r\nvary: Origin\r\n\r\n"
 
 
+async def test_a_request_that_is_given_up_at_the_stop_gets_a_503() -> None:
+    async def app(_scope: Any, _receive: Any, _send: Any) -> None:
+        await asyncio.Event().wait()
+
+    caller = Caller(app)
+    await caller.ask(_GET)
+    for task in tuple(caller.state.tasks):
+        task.cancel()
+    answer = await caller.ask(b"")
+
+    assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\n")
+    assert answer.endswith(b"\r\n\r\nService Unavailable<closed>")
+
+
 async def test_what_is_cancelled_does_not_wait_for_a_client_that_reads_nothing() -> None:
     async def app(_scope: Any, _receive: Any, _send: Any) -> None:
         await asyncio.Event().wait()
