@@ -50,6 +50,8 @@ class Control:
 
     def __init__(self, redis: "Redis") -> None:
         self._redis = redis
+        self._acknowledged: dict[Topic, tuple[int, str]] = {}
+        """The last version and outcome of each topic that `acknowledge` has recorded."""
 
     async def versions(self) -> Versions:
         """Return the newest version of each topic."""
@@ -169,6 +171,7 @@ class Control:
     ) -> None:
         """Record that `worker` has handled `version`. `outcome` is `ok` or a failure's reason."""
         key = _acks(topic, version)
+        self._acknowledged[topic] = version, outcome
         await self._execute(self._redis.hset(key, worker, outcome))
         await self._execute(self._redis.expire(key, _ACKS_KEPT))
 
@@ -197,8 +200,22 @@ class Control:
             version = max(version, (await self.versions()).of(topic))
 
     async def heartbeat(self, worker: str, report: bytes) -> None:
-        """Record that `worker` is alive. Store its `report`, which is JSON."""
-        await self._script(control_scripts.HEARTBEAT, (_WORKERS, _REPORTS), worker, report, _LIVE)
+        """Record that `worker` is alive. Store its `report`, which is JSON.
+
+        If Redis has lost what `acknowledge` has recorded last, record it again.
+        """
+        last = dict(self._acknowledged)
+        keys = [_acks(topic, version) for topic, (version, _) in last.items()]
+        outcomes = [outcome for _, outcome in last.values()]
+        await self._script(
+            control_scripts.HEARTBEAT,
+            (_WORKERS, _REPORTS, *keys),
+            worker,
+            report,
+            _LIVE,
+            _ACKS_KEPT,
+            *outcomes,
+        )
 
     async def leave(self, worker: str) -> None:
         """Remove `worker` from the live workers."""

@@ -53,7 +53,9 @@ redis.call('SET', KEYS[1], version)
 redis.call('PUBLISH', ARGV[1], ARGV[2])
 return version
 """
-# Uses the clock of the Redis server, so that the machines' clocks need not agree.
+# Uses the clock of the Redis server, so that the machines' clocks need not agree. It repeats
+# acknowledgements that Redis has lost: if the version was restored before the worker looked, the
+# worker has no other reason to acknowledge it again.
 HEARTBEAT = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
@@ -61,6 +63,12 @@ redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[3] * 60)) do
   redis.call('ZREM', KEYS[1], gone)
   redis.call('HDEL', KEYS[2], gone)
+end
+for i = 3, #KEYS do
+  if not redis.call('HGET', KEYS[i], ARGV[1]) then
+    redis.call('HSET', KEYS[i], ARGV[1], ARGV[i + 2])
+    redis.call('EXPIRE', KEYS[i], ARGV[4])
+  end
 end
 return now
 """

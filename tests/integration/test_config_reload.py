@@ -389,6 +389,19 @@ async def test_workers_read_accounts_again_when_told(redis: Redis, settings: Set
         assert worker.accounts > before
 
 
+async def test_a_worker_repeats_an_acknowledgement_that_redis_has_lost(
+    redis: Redis, settings: Settings, publisher: Publisher
+) -> None:
+    control = Control(redis)
+    async with following(redis, settings):
+        change = await publisher.reload(author="a")
+        await redis.delete(f"sg:{{config}}:acks:config:{change.generation}")
+
+        told = await control.wait_for_workers(Topic.CONFIG, change.generation, within=60.0)
+
+    assert list(told.values()) == ["ok"]
+
+
 class ClockedControl(Control):
     """Says when it was asked for the time."""
 

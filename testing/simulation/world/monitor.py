@@ -1,6 +1,7 @@
 """Judges a run while it goes on, so that the first moment of each violation is known."""
 
 import asyncio
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ SLACK: Final = 0.06
 longer for an item of another request, and the delays of the simulated network. A worker counts from
 the arrival of the request, so a handshake, the request and the answer add at most 2.4 ms."""
 _LOOK: Final = 0.25
+_VERSION: Final = "PRAGMA data_version"
 _LOCAL_SHARE: Final = 0.1
 _REACHES_AGAIN: Final = 5.0
 """Seconds after a fault between caller and worker in which connections may still suffer."""
@@ -53,6 +55,8 @@ class Monitor:
         self._limit = LimitRule(faults, capacity_at)
         self._bill = BillRules()
         self._ledger = ledger
+        self._watched: sqlite3.Connection | None = None
+        self._version: int | None = None
         self._last_row = 0
         self._exceeded: set[str] = set()
 
@@ -82,14 +86,21 @@ class Monitor:
 
     def look(self) -> None:
         """Judge what is in the ledger since the last look, and all bounds."""
-        rows = read_ledger(self._ledger, after=self._last_row)
-        for row in rows:
-            self._last_row = row.number
-            self._tell_all(self._bill.billed(row))
+        if self._has_changed():
+            for row in read_ledger(self._ledger, after=self._last_row):
+                self._last_row = row.number
+                self._tell_all(self._bill.billed(row))
         for name, finding in self._bounds():
             if name not in self._exceeded:
                 self._exceeded.add(name)
                 self.tell(finding)
+
+    def _has_changed(self) -> bool:
+        """Return whether somebody has written to the ledger since the last look."""
+        if self._watched is None:
+            self._watched = sqlite3.connect(self._ledger)
+        former, (self._version,) = self._version, self._watched.execute(_VERSION).fetchone()
+        return bool(self._version != former)
 
     def _tell_all(self, findings: Iterable[str]) -> None:
         for finding in findings:

@@ -16,6 +16,8 @@ from testing.simulation.world.scenario import LENGTH, LIMITED, Step
 from testing.simulation.world.world import ADMIN_KEY, REGIONS, World
 
 KINDS: Final = ("rotate", "limit", "reload", "drain", "swap", "break")
+ROTATED: Final = "beta"
+"""The tenant whose key operators rotate."""
 _PATIENCE: Final = 70.0
 _PAUSE: Final = 1.0
 _KEY_KNOWN: Final = 1.5
@@ -69,6 +71,11 @@ class Operators:
         self._turns = defaultdict[str, asyncio.Lock](asyncio.Lock)
         self._revisions = 1
 
+    def unknown_keys(self) -> set[str]:
+        """Return the tenants whose key may be a new one that nobody has been told yet."""
+        rotations = [change for change in self.changes if change.step.kind == "rotate"]
+        return {ROTATED} if any(each.acknowledged is None for each in rotations) else set()
+
     async def do(self, step: Step) -> None:
         """Do one operation, and repeat it until it is acknowledged or the run ends.
 
@@ -81,14 +88,14 @@ class Operators:
             await getattr(self, f"_{step.kind}")(change)
 
     async def _rotate(self, change: Change) -> None:
-        tenant, secret = "beta", self.secrets["beta"]
-        keys = await self._until_done("GET", f"/admin/keys?tenant={tenant}", region="eu")
+        secret = self.secrets[ROTATED]
+        keys = await self._until_done("GET", f"/admin/keys?tenant={ROTATED}", region="eu")
         path = f"/admin/keys/{keys['keys'][0]['id']}/rotate"
         made = await self._until_done("POST", path, {"former_valid_for": 0}, region="eu")
         self.former.append(secret)
         self._acknowledge(change, made["key"])
         await asyncio.sleep(_KEY_KNOWN)
-        self.secrets[tenant] = made["key"]
+        self.secrets[ROTATED] = made["key"]
 
     async def _limit(self, change: Change) -> None:
         rule = {

@@ -182,8 +182,11 @@ class Run:
                 left = max(0.0, ended + _SETTLED - self._clock())
                 await asyncio.wait(operations, timeout=left)
             self._operators.is_ending = True
+            unknown = self._operators.unknown_keys()
             if operations:
                 await asyncio.wait(operations)
+            if unknown and (missing := await self._until_well(_SETTLED)):
+                self._monitor.tell(f"not well after the last operation: {', '.join(missing)}")
 
     async def _operate(self, step: Step) -> None:
         what = f"{step.kind} {step.target} {step.other}"
@@ -203,6 +206,7 @@ class Run:
     async def _unwell(self) -> list[str]:
         parts = self._world.parts
         missing = [name for name, part in parts.items() if not part.is_running]
+        unknown = self._operators.unknown_keys()
         asking = [
             self._probe.attempt(_probe_of(tenant, worker), worker, self._secrets[tenant])
             for worker in self._world.workers
@@ -210,8 +214,9 @@ class Run:
         ]
         for attempt in await asyncio.gather(*asking):
             tenant = attempt.request.tenant
-            is_fine = attempt.status == 200 or (attempt.status == 429 and tenant == LIMITED)
-            if not is_fine:
+            is_limited = attempt.status == 429 and tenant == LIMITED
+            is_unknown = attempt.status == 401 and tenant in unknown
+            if not (attempt.status == 200 or is_limited or is_unknown):
                 missing.append(f"{attempt.worker} for {tenant}: {attempt.status} {attempt.code}")
         return missing
 
