@@ -10,12 +10,14 @@ from typing_extensions import override
 _T = TypeVar("_T")
 
 
-class _JumpingSelector(selectors.SelectSelector):
-    """Returns immediately, and advances the clock by the time that a real selector would wait."""
+class TimedSelector(selectors.DefaultSelector):
+    """A selector that counts the seconds that pass while a `VirtualTimeLoop` waits."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0.0
+    now = 0.0
+
+
+class _JumpingSelector(TimedSelector):
+    """Returns immediately, and advances the clock by the time that a real selector would wait."""
 
     @override
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -26,15 +28,18 @@ class _JumpingSelector(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop without sockets and threads. Its clock jumps to the next timer."""
+    """An event loop whose clock is its selector's.
 
-    def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
-        super().__init__(self._jumping)
+    By default, the clock jumps to the next timer, and there are no sockets and threads.
+    """
+
+    def __init__(self, selector: TimedSelector | None = None) -> None:
+        self._timed = selector or _JumpingSelector()
+        super().__init__(self._timed)
 
     @override
     def time(self) -> float:
-        return self._jumping.now
+        return self._timed.now
 
 
 def run_virtual(steps: Coroutine[Any, Any, _T]) -> _T:

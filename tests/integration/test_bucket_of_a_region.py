@@ -1,5 +1,6 @@
 """A bucket whose capacity is a region's part of a limit: another part fills it no faster."""
 
+from collections.abc import AsyncIterator
 from math import inf
 
 import pytest
@@ -51,8 +52,9 @@ async def take(fleet: WorkerFleet, amount: int, *, of: Rule = WHOLE) -> Decision
 
 
 @pytest.fixture
-async def redis(valkey: str) -> Redis:
-    return connect(valkey, timeout=60.0)
+async def redis(valkey: str) -> AsyncIterator[Redis]:
+    async with connect(valkey, timeout=60.0) as client:
+        yield client
 
 
 async def test_what_refilled_before_a_larger_part_refilled_at_the_smaller_ones_rate(
@@ -70,7 +72,6 @@ async def test_what_refilled_before_a_larger_part_refilled_at_the_smaller_ones_r
     assert (await take(fleet, 10)).allowed
     await fleet.advance(100.0)
     assert (await take(fleet, 90)).allowed
-    await redis.aclose()
 
 
 async def test_a_bucket_that_is_left_alone_while_its_part_shrinks_and_grows_is_no_fuller(
@@ -91,7 +92,6 @@ async def test_a_bucket_that_is_left_alone_while_its_part_shrinks_and_grows_is_n
     await fleet.advance(50.0)
     assert not (await take(fleet, 46)).allowed
     assert (await take(fleet, 45)).allowed  # known since the part grew: it goes on as it was
-    await redis.aclose()
 
 
 async def test_a_bucket_refills_at_the_parts_that_the_region_had_since_its_last_use(
@@ -109,7 +109,6 @@ async def test_a_bucket_refills_at_the_parts_that_the_region_had_since_its_last_
 
     assert not (await take(fleet, 73)).allowed
     assert (await take(fleet, 18 + 20 + 25 + 9)).allowed
-    await redis.aclose()
 
 
 async def test_a_smaller_part_takes_away_what_was_left(redis: Redis) -> None:
@@ -125,7 +124,6 @@ async def test_a_smaller_part_takes_away_what_was_left(redis: Redis) -> None:
     assert not refused.impossible
     assert (await take(fleet, 60)).allowed is False
     assert (await take(fleet, 50)).allowed
-    await redis.aclose()
 
 
 async def test_a_bucket_that_is_not_there_begins_where_the_region_says(redis: Redis) -> None:
@@ -134,7 +132,6 @@ async def test_a_bucket_that_is_not_there_begins_where_the_region_says(redis: Re
 
     assert not (await take(fleet, 31)).allowed
     assert (await take(fleet, 30)).allowed
-    await redis.aclose()
 
 
 async def test_only_more_than_the_whole_limit_is_impossible(redis: Redis) -> None:
@@ -147,7 +144,6 @@ async def test_only_more_than_the_whole_limit_is_impossible(redis: Redis) -> Non
     assert not beyond_part.impossible
     assert beyond_part.retry_after <= WHOLE.window
     assert beyond_all.impossible
-    await redis.aclose()
 
 
 async def test_a_worker_whose_clock_is_late_spends_no_grant_of_last_month(redis: Redis) -> None:
@@ -162,7 +158,6 @@ async def test_a_worker_whose_clock_is_late_spends_no_grant_of_last_month(redis:
         await fleet.advance(0.5)
 
     assert late == [False] * 3
-    await redis.aclose()
 
 
 async def test_a_worker_whose_clock_is_early_spends_no_grant_of_next_month(redis: Redis) -> None:
@@ -177,7 +172,6 @@ async def test_a_worker_whose_clock_is_early_spends_no_grant_of_next_month(redis
     assert (await right.admit([charge(5, of=QUOTA)])).allowed
     await fleet.advance(11.0)
     assert (await early.admit([charge(50, of=QUOTA)])).allowed
-    await redis.aclose()
 
 
 def at_the_end_of_a_month(redis: Redis, *parts: Parts, late: float) -> WorkerFleet:

@@ -2,39 +2,26 @@
 
 import asyncio
 import itertools
-import selectors  # noqa: TID251 - the test replaces how its own loop waits
 from collections import Counter
+from selectors import SelectorKey  # noqa: TID251 - a type
 
 import pytest
 from typing_extensions import override
 
 from loadtests.generator import Target
 from loadtests.open_loop import open_loop
+from loadtests.simulate.virtual_time import TimedSelector, VirtualTimeLoop
 
 
-class QuietTime(selectors.DefaultSelector):
+class QuietTime(TimedSelector):
     """Counts only time in which nothing happens, so that a slow machine is not out of patience."""
 
-    now = 0.0
-
     @override
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+    def select(self, timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
         events = super().select(timeout)
         if not events:
             self.now += timeout or 0.0
         return events
-
-
-class QuietTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock is `QuietTime`."""
-
-    def __init__(self) -> None:
-        self._quiet = QuietTime()
-        super().__init__(self._quiet)
-
-    @override
-    def time(self) -> float:
-        return self._quiet.now
 
 
 async def ends(ending: str) -> tuple[int, Counter[int]]:
@@ -66,7 +53,7 @@ async def ends(ending: str) -> tuple[int, Counter[int]]:
 
 @pytest.mark.parametrize("ending", ["closes", "is silent"])
 def test_a_request_without_an_answer_is_counted_as_one(ending: str) -> None:
-    with asyncio.Runner(loop_factory=QuietTimeLoop) as runner:
+    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(QuietTime())) as runner:
         sent, statuses = runner.run(ends(ending))
 
     assert sent > 2
