@@ -1,8 +1,6 @@
 """Runs the whole product in one simulated process per seed, with faults, and judges every run."""
 
-import hashlib
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -16,6 +14,16 @@ import click
 import msgspec
 
 from loadtests.branch_coverage import Coverage
+from loadtests.machine import this_machine
+from loadtests.simulated_pieces import (
+    RECORD,
+    Piece,
+    merged,
+    read_pieces,
+    record,
+    report,
+    simulated_code,
+)
 from testing.simulation import install
 
 if TYPE_CHECKING:
@@ -24,24 +32,8 @@ if TYPE_CHECKING:
     from testing.simulation.world.seeds import Runner
 
 _PIECE = 100
-_SIMULATED = ("gateway", "backends", "wire", "sluicegate", "testing", "requirements")
 _MOST_RUNS = 20
 """Runs without a safeguard until it counts as not noticed."""
-
-
-class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of the seeds from `first` to `last`. `code` names all that was simulated."""
-
-    code: str = ""
-    first: int
-    last: int
-    failed: dict[int, list[str]]
-    seconds: float
-    virtual_seconds: float
-    statuses: dict[str, int]
-    faults: dict[str, int]
-    operations: dict[str, int] = {}
-    processor_seconds: float = 0.0
 
 
 @click.command("simulate-faults")
@@ -53,6 +45,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--mutant", default="", help="The only safeguard to remove.")
 @click.option("--coverage", is_flag=True, help="Count lines and branches that the seeds reach.")
 @click.option("--out", default=Path("build/simulation"), type=Path, help="The folder of results.")
+@click.option("--keep", is_flag=True, help="Add the results to those in the repository.")
 @click.option("--verbose", is_flag=True, help="Print the story of each seed.")
 def measure(
     first: int,
@@ -64,6 +57,7 @@ def measure(
     shrink: bool,
     mutants: bool,
     coverage: bool,
+    keep: bool,
     verbose: bool,
 ) -> None:
     """Simulate the whole product under many seeds, with faults; judge answers and bills."""
@@ -86,30 +80,45 @@ def measure(
             _shrink(runner, first, out)
             return
         if coverage:
-            with TemporaryDirectory() as kept:
-                folder = Path(kept)
-                runner.finish = partial(counted.save, folder)
-                piece = _run_piece(runner, first, first + seeds - 1, out, verbose=verbose)
-                print(*counted.report(folder), sep="\n")
-            _report([piece])
-            return
-        done = _pieces(out)
-        for start in range(first, first + seeds, _PIECE):
-            last = min(start + _PIECE, first + seeds) - 1
-            if (start, last) not in done:
-                piece = _run_piece(runner, start, last, out, verbose=verbose)
-                done[start, last] = piece
-                with (out / "pieces.jsonl").open("ab") as file:
-                    file.write(msgspec.json.encode(piece) + b"\n")
-    _report(list(done.values()))
+            done = [_run_covered(runner, counted, range(first, first + seeds), out)]
+        else:
+            done = _run_pieces(runner, range(first, first + seeds), out, verbose=verbose)
+            if keep:
+                record(done)
+    print(*report(done), sep="\n")
+    if any(piece.failed for piece in done):
+        raise SystemExit(1)
 
 
-def _run_piece(runner: "Runner", first: int, last: int, out: Path, *, verbose: bool) -> Piece:
+def _run_covered(runner: "Runner", counted: Coverage, seeds: range, out: Path) -> Piece:
+    """Run seeds, and print the lines and branches that they reach."""
+    with TemporaryDirectory() as kept:
+        folder = Path(kept)
+        runner.finish = partial(counted.save, folder)
+        piece = _run_piece(runner, seeds, out)
+        print(*counted.report(folder), sep="\n")
+    return piece
+
+
+def _run_pieces(runner: "Runner", seeds: range, out: Path, *, verbose: bool) -> list[Piece]:
+    """Run those of the seeds that have no result yet. Return all results of this code."""
+    results, code = out / "pieces.jsonl", simulated_code()
+    done = merged(read_pieces(results, RECORD, code=code))
+    for start in seeds[::_PIECE]:
+        wanted = range(start, min(start + _PIECE, seeds.stop))
+        if not any(piece.has(wanted) for piece in done):
+            piece = _run_piece(runner, wanted, out, verbose=verbose)
+            with results.open("ab") as file:
+                file.write(msgspec.json.encode(piece) + b"\n")
+    return read_pieces(results, RECORD, code=code)
+
+
+def _run_piece(runner: "Runner", seeds: range, out: Path, *, verbose: bool = False) -> Piece:
     from testing.simulation.world.seeds import make_scenario  # noqa: PLC0415
 
     began, failed, virtual, used = time.monotonic(), {}, 0.0, 0.0
     statuses, faults, operations = Counter[str](), Counter[str](), Counter[str]()
-    scenarios = {seed: make_scenario(seed) for seed in range(first, last + 1)}
+    scenarios = {seed: make_scenario(seed) for seed in seeds}
     for outcome in runner.run(scenarios.values()):
         virtual += outcome.virtual_seconds
         used += outcome.seconds
@@ -123,9 +132,10 @@ def _run_piece(runner: "Runner", first: int, last: int, out: Path, *, verbose: b
             print(outcome.seed, "; ".join(outcome.findings)[:300], flush=True)
             (out / f"{outcome.seed}.txt").write_text("\n".join(outcome.story))
     return Piece(
-        code=_code(),
-        first=first,
-        last=last,
+        code=simulated_code(),
+        machine=this_machine(),
+        first=seeds[0],
+        last=seeds[-1],
         failed=failed,
         seconds=time.monotonic() - began,
         virtual_seconds=virtual,
@@ -196,45 +206,3 @@ def _shrink(runner: "Runner", seed: int, out: Path) -> None:
     scenario, outcome = shrink(make_scenario(seed), run)
     (out / f"{seed}.json").write_bytes(msgspec.json.format(msgspec.json.encode(scenario)))
     _tell(outcome)
-
-
-def _pieces(out: Path) -> dict[tuple[int, int], Piece]:
-    """Return the pieces of this code that are done."""
-    code, file = _code(), out / "pieces.jsonl"
-    lines = file.read_bytes().splitlines() if file.exists() else []
-    found = [msgspec.json.decode(line, type=Piece) for line in lines]
-    return {(each.first, each.last): each for each in found if each.code == code}
-
-
-def _code() -> str:
-    """Return a digest of the simulated code, with changes that are not committed.
-
-    Pieces also count for a later commit that changes only documents, for example.
-    """
-    trees = _git("rev-parse", *(f"HEAD:{folder}" for folder in _SIMULATED))
-    changed = _git("diff", "HEAD", "--", *_SIMULATED)
-    return hashlib.sha256((trees + changed).encode()).hexdigest()[:12]
-
-
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], capture_output=True, check=True, text=True)  # noqa: S607
-    return done.stdout
-
-
-def _report(pieces: list[Piece]) -> None:
-    seeds = sum(each.last - each.first + 1 for each in pieces)
-    seconds = sum(each.seconds for each in pieces)
-    used = sum(each.processor_seconds for each in pieces) / seeds
-    statuses, faults, operations = Counter[str](), Counter[str](), Counter[str]()
-    for each in pieces:
-        statuses.update(each.statuses)
-        faults.update(each.faults)
-        operations.update(each.operations)
-    failed = {seed: found for each in pieces for seed, found in each.failed.items()}
-    print(f"{seeds} seeds, {len(failed)} with findings, {seeds / seconds * 3600:.0f} seeds an hour")
-    print(f"{used:.2f} s of processor time each; code {_code()}")
-    print(f"answers by status: {dict(statuses)}")
-    print(f"faults: {dict(faults)}")
-    print(f"operations: {dict(operations)}")
-    if failed:
-        raise SystemExit(1)
