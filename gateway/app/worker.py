@@ -144,6 +144,7 @@ class Worker:
     ) -> None:
         self._settings = settings
         self._stores = stores
+        self._control = Control(stores.state)
         self.runtimes = stores.runtimes
         self._metrics = metrics
         metrics.exemplars.folder = settings.metrics_dir
@@ -208,7 +209,7 @@ class Worker:
 
     def _watch_of_clock(self) -> ClockWatch:
         return ClockWatch(
-            state_redis=Control(self._stores.state).server_time,
+            state_redis=self._control.server_time,
             ledger=partial(asyncio.to_thread, self._stores.ledger.server_time),
             monotonic=self._clock,
         )
@@ -249,7 +250,7 @@ class Worker:
             runtimes=self.runtimes,
         )
         models = ModelsFollower(
-            control=Control(self._stores.state),
+            control=self._control,
             worker=identity(self._settings),
             reload=self.backends.reloader.reload,
             report=reporter.report,
@@ -317,7 +318,7 @@ class Worker:
     def _runtime_follower(self, reporter: StatsReporter, models: ModelsFollower) -> RuntimeFollower:
         return RuntimeFollower(
             store=self.runtimes,
-            redis=self._stores.state,
+            control=self._control,
             settings=self._settings,
             report=reporter.report,
             actions={Topic.ACCOUNTS: self._principals.read_again},

@@ -50,8 +50,8 @@ class Control:
 
     def __init__(self, redis: "Redis") -> None:
         self._redis = redis
-        self._acknowledged: dict[Topic, tuple[int, str]] = {}
-        """The last version and outcome of each topic that `acknowledge` has recorded."""
+        self._acknowledged: dict[str, dict[Topic, tuple[int, str]]] = {}
+        """The last version and outcome of each topic that `acknowledge` has recorded, by worker."""
 
     async def versions(self) -> Versions:
         """Return the newest version of each topic."""
@@ -171,7 +171,7 @@ class Control:
     ) -> None:
         """Record that `worker` has handled `version`. `outcome` is `ok` or a failure's reason."""
         key = _acks(topic, version)
-        self._acknowledged[topic] = version, outcome
+        self._acknowledged.setdefault(worker, {})[topic] = version, outcome
         await self._execute(self._redis.hset(key, worker, outcome))
         await self._execute(self._redis.expire(key, _ACKS_KEPT))
 
@@ -204,7 +204,7 @@ class Control:
 
         If Redis has lost what `acknowledge` has recorded last, record it again.
         """
-        last = dict(self._acknowledged)
+        last = dict(self._acknowledged.get(worker, {}))
         keys = [_acks(topic, version) for topic, (version, _) in last.items()]
         outcomes = [outcome for _, outcome in last.values()]
         await self._script(

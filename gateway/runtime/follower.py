@@ -111,7 +111,7 @@ class RuntimeFollower:
         self,
         *,
         store: RuntimeStore,
-        redis: Redis,
+        control: Control,
         settings: Settings,
         report: Callable[[], bytes] = lambda: b"{}",
         actions: Mapping[Topic, Callable[[], Awaitable[None]]] = _NO_ACTIONS,
@@ -121,7 +121,7 @@ class RuntimeFollower:
         poll: float = 1.0,
     ) -> None:
         self._store = store
-        self._control = Control(redis)
+        self._control = control
         self._settings = settings
         self._worker = identity(settings)
         self._report = report

@@ -87,7 +87,7 @@ class Worker:
         store.on_swap(lambda runtime: self.swaps.append(runtime.generation))
         self.follower = RuntimeFollower(
             store=store,
-            redis=redis,
+            control=Control(redis),
             settings=settings,
             report=lambda: b'{"cache": 1}',
             actions={Topic.ACCOUNTS: self._accounts_changed},
@@ -130,7 +130,7 @@ async def test_a_worker_starts_without_redis(settings: Settings, tmp_path: Path)
     away = connect(f"unix://{tmp_path}/none", timeout=0.2)
     store = RuntimeStore(await first_runtime(away, settings))
 
-    async with RuntimeFollower(store=store, redis=away, settings=settings):
+    async with RuntimeFollower(store=store, control=Control(away), settings=settings):
         assert ttl(store.current) == 1
 
     await away.aclose()
@@ -141,7 +141,11 @@ async def test_a_worker_reports_what_is_new_before_its_next_turn(
 ) -> None:
     store, reports = RuntimeStore(await first_runtime(redis, settings)), [b"{}"]
     follower = RuntimeFollower(
-        store=store, redis=redis, settings=settings, report=lambda: reports[-1], poll=3600.0
+        store=store,
+        control=Control(redis),
+        settings=settings,
+        report=lambda: reports[-1],
+        poll=3600.0,
     )
 
     async def is_reported() -> bool:
@@ -402,6 +406,23 @@ async def test_a_worker_repeats_an_acknowledgement_that_redis_has_lost(
     assert list(told.values()) == ["ok"]
 
 
+async def test_a_heartbeat_repeats_the_last_acknowledgements_of_its_own_worker(
+    redis: Redis,
+) -> None:
+    control = Control(redis)
+    await control.acknowledge("one", Topic.MODELS, 6)
+    await control.acknowledge("one", Topic.MODELS, 7, "it is broken")
+    await control.acknowledge("one", Topic.DRAINS, 7)
+    await redis.flushdb()
+
+    await control.heartbeat("other", b"{}")
+    await control.heartbeat("one", b"{}")
+
+    assert await control.acknowledgements(Topic.MODELS, 6) == {}
+    assert await control.acknowledgements(Topic.MODELS, 7) == {"one": "it is broken"}
+    assert await control.acknowledgements(Topic.DRAINS, 7) == {"one": "ok"}
+
+
 class ClockedControl(Control):
     """Says when it was asked for the time."""
 
@@ -474,7 +495,9 @@ async def test_a_change_made_while_redis_was_away_is_taken_when_it_is_back(
     with Valkey("--appendonly", "yes") as valkey:
         client = connect(valkey.url, timeout=0.5)
         store = RuntimeStore(await first_runtime(client, settings))
-        follower = RuntimeFollower(store=store, redis=client, settings=settings, poll=0.02)
+        follower = RuntimeFollower(
+            store=store, control=Control(client), settings=settings, poll=0.02
+        )
         with Ledger.create(settings.ledger) as ledger:
             publisher = Publisher(
                 control=Control(client), ledger=ledger, settings=settings, clock=lambda: 0.0

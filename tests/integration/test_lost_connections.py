@@ -118,7 +118,7 @@ async def test_a_follower_that_lost_its_subscription_subscribes_again(
     (tmp_path / "config" / "g.yaml").write_text("models: {}\n")
     settings = Settings(data_dir=tmp_path, config=tmp_path / "config")
     store = RuntimeStore(compile_runtime(load_folder(settings.config), 0))
-    follower = RuntimeFollower(store=store, redis=redis, settings=settings, poll=0.05)
+    follower = RuntimeFollower(store=store, control=Control(redis), settings=settings, poll=0.05)
     async with follower:
         while not await subscribers(server):
             pass

@@ -129,7 +129,7 @@ class Worker:
         self.drains: list[frozenset[str]] = []
         self.follower = RuntimeFollower(
             store=self.store,
-            redis=redis,
+            control=Control(redis),
             settings=settings,
             drains_changed=self.drains.append,
             recovery=recovery_of(redis, record),

@@ -93,7 +93,7 @@ def follower_of(redis: Redis, folder: Path) -> RuntimeFollower:
     (folder / "config" / "g.yaml").write_text("models: {}\n")
     settings = Settings(data_dir=folder, config=folder / "config")
     store = RuntimeStore(compile_runtime(load_folder(settings.config), 0))
-    return RuntimeFollower(store=store, redis=redis, settings=settings, poll=0.1)
+    return RuntimeFollower(store=store, control=Control(redis), settings=settings, poll=0.1)
 
 
 @pytest.mark.parametrize("fault", ["demoted", "without replicas"])

@@ -9,6 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.runtime.control import Control
 from sluicegate.gateway.runtime.follower import RuntimeFollower, first_runtime
 from sluicegate.gateway.runtime.store import RuntimeStore
 from sluicegate.gateway.settings import Settings
@@ -62,6 +63,6 @@ async def worker(settings: Settings, redis: Redis) -> AsyncIterator[RuntimeStore
     ]
     report = msgspec.json.encode({"cache": {"hits": 3}, "fleet": fleet})
     async with RuntimeFollower(
-        store=store, redis=redis, settings=settings, report=lambda: report, poll=0.05
+        store=store, control=Control(redis), settings=settings, report=lambda: report, poll=0.05
     ):
         yield store

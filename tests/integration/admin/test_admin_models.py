@@ -45,7 +45,7 @@ async def worker_of(settings: Settings, redis: Redis, backends: Backends) -> Asy
     )
     follower = RuntimeFollower(
         store=RuntimeStore(await first_runtime(redis, settings)),
-        redis=redis,
+        control=Control(redis),
         settings=settings,
         report=backends.report,
         models_changed=models.on_version,

@@ -33,7 +33,7 @@ async def serving(settings: Settings, redis: Redis) -> AsyncIterator[None]:
     report = msgspec.json.encode({"fleet": [backend]})
     store = RuntimeStore(await first_runtime(redis, settings))
     async with RuntimeFollower(
-        store=store, redis=redis, settings=settings, report=lambda: report, poll=0.05
+        store=store, control=Control(redis), settings=settings, report=lambda: report, poll=0.05
     ):
         yield
 

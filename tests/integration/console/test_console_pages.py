@@ -11,6 +11,7 @@ from redis.asyncio import Redis
 from sluicegate.gateway.console.history import History
 from sluicegate.gateway.console.traffic import Reading
 from sluicegate.gateway.ledger.ledger import Ledger
+from sluicegate.gateway.runtime.control import Control
 from sluicegate.gateway.runtime.follower import RuntimeFollower, first_runtime, identity
 from sluicegate.gateway.runtime.store import RuntimeStore
 from sluicegate.gateway.settings import Settings
@@ -82,7 +83,7 @@ async def worker(settings: Settings, redis: Redis) -> AsyncIterator[None]:
     report = msgspec.json.encode({"fleet": fleet})
     async with RuntimeFollower(
         store=RuntimeStore(await first_runtime(redis, settings)),
-        redis=redis,
+        control=Control(redis),
         settings=settings,
         report=lambda: report,
         poll=0.05,
