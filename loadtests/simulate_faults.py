@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from testing.simulation.world.scenario import Scenario
     from testing.simulation.world.seeds import Runner
 
-_PIECE = 100
+_PIECE = 400
 _MOST_RUNS = 20
 """Runs without a safeguard until it counts as not noticed."""
 

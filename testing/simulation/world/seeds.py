@@ -23,7 +23,7 @@ from testing.simulation.world.run import Outcome, Prepared
 from testing.simulation.world.scenario import LENGTH, Request, Scenario, Step, make_requests
 from testing.simulation.world.world import prepare
 
-SEEDS_OF_A_BOOT: Final = 100
+SEEDS_OF_A_BOOT: Final = 200
 """So many seeds in a row begin with the same booted world."""
 Timed = TypeVar("Timed", Request, Step)
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - each run has a new folder there
@@ -97,14 +97,12 @@ class Runner:
 
     def run(self, scenarios: Iterable[Scenario]) -> Iterator[Outcome]:
         """Yield the outcomes of scenarios, in the order in which they end."""
-        waiting = iter(scenarios)
+        waiting = list(scenarios)
         running: dict[int, Boot] = {}
         try:
             while True:
-                while len(running) < self._processes:
-                    scenario = next(waiting, None)
-                    if scenario is None:
-                        break
+                while waiting and len(running) < self._processes:
+                    scenario = self._take(waiting, running.values())
                     boot = self._boot_of(scenario)
                     running[boot.answers] = boot
                     boot.begin(scenario)
@@ -122,9 +120,19 @@ class Runner:
             for boot in running.values():
                 boot.close()
 
+    def _take(self, waiting: list[Scenario], running: Iterable[Boot]) -> Scenario:
+        """Remove a scenario that needs no boot, or one whose boot no other process has."""
+        ready = {boot.seed for boot in self._boots if boot.change == self.change}
+        taken = {boot.seed for boot in running}
+        booted = (each for each in waiting if _boot_seed(each) in ready)
+        others = (each for each in waiting if _boot_seed(each) not in taken)
+        chosen = next(booted, None) or next(others, waiting[0])
+        waiting.remove(chosen)
+        return chosen
+
     def _boot_of(self, scenario: Scenario) -> Boot:
         """Return a booted world for a scenario, a new one if there is none."""
-        seed = scenario.seed // SEEDS_OF_A_BOOT
+        seed = _boot_seed(scenario)
         for boot in self._boots:
             if (boot.seed, boot.change) == (seed, self.change):
                 self._boots.remove(boot)
@@ -134,3 +142,7 @@ class Runner:
         self._count += 1
         folder = self._folder / f"boot-{self._count}"
         return Boot(folder, seed, self._prepared, change=self.change, finish=self.finish)
+
+
+def _boot_seed(scenario: Scenario) -> int:
+    return scenario.seed // SEEDS_OF_A_BOOT
