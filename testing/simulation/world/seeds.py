@@ -137,7 +137,7 @@ class Runner:
             if (boot.seed, boot.change) == (seed, self.change):
                 self._boots.remove(boot)
                 return boot
-        if len(self._boots) == self._processes:
+        while len(self._boots) >= self._processes:
             self._boots.pop(0).close()
         self._count += 1
         folder = self._folder / f"boot-{self._count}"
