@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +18,8 @@ from loadtests.machine import this_machine
 from loadtests.simulated_pieces import (
     RECORD,
     Piece,
-    merged,
+    check_committed,
+    gaps,
     read_pieces,
     record,
     report,
@@ -36,6 +37,13 @@ _MOST_RUNS = 20
 """Runs without a safeguard until it counts as not noticed."""
 
 
+def _files_to_keep(_: click.Context, __: click.Parameter, value: bool) -> list[Path]:  # noqa: FBT001
+    """Return the file in the repository into which results are added, none by default."""
+    if value:
+        check_committed()
+    return [RECORD] if value else []
+
+
 @click.command("simulate-faults")
 @click.option("--first", default=0, help="The first seed.")
 @click.option("--seeds", default=1000, help="How many seeds to run. Pieces that are done are kept.")
@@ -45,7 +53,13 @@ _MOST_RUNS = 20
 @click.option("--mutant", default="", help="The only safeguard to remove.")
 @click.option("--coverage", is_flag=True, help="Count lines and branches that the seeds reach.")
 @click.option("--out", default=Path("build/simulation"), type=Path, help="The folder of results.")
-@click.option("--keep", is_flag=True, help="Add the results to those in the repository.")
+@click.option(
+    "--keep",
+    "kept",
+    is_flag=True,
+    callback=_files_to_keep,
+    help="Go on from the repository's results; add to them.",
+)
 @click.option("--verbose", is_flag=True, help="Print the story of each seed.")
 def measure(
     first: int,
@@ -57,13 +71,14 @@ def measure(
     shrink: bool,
     mutants: bool,
     coverage: bool,
-    keep: bool,
+    kept: Sequence[Path],
     verbose: bool,
 ) -> None:
     """Simulate the whole product under many seeds, with faults; judge answers and bills."""
     if "PYTHONHASHSEED" not in os.environ:
         # The order of a set of strings may be a part of a run, though none is known.
         os.execve(sys.executable, [*sys.orig_argv], os.environ | {"PYTHONHASHSEED": "0"})  # noqa: S606
+    code = simulated_code()
     install()
     counted = Coverage(Path(__file__).parents[1], ("gateway", "backends"))
     if coverage:
@@ -82,9 +97,10 @@ def measure(
         if coverage:
             done = [_run_covered(runner, counted, range(first, first + seeds), out)]
         else:
-            done = _run_pieces(runner, range(first, first + seeds), out, verbose=verbose)
-            if keep:
-                record(done)
+            files = [out / "pieces.jsonl", *kept]
+            done = _run_pieces(runner, range(first, first + seeds), files, code, verbose=verbose)
+            for file in kept:
+                record(done, file)
     print(*report(done), sep="\n")
     if any(piece.failed for piece in done):
         raise SystemExit(1)
@@ -100,17 +116,24 @@ def _run_covered(runner: "Runner", counted: Coverage, seeds: range, out: Path) -
     return piece
 
 
-def _run_pieces(runner: "Runner", seeds: range, out: Path, *, verbose: bool) -> list[Piece]:
-    """Run those of the seeds that have no result yet. Return all results of this code."""
-    results, code = out / "pieces.jsonl", simulated_code()
-    done = merged(read_pieces(results, RECORD, code=code))
-    for start in seeds[::_PIECE]:
-        wanted = range(start, min(start + _PIECE, seeds.stop))
-        if not any(piece.has(wanted) for piece in done):
-            piece = _run_piece(runner, wanted, out, verbose=verbose)
+def _run_pieces(
+    runner: "Runner", seeds: range, files: Sequence[Path], code: str, *, verbose: bool
+) -> list[Piece]:
+    """Run those of the seeds that have no result in `files`. Return all results of this code.
+
+    Raises:
+        ClickException: the code was changed meanwhile.
+    """
+    results = files[0]
+    for gap in list(gaps(seeds, read_pieces(*files, code=code))):
+        for start in gap[::_PIECE]:
+            wanted = range(start, min(start + _PIECE, gap.stop))
+            piece = _run_piece(runner, wanted, results.parent, verbose=verbose)
+            if simulated_code() != code:
+                raise click.ClickException("the simulated code was changed: run it again")
             with results.open("ab") as file:
-                file.write(msgspec.json.encode(piece) + b"\n")
-    return read_pieces(results, RECORD, code=code)
+                file.write(msgspec.json.encode(msgspec.structs.replace(piece, code=code)) + b"\n")
+    return read_pieces(*files, code=code)
 
 
 def _run_piece(runner: "Runner", seeds: range, out: Path, *, verbose: bool = False) -> Piece:
@@ -132,7 +155,6 @@ def _run_piece(runner: "Runner", seeds: range, out: Path, *, verbose: bool = Fal
             print(outcome.seed, "; ".join(outcome.findings)[:300], flush=True)
             (out / f"{outcome.seed}.txt").write_text("\n".join(outcome.story))
     return Piece(
-        code=simulated_code(),
         machine=this_machine(),
         first=seeds[0],
         last=seeds[-1],

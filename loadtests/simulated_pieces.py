@@ -1,16 +1,18 @@
 """Keeps the results of simulated seeds, so that a later command goes on where one stopped.
 
-Results of other code do not count. Those of `RECORD` are in the repository: so several machines,
-one after the other, can run the seeds of one version.
+Results count only for the code and the version of Python that made them. The file `RECORD` is in
+the repository, so one machine can go on where another one stopped.
 """
 
 import hashlib
 import subprocess
+import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import click
 import msgspec
 
 from loadtests.machine import Machine
@@ -36,13 +38,9 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     machine: Machine | None = None
 
     @property
-    def seeds(self) -> int:
-        """How many seeds there are."""
-        return self.last - self.first + 1
-
-    def has(self, seeds: range) -> bool:
-        """Return whether a range of seeds is a part of this one."""
-        return self.first <= seeds[0] and seeds[-1] <= self.last
+    def seeds(self) -> range:
+        """All seeds from `first` to `last`."""
+        return range(self.first, self.last + 1)
 
 
 def simulated_code() -> str:
@@ -52,7 +50,18 @@ def simulated_code() -> str:
     """
     trees = _git("rev-parse", *(f"HEAD:{folder}" for folder in _SIMULATED))
     changed = _git("diff", "HEAD", "--", *_SIMULATED)
-    return hashlib.sha256((trees + changed).encode()).hexdigest()[:12]
+    python = f"{sys.version_info[:2]}"  # another version takes other steps
+    return hashlib.sha256((trees + changed + python).encode()).hexdigest()[:12]
+
+
+def check_committed() -> None:
+    """Refuse to record results of code that is not in the repository.
+
+    Raises:
+        ClickException: not all simulated code is committed.
+    """
+    if _git("status", "--porcelain", "--", *_SIMULATED):
+        raise click.ClickException("with --keep, commit the simulated code first")
 
 
 def _git(*words: str) -> str:
@@ -61,13 +70,29 @@ def _git(*words: str) -> str:
 
 
 def read_pieces(*files: Path, code: str) -> list[Piece]:
-    """Return the pieces of `code` in `files`, each seed once, in the order of seeds."""
+    """Return the pieces of `code` in `files`, in the order of seeds.
+
+    No seed is in two of them: a piece that overlaps another one does not count.
+    """
     found = [piece for file in files for piece in _read(file) if piece.code == code]
     kept: list[Piece] = []
     for piece in sorted(found, key=lambda each: (each.first, -each.last)):
-        if not any(each.has(range(piece.first, piece.last + 1)) for each in kept):
+        if not kept or kept[-1].last < piece.first:
             kept.append(piece)
     return kept
+
+
+def gaps(seeds: range, done: Sequence[Piece]) -> Iterator[range]:
+    """Yield the ranges of `seeds` without a result. `done` is in the order of seeds."""
+    start = seeds.start
+    for piece in done:
+        if piece.first >= seeds.stop:
+            break
+        if start < piece.first:
+            yield range(start, piece.first)
+        start = max(start, piece.last + 1)
+    if start < seeds.stop:
+        yield range(start, seeds.stop)
 
 
 def _read(file: Path) -> list[Piece]:
@@ -76,14 +101,14 @@ def _read(file: Path) -> list[Piece]:
 
 
 def record(pieces: Sequence[Piece], file: Path = RECORD) -> None:
-    """Write pieces of one code into `file`, in place of those of this code that are there."""
+    """Replace the pieces of one code in `file` by `pieces`, which are in the order of seeds."""
     others = [each for each in _read(file) if each.code != pieces[0].code]
-    lines = [msgspec.json.encode(each) + b"\n" for each in [*others, *merged(pieces)]]
+    lines = [msgspec.json.encode(each) + b"\n" for each in [*others, *joined(pieces)]]
     file.write_bytes(b"".join(lines))
 
 
-def merged(pieces: Iterable[Piece]) -> list[Piece]:
-    """Return pieces, which are in the order of seeds, with neighbours of one machine as one."""
+def joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """Return fewer, longer pieces. Those of different machines, commits or days stay apart."""
     found: list[Piece] = []
     for piece in pieces:
         if found and found[-1].last + 1 == piece.first and found[-1].machine == piece.machine:
@@ -112,7 +137,7 @@ def _joined(one: Piece, other: Piece) -> Piece:
 
 def report(pieces: Sequence[Piece]) -> list[str]:
     """Return what pieces of one code found, in words."""
-    seeds = sum(each.seeds for each in pieces)
+    seeds = sum(len(each.seeds) for each in pieces)
     seconds = sum(each.seconds for each in pieces)
     used = sum(each.processor_seconds for each in pieces) / seeds
     failed = sum(len(each.failed) for each in pieces)

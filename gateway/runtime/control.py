@@ -51,7 +51,7 @@ class Control:
     def __init__(self, redis: "Redis") -> None:
         self._redis = redis
         self._acknowledged: dict[str, dict[Topic, tuple[int, str]]] = {}
-        """The last version and outcome of each topic that `acknowledge` has recorded, by worker."""
+        """The last version and outcome of each topic that `acknowledge` got, by worker."""
 
     async def versions(self) -> Versions:
         """Return the newest version of each topic."""
@@ -106,15 +106,17 @@ class Control:
         found: bytes = await self._execute(self._redis.get(_PURGE_HISTORY))
         return found.decode()
 
-    async def start_purge_history(self, version: int) -> None:
-        """Give the history of cache purges a new id if Redis has lost purges.
+    async def start_purge_history(self, version: int = 0, *, former: str = "") -> None:
+        """Give the history of cache purges a new id, because Redis has lost purges.
 
-        Redis has lost purges if its version of the cache epochs is lower than `version`. This
-        happens if Redis restarts from an older file, or if a replica that lagged becomes the
-        primary. With the old id, workers would find the purged results again.
+        This happens if Redis restarts from an older file, or if a replica that lagged becomes the
+        primary. With the old id, workers would find the purged results again. Nothing is done
+        unless the version of the cache epochs is below `version`, or `former` is still the id.
         """
         fresh, keys = secrets.token_hex(8), (_version(Topic.EPOCHS), _PURGE_HISTORY)
-        await self._script(control_scripts.START_PURGE_HISTORY, keys, version, fresh, _CHANGED)
+        await self._script(
+            control_scripts.START_PURGE_HISTORY, keys, version, fresh, _CHANGED, former
+        )
 
     async def raise_epoch(self, name: str) -> int:
         """Purge all cached results of the tenant or model `name` by raising its epoch.
@@ -175,6 +177,15 @@ class Control:
         await self._execute(self._redis.hset(key, worker, outcome))
         await self._execute(self._redis.expire(key, _ACKS_KEPT))
 
+    async def acknowledge_again(self, worker: str, topic: Topic) -> None:
+        """Repeat the last acknowledgement of `topic` by `worker`.
+
+        Only for topics that are announced with `touch`: a version of another topic may stand for
+        another change, after Redis has lost the first one.
+        """
+        version, outcome = self._acknowledged[worker][topic]
+        await self.acknowledge(worker, topic, version, outcome)
+
     async def acknowledgements(self, topic: Topic, version: int) -> dict[str, str]:
         """Return the outcome that each worker has recorded for `version`."""
         found = await self._execute(self._redis.hgetall(_acks(topic, version)))
@@ -199,23 +210,18 @@ class Control:
             await asyncio.sleep(interval)
             version = max(version, (await self.versions()).of(topic))
 
-    async def heartbeat(self, worker: str, report: bytes) -> None:
+    async def heartbeat(self, worker: str, report: bytes) -> frozenset[Topic]:
         """Record that `worker` is alive. Store its `report`, which is JSON.
 
-        If Redis has lost what `acknowledge` has recorded last, record it again.
+        Returns:
+            The topics whose last acknowledgement by `worker` is no longer in Redis: Redis has lost
+            it, or has deleted it after a day.
         """
-        last = dict(self._acknowledged.get(worker, {}))
-        keys = [_acks(topic, version) for topic, (version, _) in last.items()]
-        outcomes = [outcome for _, outcome in last.values()]
-        await self._script(
-            control_scripts.HEARTBEAT,
-            (_WORKERS, _REPORTS, *keys),
-            worker,
-            report,
-            _LIVE,
-            _ACKS_KEPT,
-            *outcomes,
-        )
+        last = self._acknowledged.get(worker, {})
+        topics = {_acks(topic, version): topic for topic, (version, _) in last.items()}
+        keys = (_WORKERS, _REPORTS, *topics)
+        lost = await self._script(control_scripts.HEARTBEAT, keys, worker, report, _LIVE)
+        return frozenset(topics[key.decode()] for key in lost)
 
     async def leave(self, worker: str) -> None:
         """Remove `worker` from the live workers."""

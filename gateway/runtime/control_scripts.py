@@ -33,12 +33,13 @@ if tonumber(redis.call('GET', KEYS[5]) or '0') < tonumber(ARGV[2]) then
 end
 return restored
 """
-# Starts a new history of purges if the calling worker has seen more purges than Redis knows. If
-# another worker has already started the new history, the script does nothing.
+# Starts a new history of purges if the version is below ARGV[1], or if ARGV[4] is still the id of
+# the history. If another worker has already started the new history, the script does nothing.
 START_PURGE_HISTORY = """
-if tonumber(redis.call('GET', KEYS[1]) or '0') >= tonumber(ARGV[1]) then return 0 end
+local version = tonumber(redis.call('GET', KEYS[1]) or '0')
+if version >= tonumber(ARGV[1]) and redis.call('GET', KEYS[2]) ~= ARGV[4] then return 0 end
 redis.call('SET', KEYS[2], ARGV[2])
-redis.call('SET', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[1], string.format('%.0f', math.max(version + 1, tonumber(ARGV[1]))))
 redis.call('PUBLISH', ARGV[3], 'epochs')
 return 1
 """
@@ -53,9 +54,8 @@ redis.call('SET', KEYS[1], version)
 redis.call('PUBLISH', ARGV[1], ARGV[2])
 return version
 """
-# Uses the clock of the Redis server, so that the machines' clocks need not agree. It repeats
-# acknowledgements that Redis has lost: if the version was restored before the worker looked, the
-# worker has no other reason to acknowledge it again.
+# Uses the clock of the Redis server, so that the machines' clocks need not agree. From KEYS[3] on,
+# the keys are hashes with acknowledgements; those without one of the worker are returned.
 HEARTBEAT = """
 local now = tonumber(redis.call('TIME')[1])
 redis.call('ZADD', KEYS[1], now, ARGV[1])
@@ -64,13 +64,11 @@ for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[3]
   redis.call('ZREM', KEYS[1], gone)
   redis.call('HDEL', KEYS[2], gone)
 end
+local lost = {}
 for i = 3, #KEYS do
-  if not redis.call('HGET', KEYS[i], ARGV[1]) then
-    redis.call('HSET', KEYS[i], ARGV[1], ARGV[i + 2])
-    redis.call('EXPIRE', KEYS[i], ARGV[4])
-  end
+  if not redis.call('HGET', KEYS[i], ARGV[1]) then table.insert(lost, KEYS[i]) end
 end
-return now
+return lost
 """
 LIVE_WORKERS = """
 local now = tonumber(redis.call('TIME')[1])

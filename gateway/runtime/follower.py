@@ -203,25 +203,38 @@ class RuntimeFollower:
 
     async def _step(self) -> None:
         try:
-            await self._control.heartbeat(self._worker, self._report())
+            lost = await self._control.heartbeat(self._worker, self._report())
             newest = await self._recovered(await self._versions())
-            if _configuration(newest) != _configuration(self._seen):
-                await self._take_config(newest)
-            self._models_changed(newest.models)
-            if newest.drains != self._seen.drains:
-                self._drains_changed(await self._control.drained())
-                await self._control.acknowledge(self._worker, Topic.DRAINS, newest.drains)
-            taken = newest
-            for topic in Topic:
-                seen, version = self._seen.of(topic), newest.of(topic)
-                if topic in _WITHOUT_ACTION or version == seen:
-                    continue
-                if not await self._act(topic, version):
-                    taken = msgspec.structs.replace(taken, **{topic.value: seen})
-            self._seen = taken
+            if self._is_behind:
+                lost -= {Topic.CONFIG, Topic.DRAINS}
+            await self._take(newest, lost)
             self._connected(True)
         except DependencyUnavailable:
             self._connected(False)
+
+    async def _take(self, newest: Versions, lost: frozenset[Topic]) -> None:
+        """Take what has changed, and acknowledge it.
+
+        The topics in `lost` are read again, too: if Redis lost a change and its acknowledgement,
+        another change may have the same version.
+        """
+        has_changed = _configuration(newest) != _configuration(self._seen)
+        if has_changed or not lost.isdisjoint((Topic.CONFIG, Topic.EPOCHS)):
+            await self._take_config(newest)
+        self._models_changed(newest.models)
+        if Topic.MODELS in lost:
+            await self._control.acknowledge_again(self._worker, Topic.MODELS)
+        if newest.drains != self._seen.drains or Topic.DRAINS in lost:
+            self._drains_changed(await self._control.drained())
+            await self._control.acknowledge(self._worker, Topic.DRAINS, newest.drains)
+        taken = newest
+        for topic in Topic:
+            seen, version = self._seen.of(topic), newest.of(topic)
+            if topic in _WITHOUT_ACTION or (version == seen and topic not in lost):
+                continue
+            if not await self._act(topic, version):
+                taken = msgspec.structs.replace(taken, **{topic.value: seen})
+        self._seen = taken
 
     async def _versions(self) -> Versions:
         """Return the versions in Redis. If Redis has lost purges, start a new history of purges."""
@@ -262,13 +275,11 @@ class RuntimeFollower:
 
     async def _take_config(self, newest: Versions) -> None:
         published = await self._control.active()
-        epochs, purge_history = await self._control.epochs(), await self._control.purge_history()
+        epochs, purge_history = await self._epochs()
         current = self._store.current
         generation = current.generation if published is None else published.generation
         outcome = purged = "ok"
-        if published is not None and self._is_behind:
-            generation = current.generation
-        elif published is not None and generation != current.generation:
+        if published is not None and not self._is_behind and _is_other(published, current):
             outcome = await self._swap(_compile(published, epochs, purge_history, self._settings))
             self.reloads += outcome == "ok"
             self.failed_reloads += outcome != "ok"
@@ -277,8 +288,22 @@ class RuntimeFollower:
         # undo a purge.
         if current.purge_history != purge_history or dict(current.epochs) != epochs:
             purged = await self._swap(_with_epochs(current, epochs, purge_history))
-        await self._control.acknowledge(self._worker, Topic.CONFIG, generation, outcome)
+        if not self._is_behind:
+            await self._control.acknowledge(self._worker, Topic.CONFIG, generation, outcome)
         await self._control.acknowledge(self._worker, Topic.EPOCHS, newest.epochs, purged)
+
+    async def _epochs(self) -> tuple[dict[str, int], str]:
+        """Return the cache epochs, and the id of the history of purges.
+
+        If Redis has lost purges, start a new history first.
+        """
+        epochs, purge_history = await self._control.epochs(), await self._control.purge_history()
+        current = self._store.current
+        is_lost = any(epochs.get(name, 0) < known for name, known in current.epochs.items())
+        if is_lost and purge_history == current.purge_history:
+            await self._control.start_purge_history(former=purge_history)
+            purge_history = await self._control.purge_history()
+        return epochs, purge_history
 
     async def _swap(self, preparing: Awaitable[Runtime]) -> str:
         """Await the next runtime and make it current. Return `ok`, or the reason for a failure."""
@@ -307,6 +332,14 @@ class RuntimeFollower:
 
 def _is_behind(newest: Versions, seen: Versions) -> bool:
     return newest.config < seen.config or newest.drains < seen.drains
+
+
+def _is_other(published: Published, current: Runtime) -> bool:
+    """Return whether a document is not the current one.
+
+    If Redis has lost a document, the next one may have the same generation.
+    """
+    return (published.generation, published.time) != (current.generation, current.published)
 
 
 def _configuration(versions: Versions) -> tuple[int, int, str]:

@@ -76,8 +76,7 @@ class ModelsFollower:
             except Exception as error:  # noqa: BLE001 - later changes must still be applied
                 _log.exception("the models could not be reloaded")
                 outcome = f"the worker failed to apply them: {type(error).__name__}"
-            # If Redis cannot be reached, a process that waits for this worker sees the outcome
-            # `pending`.
+            # If Redis cannot be reached, `RuntimeFollower` repeats the acknowledgement later.
             with contextlib.suppress(DependencyUnavailable):
                 await self._control.heartbeat(self._worker, self._report())
                 await self._control.acknowledge(self._worker, Topic.MODELS, version, outcome)

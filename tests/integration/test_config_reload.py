@@ -406,21 +406,49 @@ async def test_a_worker_repeats_an_acknowledgement_that_redis_has_lost(
     assert list(told.values()) == ["ok"]
 
 
-async def test_a_heartbeat_repeats_the_last_acknowledgements_of_its_own_worker(
+async def test_a_heartbeat_says_which_acknowledgements_of_its_worker_are_gone(
     redis: Redis,
 ) -> None:
     control = Control(redis)
     await control.acknowledge("one", Topic.MODELS, 6)
     await control.acknowledge("one", Topic.MODELS, 7, "it is broken")
     await control.acknowledge("one", Topic.DRAINS, 7)
+    assert await control.heartbeat("one", b"{}") == set()
     await redis.flushdb()
 
-    await control.heartbeat("other", b"{}")
-    await control.heartbeat("one", b"{}")
-
-    assert await control.acknowledgements(Topic.MODELS, 6) == {}
+    assert await control.heartbeat("other", b"{}") == set()
+    assert await control.heartbeat("one", b"{}") == {Topic.MODELS, Topic.DRAINS}
+    await control.acknowledge_again("one", Topic.MODELS)
+    assert await control.heartbeat("one", b"{}") == {Topic.DRAINS}
     assert await control.acknowledgements(Topic.MODELS, 7) == {"one": "it is broken"}
-    assert await control.acknowledgements(Topic.DRAINS, 7) == {"one": "ok"}
+
+
+async def test_a_worker_repeats_a_lost_acknowledgement_of_models(
+    redis: Redis, settings: Settings
+) -> None:
+    control, reloads = Control(redis), asyncio.Queue[str]()
+
+    async def reload() -> None:
+        reloads.put_nowait("reloaded")
+
+    worker = identity(settings)
+    async with ModelsFollower(control=control, worker=worker, reload=reload) as models:
+        store = RuntimeStore(await first_runtime(redis, settings))
+        follower = RuntimeFollower(
+            store=store,
+            control=control,
+            settings=settings,
+            models_changed=models.on_version,
+            poll=0.02,
+        )
+        async with follower:
+            version = await control.touch(Topic.MODELS)
+            await control.wait_for_workers(Topic.MODELS, version, within=60.0)
+            await redis.delete(f"sg:{{config}}:acks:models:{version}")
+            told = await control.wait_for_workers(Topic.MODELS, version, within=60.0)
+
+    assert told == {worker: "ok"}
+    assert reloads.qsize() == 1
 
 
 class ClockedControl(Control):

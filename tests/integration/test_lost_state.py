@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 from redis.asyncio import Redis
 from typing_extensions import override
@@ -210,12 +211,19 @@ async def copied(redis: Redis) -> dict[bytes, bytes]:
     return {name: await redis.dump(name) or b"" for name in names}
 
 
-async def replace(redis: Redis, older: Mapping[bytes, bytes]) -> None:
-    """Do what a Redis does that starts with an older file: nobody sees anything in between."""
+async def replace(
+    redis: Redis, older: Mapping[bytes, bytes], *changes: tuple[str | bytes | int, ...]
+) -> None:
+    """Do what a Redis does that starts with an older file: nobody sees anything in between.
+
+    `changes` are commands that it gets before anybody looks.
+    """
     async with redis.pipeline(transaction=True) as together:
         together.execute_command("FLUSHALL")
         for name, value in older.items():
             together.execute_command("RESTORE", name, 0, value)
+        for change in changes:
+            together.execute_command(*change)
         await together.execute()
 
 
@@ -245,6 +253,80 @@ async def test_what_was_purged_stays_purged_where_redis_has_an_older_state(
     assert before not in after
     assert restarted.store.current.purge_history in after
     assert set(settled.values()) == {"ok"}
+
+
+async def test_a_purge_with_the_number_of_a_lost_one_is_taken_and_the_lost_one_is_not_undone(
+    redis: Redis, ledger: Ledger, settings: Settings
+) -> None:
+    control = Control(redis)
+    await control.raise_epoch("tenant:a")
+    worker = await start(redis, ledger.published, settings)
+
+    async with worker.follower:
+        older, before = await copied(redis), worker.store.current.purge_history
+        purged = await control.raise_epoch("tenant:a")
+        await control.wait_for_workers(Topic.EPOCHS, purged, within=WAIT_LIMIT)
+        await replace(
+            redis,
+            older,
+            ("HINCRBY", "sg:{config}:epochs", "tenant:b", 1),
+            ("INCR", "sg:{config}:version:epochs"),
+        )
+        settled = await control.wait_for_workers(Topic.EPOCHS, purged, within=WAIT_LIMIT)
+
+    assert set(settled.values()) == {"ok"}
+    assert dict(worker.store.current.epochs) == {"tenant:a": 1, "tenant:b": 1}
+    assert worker.store.current.purge_history != before
+
+
+async def test_a_document_with_the_generation_of_a_lost_one_is_taken(
+    redis: Redis, ledger: Ledger, settings: Settings
+) -> None:
+    publisher = publisher_of(redis, ledger, settings)
+    await put(publisher, 8)
+    worker = await start(redis, ledger.published, settings)
+
+    async with worker.follower:
+        older = await copied(redis)
+        await put(publisher, 9)
+        await Control(redis).wait_for_workers(Topic.CONFIG, 2, within=WAIT_LIMIT)
+        active = await Control(redis).active()
+        assert active is not None
+        text = "models: {m: {cache_ttl: 10}}"
+        sources = (msgspec.structs.replace(active.sources[0], text=text),)
+        other = msgspec.structs.replace(active, sources=sources, time=active.time + 1)
+        await replace(
+            redis,
+            older,
+            ("SET", "sg:{config}:active", msgspec.msgpack.encode(other)),
+            ("SET", "sg:{config}:generation", other.generation),
+        )
+        settled = await Control(redis).wait_for_workers(Topic.CONFIG, 2, within=WAIT_LIMIT)
+
+    assert set(settled.values()) == {"ok"}
+    assert told(worker.store.current) == (2, 10.0)
+
+
+async def test_a_drain_with_the_number_of_a_lost_one_is_taken(
+    redis: Redis, ledger: Ledger, settings: Settings
+) -> None:
+    control = Control(redis)
+    worker = await start(redis, ledger.published, settings)
+
+    async with worker.follower:
+        older = await copied(redis)
+        version = await control.drain("eu-0")
+        await control.wait_for_workers(Topic.DRAINS, version, within=WAIT_LIMIT)
+        await replace(
+            redis,
+            older,
+            ("SADD", "sg:{config}:drained", "eu-1"),
+            ("INCR", "sg:{config}:version:drains"),
+        )
+        settled = await control.wait_for_workers(Topic.DRAINS, version, within=WAIT_LIMIT)
+
+    assert set(settled.values()) == {"ok"}
+    assert worker.drains[-1] == {"eu-1"}
 
 
 async def test_an_older_state_is_brought_up_to_date(

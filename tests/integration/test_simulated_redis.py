@@ -202,9 +202,9 @@ FAMILIES: dict[str, Sequence[str]] = {
             " d1 d2 b1"
         ),
         "script:restore 5 generation active history drained version {number} {number} 1 channel d1",
-        "script:start-history 2 version lineage {number} {text} channel",
-        "script:heartbeat 2 workers reports {consumer} {text} 5 100",
-        "script:heartbeat 4 workers reports acks epochs {consumer} {text} 5 100 {text} {text}",
+        "script:start-history 2 version lineage {number} {text} channel {text}",
+        "script:heartbeat 2 workers reports {consumer} {text} 5",
+        "script:heartbeat 4 workers reports {hash} h2 {consumer} {text} 5",
         "script:live 1 workers 5",
         "LRANGE history 0 -1",
         "HGETALL reports",

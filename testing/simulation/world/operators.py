@@ -72,7 +72,7 @@ class Operators:
         self._revisions = 1
 
     def unknown_keys(self) -> set[str]:
-        """Return the tenants whose key may be a new one that nobody has been told yet."""
+        """Return the tenants whose new key may be valid before an operator has got it."""
         rotations = [change for change in self.changes if change.step.kind == "rotate"]
         return {ROTATED} if any(each.acknowledged is None for each in rotations) else set()
 

@@ -182,10 +182,10 @@ class Run:
                 left = max(0.0, ended + _SETTLED - self._clock())
                 await asyncio.wait(operations, timeout=left)
             self._operators.is_ending = True
-            unknown = self._operators.unknown_keys()
             if operations:
                 await asyncio.wait(operations)
-            if unknown and (missing := await self._until_well(_SETTLED)):
+            # Only now is it known that every worker knows the new keys.
+            if self._operators.former and (missing := await self._until_well(_SETTLED)):
                 self._monitor.tell(f"not well after the last operation: {', '.join(missing)}")
 
     async def _operate(self, step: Step) -> None:

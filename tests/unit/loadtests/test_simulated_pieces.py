@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from loadtests.simulated_pieces import Piece, merged, read_pieces, record, report
+from loadtests.simulated_pieces import Piece, gaps, joined, read_pieces, record, report
 
 
 def piece(first: int, last: int, *, code: str = "new", findings: str = "") -> Piece:
@@ -54,8 +54,16 @@ def test_a_piece_that_is_recorded_and_kept_counts_once(tmp_path: Path) -> None:
     assert report(done)[0] == "200 seeds, 0 with findings, 100 seeds an hour"
 
 
-def test_seeds_in_the_middle_of_joined_pieces_are_there() -> None:
-    (joined,) = merged([piece(0, 99), piece(100, 199)])
+def test_only_seeds_without_a_result_are_run() -> None:
+    done = joined([piece(0, 99), piece(100, 199), piece(250, 299)])
 
-    assert joined.has(range(50, 150))
-    assert not joined.has(range(150, 201))
+    assert list(gaps(range(50, 400), done)) == [range(200, 250), range(300, 400)]
+    assert list(gaps(range(50, 200), done)) == []
+    assert list(gaps(range(10), [])) == [range(10)]
+
+
+def test_an_overlapping_piece_does_not_count(tmp_path: Path) -> None:
+    file = tmp_path / "pieces.jsonl"
+    file.write_bytes(b"".join(msgspec.json.encode(piece(a, a + 99)) + b"\n" for a in (0, 50, 100)))
+
+    assert [each.first for each in read_pieces(file, code="new")] == [0, 100]

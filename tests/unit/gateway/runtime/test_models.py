@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from sluicegate.gateway.redis.client import connect
 from sluicegate.gateway.runtime.control import Control
+from sluicegate.gateway.runtime.control_values import Topic
 from sluicegate.gateway.runtime.models import ModelsFollower
 
 
@@ -19,10 +20,11 @@ class SwallowingControl(Control):
         self.writing = asyncio.Event()
 
     @override
-    async def heartbeat(self, worker: str, report: bytes) -> None:
+    async def heartbeat(self, worker: str, report: bytes) -> frozenset[Topic]:
         self.writing.set()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()
+        return frozenset()
 
 
 @pytest.mark.anyio
