@@ -97,7 +97,7 @@ def measure(
         if coverage:
             done = [_run_covered(runner, counted, range(first, first + seeds), out)]
         else:
-            files = [out / "pieces.jsonl", *kept]
+            files = [*kept, out / "pieces.jsonl"]
             done = _run_pieces(runner, range(first, first + seeds), files, code, verbose=verbose)
             for file in kept:
                 record(done, file)
@@ -121,10 +121,12 @@ def _run_pieces(
 ) -> list[Piece]:
     """Run those of the seeds that have no result in `files`. Return all results of this code.
 
+    New results are added to the last file.
+
     Raises:
         ClickException: the code was changed meanwhile.
     """
-    results = files[0]
+    results = files[-1]
     for gap in list(gaps(seeds, read_pieces(*files, code=code))):
         for start in gap[::_PIECE]:
             wanted = range(start, min(start + _PIECE, gap.stop))

@@ -17,7 +17,8 @@ import msgspec
 
 from loadtests.machine import Machine
 
-RECORD: Final = Path(__file__).parent / "results" / "simulated-faults.jsonl"
+_ROOT: Final = Path(__file__).parents[1]
+RECORD: Final = _ROOT / "loadtests" / "results" / "simulated-faults.jsonl"
 _SIMULATED: Final = ("gateway", "backends", "wire", "sluicegate", "testing", "requirements")
 
 
@@ -50,8 +51,12 @@ def simulated_code() -> str:
     """
     trees = _git("rev-parse", *(f"HEAD:{folder}" for folder in _SIMULATED))
     changed = _git("diff", "HEAD", "--", *_SIMULATED)
+    new = _git("ls-files", "--others", "--exclude-standard", "--", *_SIMULATED).splitlines()
     python = f"{sys.version_info[:2]}"  # another version takes other steps
-    return hashlib.sha256((trees + changed + python).encode()).hexdigest()[:12]
+    digest = hashlib.sha256((trees + changed + python).encode())
+    for file in new:
+        digest.update(file.encode() + (_ROOT / file).read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def check_committed() -> None:
@@ -65,21 +70,21 @@ def check_committed() -> None:
 
 
 def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], capture_output=True, check=True, text=True)  # noqa: S607
+    command = ["git", *words]
+    done = subprocess.run(command, capture_output=True, check=True, text=True, cwd=_ROOT)
     return done.stdout
 
 
 def read_pieces(*files: Path, code: str) -> list[Piece]:
     """Return the pieces of `code` in `files`, in the order of seeds.
 
-    No seed is in two of them: a piece that overlaps another one does not count.
+    No seed is in two of them: a piece that overlaps one of an earlier file does not count.
     """
-    found = [piece for file in files for piece in _read(file) if piece.code == code]
     kept: list[Piece] = []
-    for piece in sorted(found, key=lambda each: (each.first, -each.last)):
-        if not kept or kept[-1].last < piece.first:
+    for piece in (each for file in files for each in _read(file) if each.code == code):
+        if all(other.last < piece.first or piece.last < other.first for other in kept):
             kept.append(piece)
-    return kept
+    return sorted(kept, key=lambda each: each.first)
 
 
 def gaps(seeds: range, done: Sequence[Piece]) -> Iterator[range]:

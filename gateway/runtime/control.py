@@ -90,7 +90,7 @@ class Control:
     async def epochs(self) -> dict[str, int]:
         """Return the cache epochs of tenants and models by name.
 
-        An epoch is a number. Raising it purges the cached results of the tenant or model. A name is
+        An epoch is the time of the last purge in microseconds since 1970, or later. A name is
         `tenant:<id>` or `model:<name>`.
         """
         found = await self._execute(self._redis.hgetall(_EPOCHS))
@@ -121,9 +121,11 @@ class Control:
     async def raise_epoch(self, name: str) -> int:
         """Purge all cached results of the tenant or model `name` by raising its epoch.
 
-        Return the version that workers must acknowledge.
+        Return the new epoch. It is also the version that workers must acknowledge.
         """
-        return await self._change(Topic.EPOCHS, "HINCRBY", _EPOCHS, name, 1)
+        keys = _version(Topic.EPOCHS), _EPOCHS
+        topic = Topic.EPOCHS.value
+        return int(await self._script(control_scripts.TOUCH, keys, _CHANGED, topic, name))
 
     async def drained(self) -> frozenset[str]:
         """Return the ids of drained backends."""
@@ -180,8 +182,8 @@ class Control:
     async def acknowledge_again(self, worker: str, topic: Topic) -> None:
         """Repeat the last acknowledgement of `topic` by `worker`.
 
-        Only for topics that are announced with `touch`: a version of another topic may stand for
-        another change, after Redis has lost the first one.
+        The versions of the topic must be times: a number may stand for another change after Redis
+        has lost the first one.
         """
         version, outcome = self._acknowledged[worker][topic]
         await self.acknowledge(worker, topic, version, outcome)

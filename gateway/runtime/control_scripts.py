@@ -44,13 +44,15 @@ redis.call('PUBLISH', ARGV[3], 'epochs')
 return 1
 """
 # Announces a change. The new version is the time in microseconds, so no worker has seen it before,
-# even if Redis has lost the last versions.
+# even if Redis has lost the last versions. With KEYS[2], it is also stored there, in the field
+# ARGV[3] of a hash.
 TOUCH = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local version = math.max(now, tonumber(redis.call('GET', KEYS[1]) or '0') + 1)
 version = string.format('%.0f', version)
 redis.call('SET', KEYS[1], version)
+if KEYS[2] then redis.call('HSET', KEYS[2], ARGV[3], version) end
 redis.call('PUBLISH', ARGV[1], ARGV[2])
 return version
 """

@@ -31,6 +31,7 @@ _REPORT_PAUSE = 0.2
 _NEVER = Versions(config=-1, epochs=-1, accounts=-1, models=-1, drains=-1)
 # The follower itself handles these topics, so they have no entry in `actions`.
 _WITHOUT_ACTION = frozenset({Topic.CONFIG, Topic.EPOCHS, Topic.MODELS, Topic.DRAINS})
+_NUMBERED_BY_TIME = frozenset({Topic.ACCOUNTS, Topic.MODELS})
 _NO_ACTIONS: Mapping[Topic, Callable[[], Awaitable[None]]] = MappingProxyType({})
 
 
@@ -213,24 +214,24 @@ class RuntimeFollower:
             self._connected(False)
 
     async def _take(self, newest: Versions, lost: frozenset[Topic]) -> None:
-        """Take what has changed, and acknowledge it.
+        """Take what has changed, and acknowledge it. Repeat the acknowledgements in `lost`.
 
-        The topics in `lost` are read again, too: if Redis lost a change and its acknowledgement,
-        another change may have the same version.
+        The configuration, the purges and the drains of `lost` are read again first: if Redis lost
+        a change and its acknowledgement, another change may have the same version.
         """
+        for topic in lost & _NUMBERED_BY_TIME:
+            await self._control.acknowledge_again(self._worker, topic)
         has_changed = _configuration(newest) != _configuration(self._seen)
         if has_changed or not lost.isdisjoint((Topic.CONFIG, Topic.EPOCHS)):
             await self._take_config(newest)
         self._models_changed(newest.models)
-        if Topic.MODELS in lost:
-            await self._control.acknowledge_again(self._worker, Topic.MODELS)
         if newest.drains != self._seen.drains or Topic.DRAINS in lost:
             self._drains_changed(await self._control.drained())
             await self._control.acknowledge(self._worker, Topic.DRAINS, newest.drains)
         taken = newest
         for topic in Topic:
             seen, version = self._seen.of(topic), newest.of(topic)
-            if topic in _WITHOUT_ACTION or (version == seen and topic not in lost):
+            if topic in _WITHOUT_ACTION or version == seen:
                 continue
             if not await self._act(topic, version):
                 taken = msgspec.structs.replace(taken, **{topic.value: seen})

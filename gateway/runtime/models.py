@@ -79,6 +79,7 @@ class ModelsFollower:
             # If Redis cannot be reached, `RuntimeFollower` repeats the acknowledgement later.
             with contextlib.suppress(DependencyUnavailable):
                 await self._control.heartbeat(self._worker, self._report())
+            with contextlib.suppress(DependencyUnavailable):
                 await self._control.acknowledge(self._worker, Topic.MODELS, version, outcome)
 
     async def _is_recent(self, version: int) -> bool:

@@ -326,7 +326,7 @@ async def test_a_purge_reaches_every_worker(redis: Redis, settings: Settings) ->
         workers = await control.wait_for_workers(Topic.EPOCHS, version, within=60.0)
 
         assert set(workers.values()) == {"ok"}
-        assert [w.store.current.epochs for w in (one, two)] == [{"model:m": 1}] * 2
+        assert [w.store.current.epochs for w in (one, two)] == [{"model:m": version}] * 2
 
 
 async def test_a_purge_and_a_reload_do_not_undo_each_other(
@@ -340,7 +340,7 @@ async def test_a_purge_and_a_reload_do_not_undo_each_other(
         await control.wait_for_workers(Topic.EPOCHS, version, within=60.0)
 
         current = worker.store.current
-        assert (current.generation, current.epochs) == (1, {"tenant:t": 2})
+        assert (current.generation, current.epochs) == (1, {"tenant:t": version})
 
 
 async def test_a_purge_reaches_a_worker_that_refuses_the_document(
@@ -358,10 +358,10 @@ async def test_a_purge_reaches_a_worker_that_refuses_the_document(
         workers = await control.wait_for_workers(Topic.EPOCHS, version, within=60.0)
 
         assert set(workers.values()) == {"ok"}
-        assert worker.store.current.epochs == {"model:m": 1}
+        assert worker.store.current.epochs == {"model:m": version}
         refused = await control.wait_for_workers(Topic.CONFIG, 1, within=60.0)
         assert all("no_such_field" in outcome for outcome in refused.values())
-    assert (await first_runtime(redis, settings)).epochs == {"model:m": 1}
+    assert (await first_runtime(redis, settings)).epochs == {"model:m": version}
 
 
 async def test_keys_that_could_not_be_read_are_not_acknowledged_until_they_were(

@@ -16,6 +16,7 @@ from sluicegate.gateway.operations.publishing import Publisher
 from sluicegate.gateway.redis.client import connect
 from sluicegate.gateway.redis.connect import open_client
 from sluicegate.gateway.redis.health import RedisHealthMonitor
+from sluicegate.gateway.runtime import control_scripts
 from sluicegate.gateway.runtime.control import Control
 from sluicegate.gateway.runtime.control_values import Topic
 from sluicegate.gateway.runtime.follower import RuntimeFollower, first_runtime
@@ -255,28 +256,28 @@ async def test_what_was_purged_stays_purged_where_redis_has_an_older_state(
     assert set(settled.values()) == {"ok"}
 
 
-async def test_a_purge_with_the_number_of_a_lost_one_is_taken_and_the_lost_one_is_not_undone(
-    redis: Redis, ledger: Ledger, settings: Settings
+@pytest.mark.parametrize("name", ["tenant:a", "tenant:b"])
+async def test_a_lost_purge_is_not_undone_by_the_next_one(
+    redis: Redis, ledger: Ledger, settings: Settings, name: str
 ) -> None:
     control = Control(redis)
-    await control.raise_epoch("tenant:a")
+    first = await control.raise_epoch("tenant:a")
     worker = await start(redis, ledger.published, settings)
+    keys = "sg:{config}:version:epochs", "sg:{config}:epochs"
 
     async with worker.follower:
         older, before = await copied(redis), worker.store.current.purge_history
-        purged = await control.raise_epoch("tenant:a")
-        await control.wait_for_workers(Topic.EPOCHS, purged, within=WAIT_LIMIT)
-        await replace(
-            redis,
-            older,
-            ("HINCRBY", "sg:{config}:epochs", "tenant:b", 1),
-            ("INCR", "sg:{config}:version:epochs"),
-        )
-        settled = await control.wait_for_workers(Topic.EPOCHS, purged, within=WAIT_LIMIT)
+        lost = await control.raise_epoch("tenant:a")
+        await control.wait_for_workers(Topic.EPOCHS, lost, within=WAIT_LIMIT)
+        again = ("EVAL", control_scripts.TOUCH, 2, *keys, "sg:{config}:changed", "epochs", name)
+        await replace(redis, older, again)
+        settled = await control.wait_for_workers(Topic.EPOCHS, lost + 1, within=WAIT_LIMIT)
 
+    purged, taken = (await control.epochs())[name], worker.store.current
     assert set(settled.values()) == {"ok"}
-    assert dict(worker.store.current.epochs) == {"tenant:a": 1, "tenant:b": 1}
-    assert worker.store.current.purge_history != before
+    assert dict(taken.epochs) == {"tenant:a": first} | {name: purged}
+    assert purged > lost
+    assert (taken.purge_history == before) == (name == "tenant:a")
 
 
 async def test_a_document_with_the_generation_of_a_lost_one_is_taken(

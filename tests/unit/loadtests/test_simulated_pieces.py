@@ -47,7 +47,7 @@ def test_a_piece_that_is_recorded_and_kept_counts_once(tmp_path: Path) -> None:
     record([piece(0, 99), piece(100, 199)], file)
     kept.write_bytes(msgspec.json.encode(piece(100, 199)) + b"\n")
 
-    done = read_pieces(kept, file, code="new")
+    done = read_pieces(file, kept, code="new")
     record(done, file)
 
     assert [(each.first, each.last) for each in read_pieces(file, code="new")] == [(0, 199)]
@@ -62,8 +62,11 @@ def test_only_seeds_without_a_result_are_run() -> None:
     assert list(gaps(range(10), [])) == [range(10)]
 
 
-def test_an_overlapping_piece_does_not_count(tmp_path: Path) -> None:
-    file = tmp_path / "pieces.jsonl"
-    file.write_bytes(b"".join(msgspec.json.encode(piece(a, a + 99)) + b"\n" for a in (0, 50, 100)))
+def test_a_piece_that_overlaps_one_of_an_earlier_file_does_not_count(tmp_path: Path) -> None:
+    file, kept = tmp_path / "record.jsonl", tmp_path / "pieces.jsonl"
+    record([piece(200, 3599, findings="lost")], file)
+    kept.write_bytes(msgspec.json.encode(piece(0, 399)) + b"\n")
 
-    assert [each.first for each in read_pieces(file, code="new")] == [0, 100]
+    record(read_pieces(file, kept, code="new"), file)
+
+    assert read_pieces(file, code="new") == [piece(200, 3599, findings="lost")]
