@@ -36,6 +36,11 @@ _LONG: Final = 2.0
 _AT_ONCE: Final = 0.5
 _FEW: Final = 0.2
 """See `late_refusals`; the first three are in seconds."""
+_KEEPING: Final = frozenset({"kill", "kill-call", "kill-request", "crash", "lose", "empty", STOP})
+"""The kinds of faults during which every worker that runs knows an acknowledged purge."""
+_DYING: Final = _KEEPING - {"lose", "empty"}
+_FORGOTTEN: Final = 15.0
+"""Seconds after a fault within which a worker may not count as live, or may not know a purge."""
 _UNCLEAR: Final = "internal_error"
 """The code of errors that the product did not expect."""
 _MONTHS: Final = ("2026-09",)
@@ -210,6 +215,59 @@ def _billed_again(
         has_new_day = min(times) - _SECONDS < MIDNIGHT < max(times) + _SECONDS
         if kinds.isdisjoint(("lose", "empty")) or not (has_new_day or kinds & {"jump", "drift"}):
             yield f"the idempotency key {key} has {count} answers"
+
+
+def purged_hits(
+    attempts: Sequence[Attempt],
+    wanted: Mapping[str, str],
+    begun: float,
+    acknowledged: float,
+    faults: Sequence[Disturbance],
+) -> Iterator[str]:
+    """Yield answers with results from before a purge, which were sent after its acknowledgement.
+
+    `wanted` has the tenant or the model that was purged. The other arguments are when the purge
+    began, and when all workers had acknowledged it. A worker that was cut off does not count as
+    live, and a Redis and the workers may lose the purge together.
+    """
+    latest: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for attempt in attempts:
+        for key in _cached(attempt):
+            latest[key].append(attempt.came)
+    for attempt in attempts:
+        request, region = attempt.request, attempt.worker.split("-")[0]
+        is_purged = request.tenant == wanted.get("tenant") or (
+            request.body.get("model") == wanted.get("model", "")
+        )
+        is_again = attempt.status != OK or request.idempotency_key
+        if not is_purged or is_again or attempt.sent < acknowledged:
+            continue
+        if _may_miss(region, begun, attempt.sent, faults):
+            continue
+        newer = sum(sum(came >= begun for came in latest[key]) > 1 for key in _cached(attempt))
+        hits = msgspec.json.decode(attempt.body)["usage"]["hit"]
+        if hits > newer:
+            what = f"{hits} hits, {newer} of them on newer results"
+            yield f"{attempt.id}, sent after a purge of {dict(wanted)}, has {what}"
+
+
+def _cached(attempt: Attempt) -> list[tuple[str, str, str]]:
+    """Return what names the results of an attempt: its tenant, its model and each text."""
+    request, body = attempt.request, attempt.request.body
+    texts = [*items_of(body), *([body["query"]] if "query" in body else [])]
+    return [(request.tenant, str(body.get("model", "")), text) for text in texts]
+
+
+def _may_miss(region: str, begun: float, sent: float, faults: Sequence[Disturbance]) -> bool:
+    """Return whether a worker of a region may not know a purge, because of a fault."""
+    machines = {f"{region}-gateway", f"{region}-redis"}
+    near = [
+        fault
+        for fault in faults
+        if fault.machines & machines and fault.begun <= sent and begun <= fault.ended + _FORGOTTEN
+    ]
+    kinds = {fault.kind for fault in near}
+    return not kinds <= _KEEPING or ("lose" in kinds and not kinds.isdisjoint(_DYING))
 
 
 def request_logs(

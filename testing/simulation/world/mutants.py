@@ -76,6 +76,10 @@ async def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
+async def _no_epochs(follower: Any) -> tuple[dict[str, int], str]:
+    return {}, await follower._control.purge_history()  # noqa: SLF001
+
+
 async def _no_entries(*_: Any) -> list[Any]:
     return []
 
@@ -280,6 +284,9 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "the changes of keys": Mutant(
         _replace(PrincipalsFollower, "read_again", _read_once(PrincipalsFollower.read_again)),
         ("rotate",),
+    ),
+    "the epochs of purges": Mutant(
+        _replace(RuntimeFollower, "_epochs", _no_epochs), ("purge 5",), {"mostly": "acme"}
     ),
     "the changes of the configuration": Mutant(
         _replace(RuntimeFollower, "_take_config", _nothing), ("reload",)

@@ -15,9 +15,12 @@ from testing.simulation.world.model import ENCODERS, Oracle, write_revision
 from testing.simulation.world.scenario import LENGTH, LIMITED, Step
 from testing.simulation.world.world import ADMIN_KEY, REGIONS, World
 
-KINDS: Final = ("rotate", "limit", "reload", "drain", "swap", "break")
+KINDS: Final = ("rotate", "limit", "reload", "drain", "swap", "break", "purge")
 ROTATED: Final = "beta"
 """The tenant whose key operators rotate."""
+PURGED: Final = "acme"
+"""The tenant whose results operators purge."""
+_FEW: Final = 5.0
 _PATIENCE: Final = 70.0
 _PAUSE: Final = 1.0
 _KEY_KNOWN: Final = 1.5
@@ -49,7 +52,7 @@ def make_operations(seed: int) -> tuple[Step, ...]:
             kind=chooser.choice(KINDS),
             target=chooser.choice(("eu-0", "eu-1", "us-0")),
             other=chooser.choice(ENCODERS),
-            amount=chooser.choice((5.0, 10.0)),
+            amount=chooser.choice((_FEW, 10.0)),
         )
         for _ in range(count)
     )
@@ -140,6 +143,14 @@ class Operators:
                 return True
             await asyncio.sleep(_PAUSE)
         return False
+
+    async def _purge(self, change: Change) -> None:
+        """Purge the cached results of a tenant or a model in all regions."""
+        by_tenant = change.step.amount == _FEW
+        wanted = {"tenant": PURGED} if by_tenant else {"model": change.step.other}
+        for region in REGIONS:
+            await self._until_done("POST", "/admin/cache/purge", wanted, region=region)
+        self._acknowledge(change, wanted)
 
     async def _swap(self, change: Change) -> None:
         """Publish a new revision of each model on all backends, also of broken ones."""

@@ -255,6 +255,7 @@ class Run:
             *invariants.errors_without_faults(later, faults, self._operators.former),
             *invariants.late_refusals(later, faults),
             *self._computed_again(later),
+            *self._purged_hits(attempts),
             *await self._lost_changes(),
         ]
         for finding in findings:
@@ -264,6 +265,17 @@ class Run:
         kinds = {fault.kind for fault in self._faults.found} - {"model-slow"}
         if not kinds and {c.step.kind for c in self._operators.changes} <= {"limit", "rotate"}:
             yield from invariants.computed_again(attempts)
+
+    def _purged_hits(self, attempts: list[Attempt]) -> Iterator[str]:
+        for change in self._operators.changes:
+            if change.step.kind == "purge" and change.acknowledged is not None:
+                yield from invariants.purged_hits(
+                    attempts,
+                    change.value,
+                    change.begun,
+                    change.acknowledged,
+                    self._faults.found,
+                )
 
     def _capacity_at(self, time: float) -> int:
         """Return the largest limit that may apply at a time."""

@@ -1,10 +1,14 @@
 """Tests what is judged at the end of a simulated run."""
 
+from collections.abc import Sequence
+
 import msgspec
 
+from testing.simulation.world.callers import Attempt
 from testing.simulation.world.invariants import (
     STOP,
     Disturbance,
+    purged_hits,
     request_logs,
     slow_stops,
     unclear_errors,
@@ -53,3 +57,35 @@ def test_every_error_says_what_failed() -> None:
 
     assert not list(unclear_errors([clear]))
     assert list(unclear_errors([unclear])) == ["eu-0 said internal_error to req_1"]
+
+
+HIT = {"usage": {"hit": 1}}
+
+
+def purged(*attempts: Attempt, faults: Sequence[Disturbance] = (), model: str = "") -> list[str]:
+    """Return the hits on old results after a purge that lasted from 2 s to 3 s."""
+    wanted = {"model": model} if model else {"tenant": "acme"}
+    return list(purged_hits(attempts, wanted, 2.0, 3.0, faults))
+
+
+def test_a_hit_after_a_purge_is_on_a_newer_result() -> None:
+    old, hit = attempt(answer=HIT), attempt(answer=HIT, sent=4.0, came=4.1)
+    newer = attempt(answer=HIT, sent=1.9, came=2.1)
+
+    assert len(purged(old, hit)) == 1
+    assert len(purged(old, hit, model="tiny")) == 1
+    assert not purged(old, hit, model="other")
+    assert not purged(old, newer, hit)
+    assert not purged(old, attempt(answer=HIT, sent=2.9, came=3.1))
+    assert not purged(old, attempt(answer=HIT, sent=4.0, came=4.1, idempotency_key="again"))
+    assert not purged(old, attempt(answer={"usage": {"hit": 0}}, sent=4.0, came=4.1))
+
+
+def test_a_worker_that_was_cut_off_may_not_know_a_purge() -> None:
+    old, hit = attempt(answer=HIT), attempt(answer=HIT, sent=4.0, came=4.1)
+    cut, loss = fault("cut", "eu-gateway", "eu-redis"), fault("lose", "eu-redis")
+
+    assert not purged(old, hit, faults=[cut])
+    assert purged(old, hit, faults=[fault("cut", "us-gateway", "us-redis")])
+    assert purged(old, hit, faults=[loss])
+    assert not purged(old, hit, faults=[loss, fault("kill", "eu-gateway")])
