@@ -148,7 +148,7 @@ def open_redis(url: str) -> Any:
 class CacheEpochs(msgspec.Struct, frozen=True):
     """Holds the cache epochs at the start of a job.
 
-    An epoch counts purges and is part of the cache keys. So a purge makes older results
+    An epoch changes with each purge, and is part of the cache keys. So a purge makes older results
     unreachable.
     """
 

@@ -51,11 +51,11 @@ def simulated_code() -> str:
     """
     trees = _git("rev-parse", *(f"HEAD:{folder}" for folder in _SIMULATED))
     changed = _git("diff", "HEAD", "--", *_SIMULATED)
-    new = _git("ls-files", "--others", "--exclude-standard", "--", *_SIMULATED).splitlines()
+    new = _git("ls-files", "-z", "--others", "--exclude-standard", "--", *_SIMULATED).split("\0")
     python = f"{sys.version_info[:2]}"  # another version takes other steps
     digest = hashlib.sha256((trees + changed + python).encode())
-    for file in new:
-        digest.update(file.encode() + (_ROOT / file).read_bytes())
+    for file in filter(Path.is_file, (_ROOT / name for name in new)):
+        digest.update(bytes(file) + file.read_bytes())
     return digest.hexdigest()[:12]
 
 

@@ -51,7 +51,7 @@ class Control:
     def __init__(self, redis: "Redis") -> None:
         self._redis = redis
         self._acknowledged: dict[str, dict[Topic, tuple[int, str]]] = {}
-        """The last version and outcome of each topic that `acknowledge` got, by worker."""
+        """The last version and outcome of each topic that was acknowledged, by worker."""
 
     async def versions(self) -> Versions:
         """Return the newest version of each topic."""
@@ -90,8 +90,8 @@ class Control:
     async def epochs(self) -> dict[str, int]:
         """Return the cache epochs of tenants and models by name.
 
-        An epoch is the time of the last purge in microseconds since 1970, or later. A name is
-        `tenant:<id>` or `model:<name>`.
+        An epoch is the time of the last purge in microseconds since 1970, or later. Epochs of
+        earlier versions are smaller numbers. A name is `tenant:<id>` or `model:<name>`.
         """
         found = await self._execute(self._redis.hgetall(_EPOCHS))
         return {name.decode(): int(value) for name, value in found.items()}
@@ -174,10 +174,14 @@ class Control:
         self, worker: str, topic: Topic, version: int, outcome: str = "ok"
     ) -> None:
         """Record that `worker` has handled `version`. `outcome` is `ok` or a failure's reason."""
+        self.note(worker, topic, version, outcome)
         key = _acks(topic, version)
-        self._acknowledged.setdefault(worker, {})[topic] = version, outcome
         await self._execute(self._redis.hset(key, worker, outcome))
         await self._execute(self._redis.expire(key, _ACKS_KEPT))
+
+    def note(self, worker: str, topic: Topic, version: int, outcome: str) -> None:
+        """Let the next heartbeat of `worker` look for this acknowledgement."""
+        self._acknowledged.setdefault(worker, {})[topic] = version, outcome
 
     async def acknowledge_again(self, worker: str, topic: Topic) -> None:
         """Repeat the last acknowledgement of `topic` by `worker`.

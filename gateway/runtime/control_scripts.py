@@ -43,9 +43,9 @@ redis.call('SET', KEYS[1], string.format('%.0f', math.max(version + 1, tonumber(
 redis.call('PUBLISH', ARGV[3], 'epochs')
 return 1
 """
-# Announces a change. The new version is the time in microseconds, so no worker has seen it before,
-# even if Redis has lost the last versions. With KEYS[2], it is also stored there, in the field
-# ARGV[3] of a hash.
+# Announces a change. The new version is the time in microseconds: unless its clock was set back, no
+# worker has seen the version before, even if Redis has lost the last ones. With KEYS[2], it is also
+# stored there, in the field ARGV[3] of a hash.
 TOUCH = """
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]

@@ -8,6 +8,7 @@ import math
 import random
 import secrets
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Self
@@ -26,6 +27,7 @@ from sluicegate.gateway.settings import Settings
 from sluicegate.gateway.tasks import PeriodicTask, pause
 
 _log = logging.getLogger(__name__)
+_HISTORIES = 100
 # Seconds between two reports that are sent before their turn.
 _REPORT_PAUSE = 0.2
 _NEVER = Versions(config=-1, epochs=-1, accounts=-1, models=-1, drains=-1)
@@ -135,6 +137,8 @@ class RuntimeFollower:
         before."""
         self._poll = poll
         self._seen = _NEVER
+        self._histories = deque[str](maxlen=_HISTORIES)
+        """The ids of the last histories of purges."""
         self._stopping = asyncio.Event()
         self._reached = True
         self.reloads = self.failed_reloads = 0
@@ -296,12 +300,16 @@ class RuntimeFollower:
     async def _epochs(self) -> tuple[dict[str, int], str]:
         """Return the cache epochs, and the id of the history of purges.
 
-        If Redis has lost purges, start a new history first.
+        If Redis has lost purges, start a new history first. It has also lost purges if the id is
+        that of a former history.
         """
         epochs, purge_history = await self._control.epochs(), await self._control.purge_history()
         current = self._store.current
+        held = current.purge_history
+        if held not in self._histories:
+            self._histories.append(held)
         is_lost = any(epochs.get(name, 0) < known for name, known in current.epochs.items())
-        if is_lost and purge_history == current.purge_history:
+        if is_lost if purge_history == held else purge_history in self._histories:
             await self._control.start_purge_history(former=purge_history)
             purge_history = await self._control.purge_history()
         return epochs, purge_history

@@ -76,10 +76,10 @@ class ModelsFollower:
             except Exception as error:  # noqa: BLE001 - later changes must still be applied
                 _log.exception("the models could not be reloaded")
                 outcome = f"the worker failed to apply them: {type(error).__name__}"
-            # If Redis cannot be reached, `RuntimeFollower` repeats the acknowledgement later.
+            # If Redis cannot be reached, `RuntimeFollower` sends both again.
+            self._control.note(self._worker, Topic.MODELS, version, outcome)
             with contextlib.suppress(DependencyUnavailable):
                 await self._control.heartbeat(self._worker, self._report())
-            with contextlib.suppress(DependencyUnavailable):
                 await self._control.acknowledge(self._worker, Topic.MODELS, version, outcome)
 
     async def _is_recent(self, version: int) -> bool:

@@ -256,6 +256,12 @@ async def test_what_was_purged_stays_purged_where_redis_has_an_older_state(
     assert set(settled.values()) == {"ok"}
 
 
+def purge_of(name: str) -> tuple[str | int, ...]:
+    """Return the command of `Control.raise_epoch`."""
+    keys = "sg:{config}:version:epochs", "sg:{config}:epochs"
+    return "EVAL", control_scripts.TOUCH, 2, *keys, "sg:{config}:changed", "epochs", name
+
+
 @pytest.mark.parametrize("name", ["tenant:a", "tenant:b"])
 async def test_a_lost_purge_is_not_undone_by_the_next_one(
     redis: Redis, ledger: Ledger, settings: Settings, name: str
@@ -263,14 +269,12 @@ async def test_a_lost_purge_is_not_undone_by_the_next_one(
     control = Control(redis)
     first = await control.raise_epoch("tenant:a")
     worker = await start(redis, ledger.published, settings)
-    keys = "sg:{config}:version:epochs", "sg:{config}:epochs"
 
     async with worker.follower:
         older, before = await copied(redis), worker.store.current.purge_history
         lost = await control.raise_epoch("tenant:a")
         await control.wait_for_workers(Topic.EPOCHS, lost, within=WAIT_LIMIT)
-        again = ("EVAL", control_scripts.TOUCH, 2, *keys, "sg:{config}:changed", "epochs", name)
-        await replace(redis, older, again)
+        await replace(redis, older, purge_of(name))
         settled = await control.wait_for_workers(Topic.EPOCHS, lost + 1, within=WAIT_LIMIT)
 
     purged, taken = (await control.epochs())[name], worker.store.current
@@ -278,6 +282,27 @@ async def test_a_lost_purge_is_not_undone_by_the_next_one(
     assert dict(taken.epochs) == {"tenant:a": first} | {name: purged}
     assert purged > lost
     assert (taken.purge_history == before) == (name == "tenant:a")
+
+
+async def test_a_purge_that_was_lost_twice_is_not_undone(
+    redis: Redis, ledger: Ledger, settings: Settings
+) -> None:
+    control = Control(redis)
+    worker = await start(redis, ledger.published, settings)
+    histories: list[str] = []
+    worker.store.on_swap(lambda runtime: histories.append(runtime.purge_history))
+
+    async with worker.follower:
+        older, first = await copied(redis), worker.store.current.purge_history
+        lost = await control.raise_epoch("tenant:a")
+        await control.wait_for_workers(Topic.EPOCHS, lost, within=WAIT_LIMIT)
+        await replace(redis, older)
+        await until(lambda: histories[-1] != first, what="the loss is noticed")
+        noticed = len(histories)
+        await replace(redis, older, purge_of("tenant:b"))
+        await until(lambda: "tenant:b" in worker.store.current.epochs, what="the next purge")
+
+    assert first not in histories[noticed:]
 
 
 async def test_a_document_with_the_generation_of_a_lost_one_is_taken(

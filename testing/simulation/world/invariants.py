@@ -7,7 +7,7 @@ while the run goes on.
 import math
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -36,10 +36,8 @@ _LONG: Final = 2.0
 _AT_ONCE: Final = 0.5
 _FEW: Final = 0.2
 """See `late_refusals`; the first three are in seconds."""
-_KEEPING: Final = frozenset({"kill", "kill-call", "kill-request", "crash", "lose", "empty", STOP})
-"""The kinds of faults during which every worker that runs knows an acknowledged purge."""
-_DYING: Final = _KEEPING - {"lose", "empty"}
-_FORGOTTEN: Final = 15.0
+_DYING: Final = frozenset({"kill", "kill-call", "kill-request", "crash", STOP})
+_KNOWN: Final = 6.0
 """Seconds after a fault within which a worker may not count as live, or may not know a purge."""
 _UNCLEAR: Final = "internal_error"
 """The code of errors that the product did not expect."""
@@ -230,44 +228,72 @@ def purged_hits(
     began, and when all workers had acknowledged it. A worker that was cut off does not count as
     live, and a Redis and the workers may lose the purge together.
     """
-    latest: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for attempt in attempts:
-        for key in _cached(attempt):
-            latest[key].append(attempt.came)
-    for attempt in attempts:
-        request, region = attempt.request, attempt.worker.split("-")[0]
+        request = attempt.request
         is_purged = request.tenant == wanted.get("tenant") or (
             request.body.get("model") == wanted.get("model", "")
         )
         is_again = attempt.status != OK or request.idempotency_key
         if not is_purged or is_again or attempt.sent < acknowledged:
             continue
-        if _may_miss(region, begun, attempt.sent, faults):
-            continue
-        newer = sum(sum(came >= begun for came in latest[key]) > 1 for key in _cached(attempt))
         hits = msgspec.json.decode(attempt.body)["usage"]["hit"]
-        if hits > newer:
-            what = f"{hits} hits, {newer} of them on newer results"
+        if not hits or _may_miss(attempt, begun, acknowledged, faults):
+            continue
+        newer = _texts_of(each for each in attempts if _may_store(each, begun, attempt))
+        own = Counter(_texts(attempt))
+        twice = sum(count - 1 for count in own.values())  # may be hits on each other
+        most = twice + sum(text in newer for text in own)
+        if hits > most:
+            what = f"{hits} hits, at most {most} of them on newer results"
             yield f"{attempt.id}, sent after a purge of {dict(wanted)}, has {what}"
 
 
-def _cached(attempt: Attempt) -> list[tuple[str, str, str]]:
-    """Return what names the results of an attempt: its tenant, its model and each text."""
-    request, body = attempt.request, attempt.request.body
-    texts = [*items_of(body), *([body["query"]] if "query" in body else [])]
-    return [(request.tenant, str(body.get("model", "")), text) for text in texts]
+def _may_store(attempt: Attempt, begun: float, before: Attempt) -> bool:
+    """Return whether an attempt may have stored results since `begun` that another one finds."""
+    request, other = attempt.request, before.request
+    is_other = attempt is not before and attempt.sent <= before.came and attempt.came >= begun
+    if not is_other or request.cache_control == "no-store":
+        return False
+    if (request.tenant, request.body.get("model")) != (other.tenant, other.body.get("model")):
+        return False
+    if attempt.worker.split("-")[0] != before.worker.split("-")[0]:
+        return False
+    if attempt.status != OK:
+        return True
+    usage = msgspec.json.decode(attempt.body)["usage"]
+    return bool(request.idempotency_key) or usage["computed"] + usage["collapsed"] > 0
 
 
-def _may_miss(region: str, begun: float, sent: float, faults: Sequence[Disturbance]) -> bool:
-    """Return whether a worker of a region may not know a purge, because of a fault."""
-    machines = {f"{region}-gateway", f"{region}-redis"}
-    near = [
-        fault
-        for fault in faults
-        if fault.machines & machines and fault.begun <= sent and begun <= fault.ended + _FORGOTTEN
-    ]
-    kinds = {fault.kind for fault in near}
-    return not kinds <= _KEEPING or ("lose" in kinds and not kinds.isdisjoint(_DYING))
+def _texts(attempt: Attempt) -> list[str]:
+    body = attempt.request.body
+    return [*items_of(body), *([body["query"]] if "query" in body else [])]
+
+
+def _texts_of(attempts: Iterable[Attempt]) -> set[str]:
+    return {text for attempt in attempts for text in _texts(attempt)}
+
+
+def _may_miss(
+    attempt: Attempt, begun: float, acknowledged: float, faults: Sequence[Disturbance]
+) -> bool:
+    """Return whether the worker of an attempt may not know a purge, because of a fault.
+
+    A Redis that lost the heartbeats does not wait for the workers.
+    """
+    region = attempt.worker.split("-")[0]
+    gateway, redis = f"{region}-gateway", f"{region}-redis"
+    near = [f for f in faults if f.begun <= attempt.sent and begun <= f.ended + _KNOWN]
+    workers = gateway, f"{region}-gateway/worker-0", f"{region}-gateway/worker-1"
+    of_workers = {fault.kind for fault in near if fault.target in workers}
+    of_redis = {fault.kind for fault in near if fault.machines == {redis}}
+    losses = [fault for fault in near if fault.target == redis and fault.kind in ("lose", "empty")]
+    return (
+        any({gateway, redis} <= fault.machines for fault in near)
+        or "pause" in of_workers
+        or not of_redis <= {"lose", "empty"}
+        or any(each.begun <= acknowledged <= each.ended + _KNOWN for each in losses)
+        or ("lose" in of_redis and not of_workers.isdisjoint(_DYING))
+    )
 
 
 def request_logs(

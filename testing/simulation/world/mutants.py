@@ -288,6 +288,11 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "the epochs of purges": Mutant(
         _replace(RuntimeFollower, "_epochs", _no_epochs), ("purge 5",), {"mostly": "acme"}
     ),
+    "the new history after a lost purge": Mutant(
+        _replace(control.Control, "start_purge_history", _nothing),
+        ("purge 5", "lose redis for 0.3 after 0.3"),
+        {"mostly": "acme", "repeated": 1.0, "keyed": 0.0},
+    ),
     "the changes of the configuration": Mutant(
         _replace(RuntimeFollower, "_take_config", _nothing), ("reload",)
     ),

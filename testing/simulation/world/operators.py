@@ -20,7 +20,8 @@ ROTATED: Final = "beta"
 """The tenant whose key operators rotate."""
 PURGED: Final = "acme"
 """The tenant whose results operators purge."""
-_FEW: Final = 5.0
+_AMOUNTS: Final = (5.0, 10.0)
+"""New limits. For the operation `purge`, the first one means a tenant, the second one a model."""
 _PATIENCE: Final = 70.0
 _PAUSE: Final = 1.0
 _KEY_KNOWN: Final = 1.5
@@ -52,7 +53,7 @@ def make_operations(seed: int) -> tuple[Step, ...]:
             kind=chooser.choice(KINDS),
             target=chooser.choice(("eu-0", "eu-1", "us-0")),
             other=chooser.choice(ENCODERS),
-            amount=chooser.choice((_FEW, 10.0)),
+            amount=chooser.choice(_AMOUNTS),
         )
         for _ in range(count)
     )
@@ -146,7 +147,7 @@ class Operators:
 
     async def _purge(self, change: Change) -> None:
         """Purge the cached results of a tenant or a model in all regions."""
-        by_tenant = change.step.amount == _FEW
+        by_tenant = change.step.amount == _AMOUNTS[0]
         wanted = {"tenant": PURGED} if by_tenant else {"model": change.step.other}
         for region in REGIONS:
             await self._until_done("POST", "/admin/cache/purge", wanted, region=region)

@@ -59,7 +59,10 @@ def test_every_error_says_what_failed() -> None:
     assert list(unclear_errors([unclear])) == ["eu-0 said internal_error to req_1"]
 
 
-HIT = {"usage": {"hit": 1}}
+HIT = {"usage": {"hit": 1, "computed": 0, "collapsed": 0}}
+COMPUTED = {"usage": {"hit": 0, "computed": 1, "collapsed": 0}}
+OLD = attempt(answer=COMPUTED)
+AFTER = attempt(answer=HIT, sent=4.0, came=4.1)
 
 
 def purged(*attempts: Attempt, faults: Sequence[Disturbance] = (), model: str = "") -> list[str]:
@@ -69,23 +72,37 @@ def purged(*attempts: Attempt, faults: Sequence[Disturbance] = (), model: str = 
 
 
 def test_a_hit_after_a_purge_is_on_a_newer_result() -> None:
-    old, hit = attempt(answer=HIT), attempt(answer=HIT, sent=4.0, came=4.1)
-    newer = attempt(answer=HIT, sent=1.9, came=2.1)
+    newer = attempt(answer=COMPUTED, sent=1.9, came=2.1)
 
-    assert len(purged(old, hit)) == 1
-    assert len(purged(old, hit, model="tiny")) == 1
-    assert not purged(old, hit, model="other")
-    assert not purged(old, newer, hit)
-    assert not purged(old, attempt(answer=HIT, sent=2.9, came=3.1))
-    assert not purged(old, attempt(answer=HIT, sent=4.0, came=4.1, idempotency_key="again"))
-    assert not purged(old, attempt(answer={"usage": {"hit": 0}}, sent=4.0, came=4.1))
+    assert len(purged(OLD, AFTER)) == 1
+    assert len(purged(OLD, AFTER, model="tiny")) == 1
+    assert not purged(OLD, AFTER, model="other")
+    assert not purged(OLD, newer, AFTER)
+    assert not purged(OLD, attempt(answer=HIT, sent=2.9, came=3.1))
+    assert not purged(OLD, attempt(answer=HIT, sent=4.0, came=4.1, idempotency_key="again"))
+    assert not purged(OLD, attempt(answer=COMPUTED, sent=4.0, came=4.1))
+
+
+def test_what_stores_nothing_is_no_newer_result() -> None:
+    hit_before = attempt(answer=HIT, sent=3.5, came=3.6)
+    elsewhere = attempt(answer=COMPUTED, sent=3.5, came=3.6, worker="us-0")
+    unstored = attempt(answer=COMPUTED, sent=3.5, came=3.6, cache_control="no-store")
+    later = attempt(answer=COMPUTED, sent=4.2, came=4.3)
+
+    assert len(purged(OLD, hit_before, AFTER)) == 2
+    assert purged(OLD, elsewhere, AFTER)
+    assert purged(OLD, unstored, AFTER)
+    assert purged(OLD, later, AFTER)
+    assert not purged(OLD, attempt(status=0, sent=3.5, came=3.6), AFTER)
 
 
 def test_a_worker_that_was_cut_off_may_not_know_a_purge() -> None:
-    old, hit = attempt(answer=HIT), attempt(answer=HIT, sent=4.0, came=4.1)
-    cut, loss = fault("cut", "eu-gateway", "eu-redis"), fault("lose", "eu-redis")
+    cut, loss = fault("cut", "eu-gateway", "eu-redis"), fault("lose", "eu-redis", begun=3.5)
 
-    assert not purged(old, hit, faults=[cut])
-    assert purged(old, hit, faults=[fault("cut", "us-gateway", "us-redis")])
-    assert purged(old, hit, faults=[loss])
-    assert not purged(old, hit, faults=[loss, fault("kill", "eu-gateway")])
+    assert not purged(OLD, AFTER, faults=[cut])
+    assert purged(OLD, AFTER, faults=[fault("cut", "us-gateway", "us-redis")])
+    assert purged(OLD, AFTER, faults=[fault("cut", "callers", "eu-gateway")])
+    assert purged(OLD, AFTER, faults=[loss])
+    assert not purged(OLD, AFTER, faults=[fault("lose", "eu-redis", begun=2.5)])
+    assert not purged(OLD, AFTER, faults=[loss, fault("kill", "eu-gateway/worker-0")])
+    assert purged(OLD, AFTER, faults=[loss, fault("kill", "eu-gateway/shipper")])
