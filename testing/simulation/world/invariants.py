@@ -164,16 +164,17 @@ def _first_asked(attempts: Sequence[Attempt]) -> dict[str, float]:
 def _may_be_lost(attempt: Attempt, begun: float, faults: Sequence[Disturbance]) -> bool:
     """Return whether a power cut may have destroyed the event of an answer.
 
-    The answer was computed since `begun`.
+    The answer was computed since `begun`. While the disk does not sync, events of any age are lost.
     """
     machine = f"{attempt.worker.split('-')[0]}-gateway"
-    return any(
-        fault.kind == "crash"
-        and machine in fault.machines
-        and fault.begun - SYNC <= attempt.came
-        and begun <= fault.ended + _SECONDS
-        for fault in faults
-    )
+    own = [fault for fault in faults if machine in fault.machines]
+    unsynced = [fault for fault in own if fault.kind in ("broken", "sync")]
+    for cut in (fault for fault in own if fault.kind == "crash"):
+        before = [f.begun for f in unsynced if f.begun <= cut.begun <= f.ended + SYNC]
+        since = min([cut.begun, *before]) - SYNC
+        if since <= attempt.came and begun <= cut.ended + _SECONDS:
+            return True
+    return False
 
 
 def _unasked(

@@ -8,6 +8,7 @@ from testing.simulation.world.callers import Attempt
 from testing.simulation.world.invariants import (
     STOP,
     Disturbance,
+    billing,
     purged_hits,
     request_logs,
     slow_stops,
@@ -57,6 +58,18 @@ def test_every_error_says_what_failed() -> None:
 
     assert not list(unclear_errors([clear]))
     assert list(unclear_errors([unclear])) == ["eu-0 said internal_error to req_1"]
+
+
+def test_a_power_cut_destroys_what_a_broken_disk_did_not_sync() -> None:
+    answered = attempt(sent=4.0, came=4.1)
+    cut = fault("crash", "eu-gateway", begun=7.0, ended=8.0)
+    broken = fault("broken", "eu-gateway", begun=3.0, ended=6.5)
+
+    assert list(billing([answered], [], [cut]))
+    assert not list(billing([answered], [], [cut, broken]))
+    assert list(billing([answered], [], [broken]))
+    assert list(billing([answered], [], [cut, fault("broken", "us-gateway", begun=3.0)]))
+    assert list(billing([answered], [], [cut, fault("broken", "eu-gateway", ended=5.0)]))
 
 
 HIT = {"usage": {"hit": 1, "computed": 0, "collapsed": 0}}
