@@ -1,4 +1,7 @@
-"""SQLite in a simulation: waits for locks take virtual time, and killed processes hold none."""
+"""SQLite in a simulation: waits for locks take virtual time, and killed processes hold none.
+
+A database that is on no simulated disk is one of another machine, which may be out of reach.
+"""
 
 import sqlite3
 from collections.abc import Callable
@@ -14,9 +17,12 @@ from testing.simulation.disk import Disk
 from testing.simulation.scheduler import here
 
 _real_connect: Final = sqlite3.connect
+_real_rollback: Final = sqlite3.Connection.rollback
 _WRITES: Final = ("INSERT", "UPDATE", "DELETE", "REPLACE", "CREATE", "ALTER", "BEGIN IMMEDIATE")
 _POLL: Final = 0.002
 _PRIMARY: Final = 0xFF
+_ARRIVES: Final = 0.5
+"""How likely a commit is done whose answer is lost."""
 
 
 class _Cursor(sqlite3.Cursor):
@@ -70,11 +76,9 @@ def _patiently(connection: Any, sql: str, run: Callable[[], Any]) -> Any:
     if strand is None or scheduler is None:
         return run()
     disk = connection.disk
-    if (
-        disk is not None
-        and (disk.is_full or disk.is_broken)
-        and sql.lstrip().upper().startswith(_WRITES)
-    ):
+    if disk is None:
+        _check_reach(connection, sql, run)
+    elif (disk.is_full or disk.is_broken) and sql.lstrip().upper().startswith(_WRITES):
         raise _error("database or disk is full", sqlite3.SQLITE_FULL)
     until = scheduler.now + connection.patience
     while True:
@@ -88,9 +92,28 @@ def _patiently(connection: Any, sql: str, run: Callable[[], Any]) -> Any:
         sleep(_POLL)
 
 
+def _check_reach(connection: Any, sql: str, run: Callable[[], Any]) -> None:
+    """Raise the error of a connection that broke, if the machine does not reach its databases.
+
+    A transaction ends as a server ends it. Of a commit, only the answer may be lost.
+    """
+    strand, scheduler = here.strand, here.scheduler
+    assert strand is not None
+    assert scheduler is not None
+    seconds = strand.process.machine.loses_databases_after
+    if seconds is None:
+        return
+    if sql == "COMMIT" and scheduler.random.random() < _ARRIVES:
+        run()
+    else:
+        _real_rollback(connection)
+    sleep(seconds)
+    raise _error("the connection broke", sqlite3.SQLITE_PROTOCOL)
+
+
 def _error(text: str, code: int) -> sqlite3.OperationalError:
     error = sqlite3.OperationalError(text)
-    error.sqlite_errorcode, error.sqlite_errorname = code, "SQLITE_FULL"
+    error.sqlite_errorcode = code
     return error
 
 

@@ -197,6 +197,8 @@ class Machine:
         self.clock = Clock(scheduler, uptime=self._random.uniform(1e3, 1e5))
         self.disk = Disk(folder, seed, self.clock.time)
         self.is_up = True
+        self.loses_databases_after: float | None = None
+        """Seconds after which a statement to a database of another machine fails, if it must."""
         self.last_port = 0
         self.processes: list[Process] = []
         self._pids = 100

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from testing.simulation.world.model import GUARD_PATH
+from testing.simulation.world.model import GUARD_PATH, SHARED
 from testing.simulation.world.scenario import Request
 
 OK: Final = 200
@@ -175,6 +175,11 @@ def encode(request: Request, secret: str) -> bytes:
     if request.idempotency_key:
         lines.append(f"idempotency-key: {request.idempotency_key}")
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+def owner_of(request: Request) -> str:
+    """Return the tenant whose requests may hit the results of a request; empty if all may."""
+    return "" if request.body.get("model") == SHARED else request.tenant
 
 
 def items_of(body: Mapping[str, Any]) -> list[str]:

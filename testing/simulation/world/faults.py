@@ -46,6 +46,7 @@ _TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "lose": REDIS,
     "empty": REDIS,
     "busy": REDIS,
+    "ledger": GATEWAYS,
     "model-slow": BACKENDS,
     "model-fails": BACKENDS,
     "model-nan": BACKENDS,
@@ -77,6 +78,8 @@ def make_faults(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[Step, ...]:
             target, other = chooser.choice(_LINKS)
             if chooser.random() < 0.5:
                 target, other = other, target
+        elif kind == "ledger":
+            other = chooser.choice(("", *GATEWAYS))
         amount = chooser.choice((0.05, 0.5, 2.0))
         if kind == "jump":
             amount = chooser.choice((-30.0, -2.0, -0.2, 0.2, 2.0, 30.0))
@@ -278,6 +281,15 @@ class Faults:
 
     async def _busy(self, step: Step) -> None:
         await self._pause_for(self._world.parts[f"{step.target}/state"], step.lasts)
+
+    async def _ledger(self, step: Step) -> None:
+        """Let statements to the ledger fail, of one gateway or of two."""
+        machines = [self._world.machines[each] for each in (step.target, step.other) if each]
+        for machine in machines:
+            machine.loses_databases_after = step.amount
+        await asyncio.sleep(step.lasts)
+        for machine in machines:
+            machine.loses_databases_after = None
 
     async def _pause_for(self, part: Part, seconds: float) -> None:
         process = part.process

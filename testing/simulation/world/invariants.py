@@ -17,7 +17,7 @@ import msgspec
 
 from sluicegate.gateway.events.hit_run import ids_from
 from sluicegate.gateway.ledger.ledger import Ledger
-from testing.simulation.world.callers import OK, Attempt, items_of
+from testing.simulation.world.callers import OK, Attempt, items_of, owner_of
 from testing.simulation.world.model import GUARD_PATH
 from testing.simulation.world.scenario import LIMITED, MIDNIGHT, TENANTS, WORKERS
 
@@ -80,9 +80,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     usage: dict[str, int]
 
 
-def read_ledger(path: Path, after: int = 0) -> list[Row]:
+def read_ledger(connection: sqlite3.Connection, after: int = 0) -> list[Row]:
     """Return the rows of a SQLite ledger, in their order, with numbers above `after`."""
-    found = _query(path, f"{_QUERY} FROM usage_events WHERE rowid > {after} ORDER BY rowid")
+    query = f"{_QUERY} FROM usage_events WHERE rowid > {after} ORDER BY rowid"
     return [
         Row(
             number=number,
@@ -94,21 +94,16 @@ def read_ledger(path: Path, after: int = 0) -> list[Row]:
             status=status,
             usage=dict(zip(USAGE, usage, strict=True)),
         )
-        for number, first, count, time, tenant, model, task, status, *usage in found
+        for number, first, count, time, tenant, model, task, status, *usage in connection.execute(
+            query
+        )
     ]
 
 
-def dead_letters(path: Path) -> Iterator[str]:
+def dead_letters(connection: sqlite3.Connection) -> Iterator[str]:
     """Yield the reason of each record of usage that could not be read."""
-    for (reason,) in _query(path, "SELECT reason FROM dead_letters"):
+    for (reason,) in connection.execute("SELECT reason FROM dead_letters"):
         yield f"a record of usage could not be counted: {reason}"
-
-
-def _query(path: Path, query: str) -> list[Any]:
-    with sqlite3.connect(path) as connection:
-        found = connection.execute(query).fetchall()
-    connection.close()
-    return found
 
 
 def computed_again(attempts: Sequence[Attempt]) -> Iterator[str]:
@@ -231,7 +226,7 @@ def purged_hits(
     """
     for attempt in attempts:
         request = attempt.request
-        is_purged = request.tenant == wanted.get("tenant") or (
+        is_purged = owner_of(request) == wanted.get("tenant") or (
             request.body.get("model") == wanted.get("model", "")
         )
         is_again = attempt.status != OK or request.idempotency_key
@@ -255,7 +250,7 @@ def _may_store(attempt: Attempt, begun: float, before: Attempt) -> bool:
     is_other = attempt is not before and attempt.sent <= before.came and attempt.came >= begun
     if not is_other or request.cache_control == "no-store":
         return False
-    if (request.tenant, request.body.get("model")) != (other.tenant, other.body.get("model")):
+    if (owner_of(request), request.body.get("model")) != (owner_of(other), other.body.get("model")):
         return False
     if attempt.worker.split("-")[0] != before.worker.split("-")[0]:
         return False
@@ -279,7 +274,7 @@ def _may_miss(
 ) -> bool:
     """Return whether the worker of an attempt may not know a purge, because of a fault.
 
-    A Redis that lost the heartbeats does not wait for the workers.
+    A Redis that lost the heartbeats, or did not answer while they expired, waits for no worker.
     """
     region = attempt.worker.split("-")[0]
     gateway, redis = f"{region}-gateway", f"{region}-redis"
@@ -291,7 +286,7 @@ def _may_miss(
     return (
         any({gateway, redis} <= fault.machines for fault in near)
         or "pause" in of_workers
-        or not of_redis <= {"lose", "empty"}
+        or "busy" in of_redis
         or any(each.begun <= acknowledged <= each.ended + _KNOWN for each in losses)
         or ("lose" in of_redis and not of_workers.isdisjoint(_DYING))
     )

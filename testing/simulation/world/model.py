@@ -26,6 +26,8 @@ from sluicegate.backends.types import FloatArray, OutputKind
 from testing.model_repository import DIMENSIONS, write_encoder, write_head, write_model
 
 ENCODERS: Final = ("tiny", "other")
+SHARED: Final = "other"
+"""The model whose results all tenants share."""
 HEAD: Final = "mood"
 GUARD: Final = "chat"
 GUARD_PATH: Final = f"/v1/guard/{GUARD}"
@@ -172,6 +174,8 @@ class Oracle:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str], tuple[Tokenizer, int]] = {}
         self._heads: dict[str, tuple[str, FloatArray, FloatArray]] = {}
+        self._vectors: dict[tuple[str, str, str], FloatArray] = {}
+        """Outputs by model, revision and text."""
         self._guards: dict[str, str] = {}
         """The revision of the head that a revision of the guard's model uses."""
 
@@ -201,10 +205,12 @@ class Oracle:
         return normalized
 
     def _pooled(self, model: str, revision: str, text: str) -> FloatArray:
-        tokenizer, salt = self._known[model, revision]
-        ids = np.array(tokenizer.encode(text).ids, dtype=np.int32)
-        vector: FloatArray = compute(salt, pad([ids], OutputKind.POOLED))[0]
-        return vector
+        known = model, revision, text
+        if known not in self._vectors:
+            tokenizer, salt = self._known[model, revision]
+            ids = np.array(tokenizer.encode(text).ids, dtype=np.int32)
+            self._vectors[known] = compute(salt, pad([ids], OutputKind.POOLED))[0]
+        return self._vectors[known]
 
     def problem(self, path: str, asked: Mapping[str, Any], body: bytes) -> str:
         """Return what is wrong with an answer; empty if it is right."""

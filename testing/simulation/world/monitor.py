@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from testing.simulation.world.callers import OK, Attempt, items_of
+from testing.simulation.world.callers import OK, Attempt, items_of, owner_of
 from testing.simulation.world.invariants import USAGE, Disturbance, Row, read_ledger
 from testing.simulation.world.model import Oracle
 from testing.simulation.world.scenario import LIMITED, WINDOW, WORKERS
@@ -86,8 +86,8 @@ class Monitor:
 
     def look(self) -> None:
         """Judge what is in the ledger since the last look, and all bounds."""
-        if self._has_changed():
-            for row in read_ledger(self._ledger, after=self._last_row):
+        if (ledger := self._changed_ledger()) is not None:
+            for row in read_ledger(ledger, after=self._last_row):
                 self._last_row = row.number
                 self._tell_all(self._bill.billed(row))
         for name, finding in self._bounds():
@@ -95,12 +95,12 @@ class Monitor:
                 self._exceeded.add(name)
                 self.tell(finding)
 
-    def _has_changed(self) -> bool:
-        """Return whether somebody has written to the ledger since the last look."""
+    def _changed_ledger(self) -> sqlite3.Connection | None:
+        """Return the ledger if somebody has written to it since the last look."""
         if self._watched is None:
             self._watched = sqlite3.connect(self._ledger)
         former, (self._version,) = self._version, self._watched.execute(_VERSION).fetchone()
-        return bool(self._version != former)
+        return self._watched if self._version != former else None
 
     def _tell_all(self, findings: Iterable[str]) -> None:
         for finding in findings:
@@ -108,7 +108,10 @@ class Monitor:
 
 
 class TextRules:
-    """An answer is right, and a hit is on a text that the same tenant has sent before."""
+    """An answer is right, and a hit is on a text that was sent before, by somebody who shares it.
+
+    See `owner_of`.
+    """
 
     def __init__(self, oracle: Oracle) -> None:
         self._oracle = oracle
@@ -129,20 +132,20 @@ class TextRules:
         usage, texts = msgspec.json.decode(attempt.body)["usage"], items_of(request.body)
         fresh = sum(self._asked[key] == 1 for key in _keys(attempt))  # its own
         if usage["hit"] and fresh == len(texts):
-            yield f"{attempt.id}: {request.tenant} got a hit on texts that it never sent"
+            yield f"{attempt.id}: {request.tenant} got a hit on texts that were never sent"
 
 
 def _keys(attempt: Attempt) -> set[tuple[str, str, str, str]]:
     request = attempt.request
-    model = str(request.body.get("model", ""))
-    return {(request.tenant, request.path, model, text) for text in items_of(request.body)}
+    owner, model = owner_of(request), str(request.body.get("model", ""))
+    return {(owner, request.path, model, text) for text in items_of(request.body)}
 
 
 class LimitRule:
     """No more requests of the limited tenant are admitted than its limit allows.
 
-    A worker that cannot reach Redis admits a local share. A Redis that lost data begins with full
-    buckets.
+    A worker that cannot reach Redis admits a local share, and so does a region that cannot reach
+    the ledger. A Redis that lost data begins with full buckets.
     """
 
     def __init__(self, faults: Sequence[Disturbance], capacity_at: Callable[[float], int]) -> None:
@@ -169,7 +172,11 @@ class LimitRule:
 
     def _most(self, begin: float, end: float, capacity: int) -> float:
         near = [f for f in self._faults if f.begun <= end and begin <= f.ended + WINDOW]
-        is_unreached = any(name.endswith("-redis") for fault in near for name in fault.machines)
+        is_unreached = any(
+            fault.kind == "ledger" or name.endswith("-redis")
+            for fault in near
+            for name in fault.machines
+        )
         fresh = sum(fault.kind in ("lose", "empty", "crash", "jump") for fault in near)
         refilled = capacity * (1 + (end - begin) / WINDOW)
         local = _LOCAL_SHARE * len(WORKERS) if is_unreached else 0.0

@@ -34,7 +34,7 @@ _CLAIMED: Final = 25.0
 """Seconds within which all is billed, without and with entries of a consumer that is gone."""
 _KNOWN_AFTER: Final = 1.0
 """Seconds after its acknowledgement in which a changed limit applies (docs/configuration.md), plus
-those for which a process was paused."""
+those for which a process was paused or did not reach the ledger."""
 _POLL: Final = 0.5
 _LOOK: Final = 0.1
 """Seconds between two looks whether somebody has written to the ledger."""
@@ -227,20 +227,19 @@ class Run:
         is_gone = any(fault.kind == "crash" for fault in faults)
         deadline = self._clock() + (_CLAIMED if is_gone else _BILLED)
         version, rows, unbilled = None, [], []
-        with closing(sqlite3.connect(self._world.ledger)) as watching:
+        with closing(sqlite3.connect(self._world.ledger)) as ledger:
             while True:
-                if (changed := watching.execute("PRAGMA data_version").fetchone()) != version:
-                    version, rows = changed, invariants.read_ledger(self._world.ledger)
+                if (changed := ledger.execute("PRAGMA data_version").fetchone()) != version:
+                    version, rows = changed, invariants.read_ledger(ledger)
                     unbilled = list(invariants.billing(attempts, rows, faults))
-                logs = self._world.request_logs()
-                wrong = [
-                    *unbilled,
-                    *invariants.request_logs(logs, attempts, faults, secrets),
+                wrong = unbilled or [
+                    *invariants.request_logs(self._world.request_logs(), attempts, faults, secrets),
                     *self._bounds.left(),  # a call that was cut off ends by its time limit
                 ]
                 if not wrong or self._clock() >= deadline:
                     break
                 await asyncio.sleep(_LOOK)
+            unread = list(invariants.dead_letters(ledger))
         later = [attempt for attempt in attempts if attempt.sent >= self._begun]
         prices = DOCUMENT["prices"]
         self._monitor.look()
@@ -250,7 +249,7 @@ class Run:
             *invariants.slow_stops(faults),
             *self._faults.failed_stops,
             *invariants.invoices(self._world.ledger, rows, prices),
-            *invariants.dead_letters(self._world.ledger),
+            *unread,
             *invariants.unclear_errors(attempts),
             *invariants.errors_without_faults(later, faults, self._operators.former),
             *invariants.late_refusals(later, faults),
@@ -280,7 +279,8 @@ class Run:
     def _capacity_at(self, time: float) -> int:
         """Return the largest limit that may apply at a time."""
         values = [CAPACITY]
-        pauses = [each.ended - each.begun for each in self._faults.found if each.kind == "pause"]
+        kinds = ("pause", "ledger")
+        pauses = [each.ended - each.begun for each in self._faults.found if each.kind in kinds]
         known_after = _KNOWN_AFTER + max(pauses, default=0.0)
         for change in self._operators.changes:
             if change.step.kind == "limit" and change.begun <= time:

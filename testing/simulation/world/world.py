@@ -38,7 +38,7 @@ from testing.simulation import Simulation
 from testing.simulation.machines import Machine, Process
 from testing.simulation.redis_server.data import RedisData
 from testing.simulation.redis_server.server import RedisServer
-from testing.simulation.world.model import GUARDS, ArithmeticExecutor, Pace, write_models
+from testing.simulation.world.model import GUARDS, SHARED, ArithmeticExecutor, Pace, write_models
 from testing.simulation.world.scenario import CAPACITY, LIMITED, MIDNIGHT, TENANTS, WINDOW
 
 REGIONS: Final = ("eu", "us")
@@ -60,7 +60,9 @@ Main = Callable[[], Awaitable[None]]
 DOCUMENT: Final[Mapping[str, Any]] = {
     "deadline": {"default": 5.0, "maximum": 20.0},
     "guards": GUARDS,
+    "models": {SHARED: {"scope": "shared"}},
     "cache": {"memory_bytes": 32 * 1024},
+    "limits": {"share_lease": 5.0},  # outages of the ledger last longer
     "prices": [
         {"model": "*", "since": "2026-01-01", "hit": 1_000, "computed": 10_000},
         {"model": "tiny", "since": "2026-09-22", "hit": 3_000, "computed": 70_000},

@@ -361,3 +361,49 @@ def test_a_leftover_of_a_day_ago_is_deleted_by_virtual_time(simulation: Simulati
         return [names_after(86_000), names_after(1_000)]
 
     assert _in_process(simulation, machine, work) == [[".unfinished-1"], []]
+
+
+def _lose_database(simulation: Simulation, *, folder: str) -> tuple[list[str], float, int]:
+    """Insert rows while a machine does not reach databases elsewhere.
+
+    Returns:
+        The errors, the seconds that each insert took, and the number of rows.
+    """
+    machine, other = _machine(simulation), simulation.machine("b", address="10.0.0.2")
+    path = {"a": machine, "b": other}[folder].folder / "ledger.db"
+    errors: list[str] = []
+
+    def work() -> float:
+        _insert(path)
+        begun = time.monotonic()
+        for _ in _SEEDS:
+            with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+                machine.loses_databases_after = None
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("INSERT INTO rows VALUES (1)")
+                machine.loses_databases_after = 2.0
+                try:
+                    connection.commit()
+                except sqlite3.OperationalError as error:
+                    errors.append(str(error))
+        return (time.monotonic() - begun) / len(_SEEDS)
+
+    took = _in_process(simulation, machine, work)
+    assert isinstance(took, float)
+    return errors, took, _count(path) - 1
+
+
+def test_a_commit_whose_answer_is_lost_may_be_done(simulation: Simulation) -> None:
+    """Others can write at once: the database has ended the transaction."""
+    errors, took, rows = _lose_database(simulation, folder="b")
+
+    assert errors == ["the connection broke"] * len(_SEEDS)
+    assert took == pytest.approx(2.0, abs=0.1)
+    assert 0 < rows < len(_SEEDS)
+
+
+def test_a_machine_reaches_the_databases_on_its_own_disk(simulation: Simulation) -> None:
+    errors, took, rows = _lose_database(simulation, folder="a")
+
+    assert (errors, rows) == ([], len(_SEEDS))
+    assert took < 0.1

@@ -115,6 +115,8 @@ def test_a_worker_that_was_cut_off_may_not_know_a_purge() -> None:
     assert not purged(OLD, AFTER, faults=[cut])
     assert purged(OLD, AFTER, faults=[fault("cut", "us-gateway", "us-redis")])
     assert purged(OLD, AFTER, faults=[fault("cut", "callers", "eu-gateway")])
+    assert not purged(OLD, AFTER, faults=[fault("busy", "eu-redis")])
+    assert purged(OLD, AFTER, faults=[fault("jump", "eu-redis")])
     assert purged(OLD, AFTER, faults=[loss])
     assert not purged(OLD, AFTER, faults=[fault("lose", "eu-redis", begun=2.5)])
     assert not purged(OLD, AFTER, faults=[loss, fault("kill", "eu-gateway/worker-0")])

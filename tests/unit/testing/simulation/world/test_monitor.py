@@ -15,6 +15,7 @@ from testing.simulation.world.model import (
     ENCODERS,
     GUARD_PATH,
     LABELS,
+    SHARED,
     Oracle,
     _verdict,
     write_models,
@@ -30,6 +31,7 @@ def attempt(
     sent: float = 1.0,
     came: float = 1.1,
     id_: str = "req_1",
+    model: str = "tiny",
     **changes: Any,
 ) -> Attempt:
     """Return an attempt of `acme` that was answered, unless something else is said."""
@@ -40,7 +42,7 @@ def attempt(
         "worker": "eu-0",
     } | changes
     return Attempt(
-        request=Request(at=0.0, body={"model": "tiny", "input": ["good film"]}, items=1, **fields),
+        request=Request(at=0.0, body={"model": model, "input": ["good film"]}, items=1, **fields),
         worker=fields["worker"],
         secret="",
         sent=sent,
@@ -171,19 +173,37 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Oracle, str]:
     return made, next(iter(made._guards))
 
 
-def test_a_hit_is_on_a_text_that_was_sent_before(oracle: tuple[Oracle, str]) -> None:
-    known, rules = oracle[0], TextRules(oracle[0])
-    revision = next(revision for name, revision in known._known if name == ENCODERS[0])
-    vector = known.embedding(ENCODERS[0], revision, "good film").tolist()
-    told = {"model": "tiny", "revision": revision, "results": [{"embedding": vector}]}
-    hit = attempt(answer=told | {"usage": usage(hit=1)})
+def _hit(oracle: Oracle, model: str) -> Attempt:
+    """Return a hit of `acme`, whose answer is right."""
+    revision = next(revision for name, revision in oracle._known if name == model)
+    vector = oracle.embedding(model, revision, "good film").tolist()
+    told = {"model": model, "revision": revision, "results": [{"embedding": vector}]}
+    return attempt(answer=told | {"usage": usage(hit=1)}, model=model)
+
+
+@pytest.mark.parametrize("model", ENCODERS)
+def test_a_hit_is_on_a_text_that_was_sent_before(oracle: tuple[Oracle, str], model: str) -> None:
+    rules, hit = TextRules(oracle[0]), _hit(oracle[0], model)
 
     rules.sent(hit)
     first = list(rules.ended(hit))
     rules.sent(hit)
 
-    assert first == ["req_1: acme got a hit on texts that it never sent"]
+    assert first == ["req_1: acme got a hit on texts that were never sent"]
     assert not list(rules.ended(hit))
+
+
+def test_only_results_of_a_shared_model_are_hit_by_other_tenants(
+    oracle: tuple[Oracle, str],
+) -> None:
+    found = {}
+    for model in ENCODERS:
+        rules, hit = TextRules(oracle[0]), _hit(oracle[0], model)
+        rules.sent(attempt(tenant="beta", model=model))
+        rules.sent(hit)
+        found[model] = len(list(rules.ended(hit)))
+
+    assert found == {"tiny": 1, SHARED: 0}
 
 
 def _guarded(oracle: tuple[Oracle, str], text: str, result: dict[str, Any]) -> str:
