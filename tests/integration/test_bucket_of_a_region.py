@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from math import inf
 
 import pytest
-from redis.asyncio import Redis
 
 from sluicegate.gateway.periods import PERIODS
 from sluicegate.gateway.rate_limit.base import Decision
@@ -12,7 +11,7 @@ from sluicegate.gateway.rate_limit.bucket import RegionalRule
 from sluicegate.gateway.redis.client import connect
 from sluicegate.gateway.types import Rule
 from tests.support.clock import Clock
-from tests.support.limits import WorkerFleet, charge
+from tests.support.limits import Fleets, WorkerFleet, charge
 
 pytestmark = pytest.mark.anyio
 QUOTA = Rule(name="month", unit="requests", capacity=1000, period="month")
@@ -52,16 +51,16 @@ async def take(fleet: WorkerFleet, amount: int, *, of: Rule = WHOLE) -> Decision
 
 
 @pytest.fixture
-async def redis(valkey: str) -> AsyncIterator[Redis]:
-    async with connect(valkey, timeout=60.0) as client:
-        yield client
+async def fleets(valkey: str) -> AsyncIterator[Fleets]:
+    async with connect(valkey, timeout=60.0) as redis, Fleets(redis) as made:
+        yield made
 
 
 async def test_what_refilled_before_a_larger_part_refilled_at_the_smaller_ones_rate(
-    redis: Redis,
+    fleets: Fleets,
 ) -> None:
     parts = Parts(100)
-    fleet = WorkerFleet(redis, workers=1, shares=[parts])
+    fleet = fleets.make(workers=1, shares=[parts])
     await fleet.tell_time()
     assert (await take(fleet, 100)).allowed
 
@@ -75,10 +74,10 @@ async def test_what_refilled_before_a_larger_part_refilled_at_the_smaller_ones_r
 
 
 async def test_a_bucket_that_is_left_alone_while_its_part_shrinks_and_grows_is_no_fuller(
-    redis: Redis,
+    fleets: Fleets,
 ) -> None:
     parts = Parts(900)
-    fleet = WorkerFleet(redis, workers=1, shares=[parts])
+    fleet = fleets.make(workers=1, shares=[parts])
     await fleet.tell_time()
     assert (await take(fleet, 100)).allowed
     await fleet.advance(900.0)
@@ -95,10 +94,10 @@ async def test_a_bucket_that_is_left_alone_while_its_part_shrinks_and_grows_is_n
 
 
 async def test_a_bucket_refills_at_the_parts_that_the_region_had_since_its_last_use(
-    redis: Redis,
+    fleets: Fleets,
 ) -> None:
     parts = Parts(900)
-    fleet = WorkerFleet(redis, workers=1, shares=[parts])
+    fleet = fleets.make(workers=1, shares=[parts])
     await fleet.tell_time()
     assert (await take(fleet, 900)).allowed
 
@@ -111,9 +110,9 @@ async def test_a_bucket_refills_at_the_parts_that_the_region_had_since_its_last_
     assert (await take(fleet, 18 + 20 + 25 + 9)).allowed
 
 
-async def test_a_smaller_part_takes_away_what_was_left(redis: Redis) -> None:
+async def test_a_smaller_part_takes_away_what_was_left(fleets: Fleets) -> None:
     parts = Parts(900)
-    fleet = WorkerFleet(redis, workers=1, shares=[parts])
+    fleet = fleets.make(workers=1, shares=[parts])
     await fleet.tell_time()
     assert (await take(fleet, 100)).allowed
 
@@ -126,16 +125,16 @@ async def test_a_smaller_part_takes_away_what_was_left(redis: Redis) -> None:
     assert (await take(fleet, 50)).allowed
 
 
-async def test_a_bucket_that_is_not_there_begins_where_the_region_says(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=1, shares=[Parts(900, start=30)])
+async def test_a_bucket_that_is_not_there_begins_where_the_region_says(fleets: Fleets) -> None:
+    fleet = fleets.make(workers=1, shares=[Parts(900, start=30)])
     await fleet.tell_time()
 
     assert not (await take(fleet, 31)).allowed
     assert (await take(fleet, 30)).allowed
 
 
-async def test_only_more_than_the_whole_limit_is_impossible(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=1, shares=[Parts(0)])
+async def test_only_more_than_the_whole_limit_is_impossible(fleets: Fleets) -> None:
+    fleet = fleets.make(workers=1, shares=[Parts(0)])
     await fleet.tell_time()
 
     beyond_part, beyond_all = await take(fleet, 1000), await take(fleet, 1001)
@@ -146,8 +145,8 @@ async def test_only_more_than_the_whole_limit_is_impossible(redis: Redis) -> Non
     assert beyond_all.impossible
 
 
-async def test_a_worker_whose_clock_is_late_spends_no_grant_of_last_month(redis: Redis) -> None:
-    fleet = at_the_end_of_a_month(redis, Parts(100), late=5.0)
+async def test_a_worker_whose_clock_is_late_spends_no_grant_of_last_month(fleets: Fleets) -> None:
+    fleet = at_the_end_of_a_month(fleets, Parts(100), late=5.0)
     await fleet.advance(-5.0)
     assert (await take(fleet, 10, of=QUOTA)).allowed
 
@@ -160,9 +159,9 @@ async def test_a_worker_whose_clock_is_late_spends_no_grant_of_last_month(redis:
     assert late == [False] * 3
 
 
-async def test_a_worker_whose_clock_is_early_spends_no_grant_of_next_month(redis: Redis) -> None:
+async def test_a_worker_whose_clock_is_early_spends_no_grant_of_next_month(fleets: Fleets) -> None:
     now, next_month = Parts(20), Parts(50)
-    fleet = at_the_end_of_a_month(redis, now, next_month, late=-30.0)
+    fleet = at_the_end_of_a_month(fleets, now, next_month, late=-30.0)
     await fleet.advance(-10.0)
     right, early = fleet.workers
     right._wall = fleet.clock
@@ -174,11 +173,11 @@ async def test_a_worker_whose_clock_is_early_spends_no_grant_of_next_month(redis
     assert (await early.admit([charge(50, of=QUOTA)])).allowed
 
 
-def at_the_end_of_a_month(redis: Redis, *parts: Parts, late: float) -> WorkerFleet:
+def at_the_end_of_a_month(fleets: Fleets, *parts: Parts, late: float) -> WorkerFleet:
     """Return workers whose clocks are `late`, beside a Redis at the very end of a month."""
     clock = Clock()
     clock.advance(PERIODS["month"].ends(clock())[0] - clock())
-    fleet = WorkerFleet(redis, workers=len(parts), shares=parts, clock=clock)
+    fleet = fleets.make(workers=len(parts), shares=parts, clock=clock)
     for worker in fleet.workers:
         worker._wall = lambda: clock() - late
     return fleet

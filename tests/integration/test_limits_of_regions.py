@@ -87,6 +87,8 @@ async def scene(tmp_path: Path, valkey: str) -> AsyncIterator[Scene]:
             Ledger.create(ledger_url(tmp_path), clock=lambda: int(clock() * 1_000_000_000))
         )
         scene = Scene(ledger, clock, redises)
+        for fleet in scene.fleets:
+            await stack.enter_async_context(fleet)
         for _ in range(12):
             await scene.advance(1.0)
         yield scene

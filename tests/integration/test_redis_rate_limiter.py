@@ -19,7 +19,7 @@ from testing.valkey import Valkey
 from testing.waiting import until
 from tests.support.clock import Clock
 from tests.support.delaying_proxy import DelayingProxy
-from tests.support.limits import WorkerFleet, charge, most_over_the_limit, rule
+from tests.support.limits import Fleets, WorkerFleet, charge, most_over_the_limit, rule
 
 LARGE = rule(10_000, window=60.0)
 MONTHLY = Rule(name="monthly", unit="items", capacity=100, period="month")
@@ -32,13 +32,19 @@ async def redis(valkey: str, anyio_backend: str) -> AsyncIterator[Redis]:
     await client.aclose()
 
 
+@pytest.fixture
+async def fleets(redis: Redis) -> AsyncIterator[Fleets]:
+    async with Fleets(redis) as made:
+        yield made
+
+
 async def decide(limiter: RedisRateLimiter, charges: list[Charge]) -> bool:
     return (limiter.try_admit(charges) or await limiter.admit(charges)).allowed
 
 
 @pytest.mark.anyio
-async def test_most_requests_are_answered_without_a_round_trip(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=1)
+async def test_most_requests_are_answered_without_a_round_trip(fleets: Fleets) -> None:
+    fleet = fleets.make(workers=1)
     (worker,) = fleet.workers
 
     for _ in range(1_000):
@@ -50,8 +56,8 @@ async def test_most_requests_are_answered_without_a_round_trip(redis: Redis) -> 
 
 
 @pytest.mark.anyio
-async def test_a_lease_is_at_most_two_percent_of_the_capacity(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=1)
+async def test_a_lease_is_at_most_two_percent_of_the_capacity(fleets: Fleets) -> None:
+    fleet = fleets.make(workers=1)
     await fleet.advance(1.0)
     (worker,) = fleet.workers
 
@@ -64,8 +70,8 @@ async def test_a_lease_is_at_most_two_percent_of_the_capacity(redis: Redis) -> N
 
 
 @pytest.mark.anyio
-async def test_a_lease_is_renewed_before_it_is_used_up(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=1)
+async def test_a_lease_is_renewed_before_it_is_used_up(fleets: Fleets) -> None:
+    fleet = fleets.make(workers=1)
     (worker,) = fleet.workers
     asked = 0
 
@@ -80,8 +86,8 @@ async def test_a_lease_is_renewed_before_it_is_used_up(redis: Redis) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_leased_is_given_back_when_idle(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=2)
+async def test_what_is_leased_is_given_back_when_idle(fleets: Fleets) -> None:
+    fleet = fleets.make(workers=2)
     await fleet.advance(1.0)
     first, second = fleet.workers
     small = rule(100)
@@ -120,8 +126,8 @@ async def test_an_idle_lease_goes_back_by_itself(redis: Redis) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_lease_of_a_worker_that_died_is_refilled_after_its_end(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=2)
+async def test_the_lease_of_a_worker_that_died_is_refilled_after_its_end(fleets: Fleets) -> None:
+    fleet = fleets.make(workers=2)
     await fleet.advance(1.0)
     dead, alive = fleet.workers
     quick = rule(100, window=1.0)
@@ -146,9 +152,9 @@ async def test_the_lease_of_a_worker_that_died_is_refilled_after_its_end(redis: 
     ],
 )
 async def test_what_is_beyond_a_limit_shrinks_at_the_higher_refill(
-    redis: Redis, limits: list[int], left: int
+    fleets: Fleets, limits: list[int], left: int
 ) -> None:
-    fleet = WorkerFleet(redis, workers=1)
+    fleet = fleets.make(workers=1)
     (worker,) = fleet.workers
     await fleet.tell_time()
     full = rule(1000, window=1000.0)
@@ -163,8 +169,8 @@ async def test_what_is_beyond_a_limit_shrinks_at_the_higher_refill(
 
 
 @pytest.mark.anyio
-async def test_units_that_are_neither_spent_nor_given_back_are_counted(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=1)
+async def test_units_that_are_neither_spent_nor_given_back_are_counted(fleets: Fleets) -> None:
+    fleet = fleets.make(workers=1)
     (worker,) = fleet.workers
     await fleet.tell_time()
     assert await decide(worker, [charge(10, of=LARGE)])
@@ -178,8 +184,8 @@ async def test_units_that_are_neither_spent_nor_given_back_are_counted(redis: Re
 
 
 @pytest.mark.anyio
-async def test_a_lease_is_not_spent_after_its_end(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=1)
+async def test_a_lease_is_not_spent_after_its_end(fleets: Fleets) -> None:
+    fleet = fleets.make(workers=1)
     await fleet.advance(1.0)
     (worker,) = fleet.workers
     assert await decide(worker, [charge(10, of=rule(100))])
@@ -190,8 +196,8 @@ async def test_a_lease_is_not_spent_after_its_end(redis: Redis) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_lease_never_adds_to_a_full_bucket(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=2)
+async def test_a_lease_never_adds_to_a_full_bucket(fleets: Fleets) -> None:
+    fleet = fleets.make(workers=2)
     await fleet.advance(1.0)
     first, second = fleet.workers
     quick = rule(100, window=1.0)
@@ -227,27 +233,25 @@ def test_no_window_has_more_than_capacity_and_refill(
 async def run_fleet(url: str, limit: Rule, seed: int, pace: float) -> list[tuple[float, int]]:
     """Let three workers ask as chance has it; return what was admitted and when."""
     chance = random.Random(seed)
-    redis = connect(url, timeout=60.0)
-    await redis.flushall()
-    fleet = WorkerFleet(redis, workers=3)
-    admitted: list[tuple[float, int]] = []
-    for _ in range(150):
-        await fleet.advance(chance.random() * pace)
-        if chance.random() < 0.05:
-            await fleet.advance(chance.random() * 3.0)
-        worker = chance.choice(fleet.workers)
-        if chance.random() < 0.1:
-            await worker.give_back(idle=chance.random())
-        amount = chance.choice([1, 1, 1, 1, chance.randrange(1, limit.capacity + 1)])
-        if await decide(worker, [charge(amount, of=limit)]):
-            admitted.append((fleet.clock(), amount))
-    await redis.aclose()
+    async with connect(url, timeout=60.0) as redis, WorkerFleet(redis, workers=3) as fleet:
+        await redis.flushall()
+        admitted: list[tuple[float, int]] = []
+        for _ in range(150):
+            await fleet.advance(chance.random() * pace)
+            if chance.random() < 0.05:
+                await fleet.advance(chance.random() * 3.0)
+            worker = chance.choice(fleet.workers)
+            if chance.random() < 0.1:
+                await worker.give_back(idle=chance.random())
+            amount = chance.choice([1, 1, 1, 1, chance.randrange(1, limit.capacity + 1)])
+            if await decide(worker, [charge(amount, of=limit)]):
+                admitted.append((fleet.clock(), amount))
     return admitted
 
 
 @pytest.mark.anyio
-async def test_overloaded_workers_together_admit_nearly_all_that_is_allowed(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=4)
+async def test_overloaded_workers_together_admit_nearly_all_that_is_allowed(fleets: Fleets) -> None:
+    fleet = fleets.make(workers=4)
     chance = random.Random(3)
     limit = rule(100, window=6.0)
     admitted = 0
@@ -261,8 +265,8 @@ async def test_overloaded_workers_together_admit_nearly_all_that_is_allowed(redi
 
 
 @pytest.mark.anyio
-async def test_refusals_are_repeated_without_asking_again_at_once(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=1)
+async def test_refusals_are_repeated_without_asking_again_at_once(fleets: Fleets) -> None:
+    fleet = fleets.make(workers=1)
     await fleet.advance(1.0)
     (worker,) = fleet.workers
     await decide(worker, [charge(100)])
@@ -328,18 +332,17 @@ async def test_without_redis_a_worker_admits_its_share_and_no_more(own_valkey: V
 @pytest.mark.anyio
 async def test_units_that_could_not_be_given_back_are_counted(own_valkey: Valkey) -> None:
     redis = connect(own_valkey.url, timeout=0.5)
-    fleet = WorkerFleet(redis, workers=1)
-    (worker,) = fleet.workers
-    await fleet.tell_time()
-    assert await decide(worker, [charge(10, of=LARGE)])
-    leased = worker.statistics().leased
+    async with redis, WorkerFleet(redis, workers=1) as fleet:
+        (worker,) = fleet.workers
+        await fleet.tell_time()
+        assert await decide(worker, [charge(10, of=LARGE)])
+        leased = worker.statistics().leased
 
-    own_valkey.kill()
-    await worker.give_back(idle=0.0)
+        own_valkey.kill()
+        await worker.give_back(idle=0.0)
 
-    assert leased > 0
-    assert (worker.statistics().lapsed, worker.statistics().leased) == (leased, 0)
-    await redis.aclose()
+        assert leased > 0
+        assert (worker.statistics().lapsed, worker.statistics().leased) == (leased, 0)
 
 
 @pytest.mark.anyio
@@ -467,9 +470,9 @@ async def test_units_reserved_while_redis_was_late_are_taken_later(own_valkey: V
     ],
 )
 async def test_redis_remembers_a_used_bucket_as_long_as_it_matters(
-    redis: Redis, limit: Rule, seconds: int
+    redis: Redis, fleets: Fleets, limit: Rule, seconds: int
 ) -> None:
-    fleet = WorkerFleet(redis, workers=1, clock=Clock(30 * 86_400.0))  # the 31st of January 1970
+    fleet = fleets.make(workers=1, clock=Clock(30 * 86_400.0))  # the 31st of January 1970
     await fleet.tell_time()
 
     assert await decide(fleet.workers[0], [charge(100, of=limit)])

@@ -17,7 +17,7 @@ from sluicegate.gateway.redis.client import connect
 from sluicegate.gateway.types import Rule
 from testing.valkey import Valkey
 from testing.waiting import until
-from tests.support.limits import WorkerFleet, charge, most_over_the_limit, rule
+from tests.support.limits import Fleets, WorkerFleet, charge, most_over_the_limit, rule
 
 MONTHLY = Rule(name="monthly", unit="items", capacity=10, period="month")
 PLACES = Rule(name="running", unit="concurrent", capacity=3)
@@ -31,13 +31,19 @@ async def redis(valkey: str, anyio_backend: str) -> AsyncIterator[Redis]:
     await client.aclose()
 
 
+@pytest.fixture
+async def fleets(redis: Redis) -> AsyncIterator[Fleets]:
+    async with Fleets(redis) as made:
+        yield made
+
+
 async def decide(limiter: RedisRateLimiter, charges: list[Charge]) -> bool:
     return (limiter.try_admit(charges) or await limiter.admit(charges)).allowed
 
 
 @pytest.mark.anyio
-async def test_a_quota_begins_anew_with_the_month_whoever_held_some(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=2)
+async def test_a_quota_begins_anew_with_the_month_whoever_held_some(fleets: Fleets) -> None:
+    fleet = fleets.make(workers=2)
     first, second = fleet.workers
     await fleet.advance(30 * 86_400.0)  # the 31st of January 1970
     assert await decide(first, [charge(9, of=MONTHLY)])
@@ -54,8 +60,8 @@ async def test_a_quota_begins_anew_with_the_month_whoever_held_some(redis: Redis
 
 
 @pytest.mark.anyio
-async def test_a_quota_that_begins_anew_owes_nothing_of_the_last_month(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=1)
+async def test_a_quota_that_begins_anew_owes_nothing_of_the_last_month(fleets: Fleets) -> None:
+    fleet = fleets.make(workers=1)
     (worker,) = fleet.workers
     high = Rule(name="monthly", unit="items", capacity=100, period="month")
     await fleet.advance(30 * 86_400.0)  # the 31st of January 1970
@@ -69,8 +75,10 @@ async def test_a_quota_that_begins_anew_owes_nothing_of_the_last_month(redis: Re
 
 
 @pytest.mark.anyio
-async def test_the_places_of_a_worker_that_died_are_free_after_its_last_hold(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=2)
+async def test_the_places_of_a_worker_that_died_are_free_after_its_last_hold(
+    fleets: Fleets,
+) -> None:
+    fleet = fleets.make(workers=2)
     await fleet.advance(1.0)
     dead, alive = fleet.workers
     place = [charge(1, of=PLACES, is_reserved=True)]
@@ -130,8 +138,8 @@ async def test_the_places_of_a_killed_worker_are_free_within_5_s(redis: Redis, v
 
 
 @pytest.mark.anyio
-async def test_what_is_held_for_work_stays_held_as_long_as_it_runs(redis: Redis) -> None:
-    fleet = WorkerFleet(redis, workers=2)
+async def test_what_is_held_for_work_stays_held_as_long_as_it_runs(fleets: Fleets) -> None:
+    fleet = fleets.make(workers=2)
     await fleet.advance(1.0)
     first, second = fleet.workers
     running = await first.admit([charge(1, of=PLACES, is_reserved=True)])
@@ -191,38 +199,36 @@ def test_no_window_of_work_takes_more_than_capacity_and_refill(
 async def run_work(url: str, limit: Rule, seed: int, pace: float) -> list[tuple[float, int]]:
     """Let three workers hold and settle as chance has it; return what was taken, and when."""
     chance = random.Random(seed)
-    redis = connect(url, timeout=60.0)
-    await redis.flushall()
-    fleet = WorkerFleet(redis, workers=3)
-    running: list[tuple[float, int, UnitReservation]] = []
-    taken: list[tuple[float, int]] = []
-    for _ in range(120):
-        await fleet.advance(chance.random() * pace)
-        if chance.random() < 0.05:
-            await fleet.advance(chance.random() * 3.0)
-        if chance.random() < 0.2:
-            await chance.choice(fleet.workers).give_back(idle=chance.random())
-        if running and chance.random() < 0.5:
-            begun, amount, hold = running.pop(chance.randrange(len(running)))
-            spent = chance.randrange(amount + 1)
-            hold.settle(spent)
-            taken.append((begun, spent))
-        amount = chance.randrange(1, limit.capacity + 1)
-        charges = [charge(amount, of=limit, is_reserved=True)]
-        worker = chance.choice(fleet.workers)
-        decision = worker.try_admit(charges) or await worker.admit(charges)
-        if decision.allowed:
-            running.append((fleet.clock(), amount, decision.reservations[0]))
+    async with connect(url, timeout=60.0) as redis, WorkerFleet(redis, workers=3) as fleet:
+        await redis.flushall()
+        running: list[tuple[float, int, UnitReservation]] = []
+        taken: list[tuple[float, int]] = []
+        for _ in range(120):
+            await fleet.advance(chance.random() * pace)
+            if chance.random() < 0.05:
+                await fleet.advance(chance.random() * 3.0)
+            if chance.random() < 0.2:
+                await chance.choice(fleet.workers).give_back(idle=chance.random())
+            if running and chance.random() < 0.5:
+                begun, amount, hold = running.pop(chance.randrange(len(running)))
+                spent = chance.randrange(amount + 1)
+                hold.settle(spent)
+                taken.append((begun, spent))
+            amount = chance.randrange(1, limit.capacity + 1)
+            charges = [charge(amount, of=limit, is_reserved=True)]
+            worker = chance.choice(fleet.workers)
+            decision = worker.try_admit(charges) or await worker.admit(charges)
+            if decision.allowed:
+                running.append((fleet.clock(), amount, decision.reservations[0]))
     taken += [(begun, amount) for begun, amount, _ in running]
-    await redis.aclose()
     return sorted(taken)
 
 
 @pytest.mark.anyio
 async def test_what_others_hold_of_a_limit_that_was_lowered_is_not_owed_of_the_new_one(
-    redis: Redis,
+    fleets: Fleets,
 ) -> None:
-    fleet = WorkerFleet(redis, workers=2)
+    fleet = fleets.make(workers=2)
     one, other = fleet.workers
     await fleet.advance(1.0)
     high, low = [charge(of=rule(1000))], [charge(of=rule(2))]

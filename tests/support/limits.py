@@ -1,7 +1,9 @@
 """Builds rules, charges and rate limiters for tests."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from itertools import accumulate
+from typing import Self
 
 from redis.asyncio import Redis
 from typing_extensions import override
@@ -78,8 +80,9 @@ class LocalRateLimiter(MemoryRateLimiter):
 class WorkerFleet:
     """Workers on one Redis whose script reads its time from a key, which `advance` sets.
 
-    Not entered, so that leases go back only when a test says so. `shares`, one for each worker, are
-    those of their region.
+    Its context ends the workers' calls, which would otherwise open a connection of a client that
+    the test has closed. The limiters are not entered, so that leases go back only when a test says
+    so. `shares`, one for each worker, are those of their region.
     """
 
     def __init__(
@@ -113,6 +116,13 @@ class WorkerFleet:
         for worker in self.workers:
             worker._script = redis.register_script(script)
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        for worker in self.workers:
+            await worker._tasks.__aexit__(*exc_info)
+
     async def advance(self, seconds: float) -> None:
         """Let time pass, for the workers and for Redis."""
         self.clock.advance(seconds)
@@ -125,6 +135,22 @@ class WorkerFleet:
             _ = pipeline.delete(_CLOCK_KEY)
             _ = pipeline.rpush(_CLOCK_KEY, int(whole), int(fraction * 1_000_000))
             await pipeline.execute()
+
+
+class Fleets(AsyncExitStack):
+    """Makes fleets on `redis`, and ends their contexts with its own."""
+
+    def __init__(self, redis: Redis) -> None:
+        super().__init__()
+        self._redis = redis
+
+    def make(
+        self, *, workers: int, clock: Clock | None = None, shares: Sequence[RegionalLimits] = ()
+    ) -> WorkerFleet:
+        """Return a fleet; see `WorkerFleet`."""
+        fleet = WorkerFleet(self._redis, workers=workers, clock=clock, shares=shares)
+        self.push_async_exit(fleet)
+        return fleet
 
 
 def most_over_the_limit(admitted: list[tuple[float, int]], of: Rule) -> float:
