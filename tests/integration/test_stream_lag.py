@@ -109,17 +109,17 @@ async def stream(
     """
     server, move = moving
     before = Stream(server)
-    if request.param:
-        await before.redis.xgroup_create(STREAM, "idle", id="0", mkstream=True)
-    await before.ship(1, _BLOCKS)
-    await before.bill(_BLOCKS - 20)
-    assert await before.lag() == 20
-    if b"connected_slaves:0" not in server.ask("INFO replication"):
-        assert await before.redis.wait(1, 60_000) == 1
-    await before.redis.aclose()
+    async with before.redis:
+        if request.param:
+            await before.redis.xgroup_create(STREAM, "idle", id="0", mkstream=True)
+        await before.ship(1, _BLOCKS)
+        await before.bill(_BLOCKS - 20)
+        assert await before.lag() == 20
+        if b"connected_slaves:0" not in server.ask("INFO replication"):
+            assert await before.redis.wait(1, 60_000) == 1
     after = Stream(move())
-    yield after
-    await after.redis.aclose()
+    async with after.redis:
+        yield after
 
 
 async def test_lag_is_never_less_than_what_is_unread_nor_more_than_the_stream(
