@@ -116,7 +116,8 @@ class DividedLimits:
 
     Shares are valid until their lease expires. The lease expires if the store of shares stops
     responding. Until the store responds again, the region applies its last shares, but at most the
-    fraction of each limit that the function `alone` returns.
+    fraction of each limit that the function `alone` returns. A region that has no share yet, or
+    has lost it to other regions, applies this fraction until it has one.
 
     The store grants units of quotas to the region. Grants do not expire. The region refuses
     requests that exceed its grants.
@@ -159,8 +160,7 @@ class DividedLimits:
         share = self._shares.get(bucket, self._rest)
         used, now = share.used, self._monotonic()
         grown = now - share.raised
-        if now >= self._until:
-            # Until the store has responded for the first time, `used` is 0.
+        if now >= self._until or not used:  # a region that joins others has no share at first
             used = min(used or 1.0, self._alone())
         start = share.level(used, grown, rule.window or 1.0)
         # The 1e-6 keeps a rounding error from turning a whole number into the next lower one.

@@ -1,13 +1,13 @@
 """SQLite in a simulation: waits for locks take virtual time, and killed processes hold none.
 
-A database that is on no simulated disk is one of another machine, which may be out of reach.
+A database that is on no simulated disk belongs to another machine, and may be out of reach.
 """
 
 import sqlite3
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from weakref import ref
 
 from typing_extensions import override
@@ -17,12 +17,11 @@ from testing.simulation.disk import Disk
 from testing.simulation.scheduler import here
 
 _real_connect: Final = sqlite3.connect
-_real_rollback: Final = sqlite3.Connection.rollback
 _WRITES: Final = ("INSERT", "UPDATE", "DELETE", "REPLACE", "CREATE", "ALTER", "BEGIN IMMEDIATE")
 _POLL: Final = 0.002
 _PRIMARY: Final = 0xFF
-_ARRIVES: Final = 0.5
-"""How likely a commit is done whose answer is lost."""
+_CLOSED: Final = "Cannot operate on a closed database."
+"""SQLAlchemy knows a broken connection by this text of the driver."""
 
 
 class _Cursor(sqlite3.Cursor):
@@ -46,6 +45,17 @@ class _Connection(sqlite3.Connection):
     patience = 0.0
     disk: Disk | None = None
     """The disk of the running machine, if it has the database."""
+    machine: Any = None
+    """The machine, if another one has the database."""
+    losses = 0
+    """How often the machine had lost its databases when the connection was opened."""
+
+    def is_lost(self) -> bool:
+        """Return whether the machine does not reach the database, or did not since `connect`."""
+        machine = self.machine
+        return machine is not None and (
+            machine.database_timeout is not None or machine.database_losses != self.losses
+        )
 
     @override
     def cursor(self, factory: Any = None) -> Any:
@@ -65,9 +75,12 @@ class _Connection(sqlite3.Connection):
 
     @override
     def commit(self) -> None:
-        if here.strand is not None and self.in_transaction:
-            here.strand.process.count_call()
+        strand, machine, is_commit = here.strand, self.machine, self.in_transaction
+        if strand is not None and is_commit:
+            strand.process.count_call()
         _patiently(self, "COMMIT", super().commit)
+        if machine is not None and is_commit and machine.commit_timeout is not None:
+            _break(self, machine.commit_timeout)
 
 
 def _patiently(connection: Any, sql: str, run: Callable[[], Any]) -> Any:
@@ -76,12 +89,16 @@ def _patiently(connection: Any, sql: str, run: Callable[[], Any]) -> Any:
     if strand is None or scheduler is None:
         return run()
     disk = connection.disk
-    if disk is None:
-        _check_reach(connection, sql, run)
-    elif (disk.is_full or disk.is_broken) and sql.lstrip().upper().startswith(_WRITES):
+    if (
+        disk is not None
+        and (disk.is_full or disk.is_broken)
+        and sql.lstrip().upper().startswith(_WRITES)
+    ):
         raise _error("database or disk is full", sqlite3.SQLITE_FULL)
     until = scheduler.now + connection.patience
     while True:
+        if connection.is_lost():
+            _break(connection, connection.machine.database_timeout or 0.0)
         try:
             return run()
         except sqlite3.OperationalError as error:
@@ -92,23 +109,11 @@ def _patiently(connection: Any, sql: str, run: Callable[[], Any]) -> Any:
         sleep(_POLL)
 
 
-def _check_reach(connection: Any, sql: str, run: Callable[[], Any]) -> None:
-    """Raise the error of a connection that broke, if the machine does not reach its databases.
-
-    A transaction ends as a server ends it. Of a commit, only the answer may be lost.
-    """
-    strand, scheduler = here.strand, here.scheduler
-    assert strand is not None
-    assert scheduler is not None
-    seconds = strand.process.machine.loses_databases_after
-    if seconds is None:
-        return
-    if sql == "COMMIT" and scheduler.random.random() < _ARRIVES:
-        run()
-    else:
-        _real_rollback(connection)
-    sleep(seconds)
-    raise _error("the connection broke", sqlite3.SQLITE_PROTOCOL)
+def _break(connection: Any, timeout: float) -> NoReturn:
+    """Fail as a connection to a server that broke. The server ends its transaction."""
+    connection.close()
+    sleep(timeout)
+    raise sqlite3.ProgrammingError(_CLOSED)
 
 
 def _error(text: str, code: int) -> sqlite3.OperationalError:
@@ -128,10 +133,13 @@ def connect(database: Any, timeout: float = 5.0, **options: Any) -> Any:
     if isinstance(made, _Connection):
         made.patience = timeout
     disk, path = process.machine.disk, str(database)
-    if not options.get("uri") and disk.has(path):
+    has_database = not options.get("uri") and disk.has(path)
+    if has_database:
         disk.databases.add(str(Path(path).absolute()))
-        if isinstance(made, _Connection):
-            made.disk = disk
+    if isinstance(made, _Connection):
+        machine = process.machine
+        made.disk, made.machine = (disk, None) if has_database else (None, machine)
+        made.losses = machine.database_losses
     process.databases.append(ref(made))
     return made
 

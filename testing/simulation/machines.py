@@ -197,8 +197,14 @@ class Machine:
         self.clock = Clock(scheduler, uptime=self._random.uniform(1e3, 1e5))
         self.disk = Disk(folder, seed, self.clock.time)
         self.is_up = True
-        self.loses_databases_after: float | None = None
-        """Seconds after which a statement to a database of another machine fails, if it must."""
+        self.database_timeout: float | None = None
+        """Seconds after which statements to databases of other machines fail; `None` while these
+        databases are reached."""
+        self.commit_timeout: float | None = None
+        """Seconds after which commits fail that are done, but whose answers are lost; `None` while
+        answers arrive."""
+        self.database_losses = 0
+        """How often they could not be reached any more: all connections to them broke."""
         self.last_port = 0
         self.processes: list[Process] = []
         self._pids = 100
@@ -246,6 +252,11 @@ class Machine:
         for process in list(self.processes):
             process.end("lost power")
         self.disk.lose_power()
+
+    def lose_databases(self, timeout: float) -> None:
+        """Break the connections to databases of other machines. New ones fail after `timeout` s."""
+        self.database_timeout = timeout
+        self.database_losses += 1
 
     def boot(self) -> None:
         """Switch a crashed machine on again, without processes."""

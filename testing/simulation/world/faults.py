@@ -11,7 +11,7 @@ import msgspec
 
 from testing.simulation.machines import Machine
 from testing.simulation.world.callers import OK, read_answer
-from testing.simulation.world.invariants import STOP, Disturbance
+from testing.simulation.world.invariants import LEDGER, STOP, Disturbance
 from testing.simulation.world.model import DAMAGES, FAILURES
 from testing.simulation.world.scenario import LENGTH, Step
 from testing.simulation.world.world import REGIONS, Part, World
@@ -46,7 +46,7 @@ _TARGETS: Final[dict[str, tuple[str, ...]]] = {
     "lose": REDIS,
     "empty": REDIS,
     "busy": REDIS,
-    "ledger": GATEWAYS,
+    **dict.fromkeys(LEDGER, GATEWAYS),
     "model-slow": BACKENDS,
     "model-fails": BACKENDS,
     "model-nan": BACKENDS,
@@ -64,6 +64,8 @@ _CHOICES: Final = ("by", "for", "after")
 _COUNTED: Final = ("kill-call", "kill-request")
 """Faults whose amount is a number of calls: since the begin of the fault, or since the next request
 of a caller."""
+_OUTAGES: Final = (0.3, 3.0, 9.0, 15.0)
+"""Seconds without the ledger. Some are longer than the lease of a region's shares."""
 _CALLS: Final = (1.0, 2.0, 3.0, 4.0, 6.0, 9.0, 14.0)
 
 
@@ -78,7 +80,7 @@ def make_faults(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[Step, ...]:
             target, other = chooser.choice(_LINKS)
             if chooser.random() < 0.5:
                 target, other = other, target
-        elif kind == "ledger":
+        elif kind in LEDGER:
             other = chooser.choice(("", *GATEWAYS))
         amount = chooser.choice((0.05, 0.5, 2.0))
         if kind == "jump":
@@ -93,7 +95,7 @@ def make_faults(seed: int, kinds: tuple[str, ...] = KINDS) -> tuple[Step, ...]:
                 kind=kind,
                 target=target,
                 other=other,
-                lasts=chooser.choice((0.3, 1.0, 3.0, 6.0)),
+                lasts=chooser.choice(_OUTAGES if kind in LEDGER else (0.3, 1.0, 3.0, 6.0)),
                 amount=amount,
             )
         )
@@ -283,13 +285,20 @@ class Faults:
         await self._pause_for(self._world.parts[f"{step.target}/state"], step.lasts)
 
     async def _ledger(self, step: Step) -> None:
-        """Let statements to the ledger fail, of one gateway or of two."""
+        """Let one gateway or two lose the ledger, until the last statement has failed.
+
+        They lose the whole ledger, or only the answers to their commits.
+        """
         machines = [self._world.machines[each] for each in (step.target, step.other) if each]
         for machine in machines:
-            machine.loses_databases_after = step.amount
+            if step.kind == "ledger":
+                machine.lose_databases(timeout=step.amount)
+            else:
+                machine.commit_timeout = step.amount
         await asyncio.sleep(step.lasts)
         for machine in machines:
-            machine.loses_databases_after = None
+            machine.database_timeout = machine.commit_timeout = None
+        await asyncio.sleep(step.amount)
 
     async def _pause_for(self, part: Part, seconds: float) -> None:
         process = part.process

@@ -24,7 +24,9 @@ from testing.simulation.world.scenario import LIMITED, MIDNIGHT, TENANTS, WORKER
 SYNC: Final = 1.0
 """A power cut may destroy usage events of the last so many seconds; see `events_sync_interval`."""
 STOP: Final = "stop"
-"""The kind of a stop that an operator wants. It excuses nothing."""
+"""The kind of a stop that an operator wants."""
+LEDGER: Final = ("ledger", "ledger-commit")
+"""The kinds of outages of the ledger. Callers notice them only if something else fails, too."""
 _LOSING: Final = frozenset({"crash", "full", "broken", "lose", "empty"})
 """The kinds of faults by which the request log may lose lines."""
 _LONGEST_STOP: Final = 25.0
@@ -36,6 +38,8 @@ _LONG: Final = 2.0
 _AT_ONCE: Final = 0.5
 _FEW: Final = 0.2
 """See `late_refusals`; the first three are in seconds."""
+_RESTARTED: Final = 10.0
+"""Seconds after a fault within which everything works again."""
 _DYING: Final = frozenset({"kill", "kill-call", "kill-request", "crash", STOP})
 _KNOWN: Final = 6.0
 """Seconds after a fault within which a worker may not count as live, or may not know a purge."""
@@ -63,8 +67,26 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
 
         The effects of the fault may last for some seconds `after` its end.
         """
-        is_near = self.begun <= attempt.came and attempt.connected <= self.ended + after
-        return is_near and self.kind != STOP
+        return self.begun <= attempt.came and attempt.connected <= self.ended + after
+
+    def delays(self, other: "Disturbance") -> bool:
+        """Return whether the fault is there while what `other` broke begins to work again."""
+        is_near = other.begun <= self.ended and self.begun <= other.ended + _RESTARTED
+        return is_near and not self.machines.isdisjoint(other.machines)
+
+
+def noticeable(faults: Sequence[Disturbance]) -> list[Disturbance]:
+    """Return the faults that callers may notice.
+
+    Without the ledger, running workers go on, but those that died cannot start.
+    """
+    deaths = [fault for fault in faults if fault.kind in _DYING - {STOP}]
+    return [
+        fault
+        for fault in faults
+        if fault.kind not in (STOP, *LEDGER)
+        or (fault.kind in LEDGER and any(map(fault.delays, deaths)))
+    ]
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +141,7 @@ def computed_again(attempts: Sequence[Attempt]) -> Iterator[str]:
         if attempt.status == OK and request.items == 1 and is_shared:
             region, body = attempt.worker.split("-")[0], msgspec.json.encode(request.body)
             usage = msgspec.json.decode(attempt.body)["usage"]
-            item = region, request.tenant, request.path, body
+            item = region, owner_of(request), request.path, body
             computed[item][attempt.id] = usage["computed"]
     for (region, tenant, path, _), counts in computed.items():
         ids = [id_ for id_, count in counts.items() if count]
@@ -139,7 +161,7 @@ def billing(
             answers.setdefault(attempt.id, attempt)
     asked = _first_asked(attempts)
     for id_, attempt in answers.items():
-        begun = asked.get(attempt.request.idempotency_key, attempt.came)
+        begun = asked.get(attempt.request.idempotency_key, attempt.sent)
         if not billed[id_] and not _may_be_lost(attempt, begun, faults):
             tenant = attempt.request.tenant
             yield f"{id_} of {tenant}, answered at {attempt.came:.2f}, is not billed"
@@ -307,12 +329,12 @@ def request_logs(
     for region, content in logs.items():
         own = [a for a in attempts if a.status == OK and a.worker.startswith(region)]
         machines = {f"{region}-gateway", f"{region}-redis"}
-        near = [f for f in faults if f.machines & machines and f.kind != STOP]
+        near = [f for f in faults if f.machines & machines and f.kind not in (STOP, *LEDGER)]
         ends = [f.ended for f in near if f.kind in _LOSING]
         lost_until = max(ends, default=-math.inf) + _SECONDS
         lines, unreadable = _ids_in(content)
         asked = _first_asked(attempts)
-        times = {a.id: asked.get(a.request.idempotency_key, a.came) for a in own}
+        times = {a.id: asked.get(a.request.idempotency_key, a.sent) for a in own}
         missing = sorted({a.id for a in own if times[a.id] > lost_until} - lines.keys())
         yield from (f"{id_} is not in the request log of {region}" for id_ in missing)
         if unreadable and not any(fault.kind == "crash" for fault in near):
@@ -410,6 +432,9 @@ def errors_without_faults(
     attempts: Sequence[Attempt], faults: Sequence[Disturbance], former: Collection[str]
 ) -> Iterator[str]:
     """Yield requests that failed although no fault was near. `former` are replaced secrets."""
+    noticed = noticeable(faults)
+    # Without the ledger, a new key is unknown, and a limit that falls may refuse for a moment.
+    disturbing = [fault for fault in faults if fault.kind != STOP]
     for attempt in attempts:
         is_limited = attempt.status == 429 and attempt.request.tenant == LIMITED
         is_unread = bool(attempt.unread)
@@ -419,7 +444,9 @@ def errors_without_faults(
         is_fine = attempt.status == OK and not is_unread
         if is_fine or is_limited or is_hasty or is_twin or is_former:
             continue
-        if not any(fault.meets(attempt, after=10.0) for fault in faults):
+        is_short = attempt.status == 429 and attempt.headers.get("retry-after") == "1"
+        excusing = disturbing if attempt.status == 401 or is_short else noticed
+        if not any(fault.meets(attempt, after=_RESTARTED) for fault in excusing):
             code = attempt.code or ", ".join(attempt.unread)
             said = f"{attempt.status} {code} to {attempt.request.tenant}"
             yield f"{attempt.worker} said {said} at {attempt.sent:.2f}"

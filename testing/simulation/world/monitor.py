@@ -10,7 +10,14 @@ from typing import Final
 import msgspec
 
 from testing.simulation.world.callers import OK, Attempt, items_of, owner_of
-from testing.simulation.world.invariants import USAGE, Disturbance, Row, read_ledger
+from testing.simulation.world.invariants import (
+    LEDGER,
+    USAGE,
+    Disturbance,
+    Row,
+    noticeable,
+    read_ledger,
+)
 from testing.simulation.world.model import Oracle
 from testing.simulation.world.scenario import LIMITED, WINDOW, WORKERS
 
@@ -108,9 +115,9 @@ class Monitor:
 
 
 class TextRules:
-    """An answer is right, and a hit is on a text that was sent before, by somebody who shares it.
+    """An answer is right, and a hit is on a text that was sent before.
 
-    See `owner_of`.
+    It was sent by the same tenant, unless all share the results of the model: see `owner_of`.
     """
 
     def __init__(self, oracle: Oracle) -> None:
@@ -172,14 +179,11 @@ class LimitRule:
 
     def _most(self, begin: float, end: float, capacity: int) -> float:
         near = [f for f in self._faults if f.begun <= end and begin <= f.ended + WINDOW]
-        is_unreached = any(
-            fault.kind == "ledger" or name.endswith("-redis")
-            for fault in near
-            for name in fault.machines
-        )
+        is_unreached = any(name.endswith("-redis") for fault in near for name in fault.machines)
+        cut_off = {name for fault in near if fault.kind in LEDGER for name in fault.machines}
         fresh = sum(fault.kind in ("lose", "empty", "crash", "jump") for fault in near)
         refilled = capacity * (1 + (end - begin) / WINDOW)
-        local = _LOCAL_SHARE * len(WORKERS) if is_unreached else 0.0
+        local = _LOCAL_SHARE * (len(WORKERS) if is_unreached else len(cut_off))
         return refilled * (1 + local) + fresh * capacity + 1
 
 
@@ -248,7 +252,8 @@ class BillRules:
 def lateness(attempt: Attempt, faults: Sequence[Disturbance]) -> Iterator[str]:
     """Yield if there is no answer in time, unless a fault was between caller and worker."""
     machines = {f"{attempt.worker.split('-')[0]}-gateway", "callers"}
-    if any(f.machines & machines and f.meets(attempt, after=_REACHES_AGAIN) for f in faults):
+    near = (fault for fault in noticeable(faults) if fault.machines & machines)
+    if any(fault.meets(attempt, after=_REACHES_AGAIN) for fault in near):
         return
     took = attempt.came - attempt.sent
     if not attempt.status:

@@ -110,6 +110,17 @@ class _NoSearch(recovery._Search):  # noqa: SLF001
         return False
 
 
+def _only_shares(rule: Any) -> Any:
+    def only_share(self: Any, bucket: str, full: Any) -> Any:
+        found = rule(self, bucket, full)
+        share = self._shares.get(bucket, self._rest)
+        if full.period or share.used:
+            return found
+        return msgspec.structs.replace(found, capacity=0, unknown_level=0)
+
+    return only_share
+
+
 def _ship_without_comparison() -> None:
     """Remove two safeguards, each of which also does the other's work."""
     script = stream._SHIP.replace("shipped ~= ARGV[3]", "false")  # noqa: SLF001
@@ -321,6 +332,10 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         _replace(MemoryRateLimiter, "fraction", property(lambda _: 1.0, _set_whole)),
         ("cut eu-gateway eu-redis for 6",),
         {"mostly": "limited", "count": 400, "repeated": 1.0, "keyed": 0.0},
+    ),
+    "the local share of a region without a share": Mutant(
+        _replace(limits.DividedLimits, "rule", _only_shares(limits.DividedLimits.rule)),
+        ("ledger gateway by 0.05 for 10", "ledger gateway by 0.05 for 0.3 after 12"),
     ),
     "the consumer group after a loss": Mutant(
         _replace(GroupReader, "_create", _create_once(GroupReader._create)),  # noqa: SLF001

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import random
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from testing.simulation.world.callers import Attempt, Caller
 from testing.simulation.world.faults import Faults
 from testing.simulation.world.model import Oracle
 from testing.simulation.world.monitor import Monitor
-from testing.simulation.world.operators import Operators, ask_admin
+from testing.simulation.world.operators import Change, Operators, ask_admin
 from testing.simulation.world.scenario import CAPACITY, LIMITED, TENANTS, Request, Scenario, Step
 from testing.simulation.world.world import ADMIN_KEY, DOCUMENT, REGIONS, World
 
@@ -33,8 +34,8 @@ _BILLED: Final = 15.0
 _CLAIMED: Final = 25.0
 """Seconds within which all is billed, without and with entries of a consumer that is gone."""
 _KNOWN_AFTER: Final = 1.0
-"""Seconds after its acknowledgement in which a changed limit applies (docs/configuration.md), plus
-those for which a process was paused or did not reach the ledger."""
+"""Seconds after its acknowledgement in which a changed limit applies (docs/configuration.md). A
+worker that is paused then, or does not reach the ledger, has this time afterwards."""
 _POLL: Final = 0.5
 _LOOK: Final = 0.1
 """Seconds between two looks whether somebody has written to the ledger."""
@@ -279,15 +280,23 @@ class Run:
     def _capacity_at(self, time: float) -> int:
         """Return the largest limit that may apply at a time."""
         values = [CAPACITY]
-        kinds = ("pause", "ledger")
-        pauses = [each.ended - each.begun for each in self._faults.found if each.kind in kinds]
-        known_after = _KNOWN_AFTER + max(pauses, default=0.0)
         for change in self._operators.changes:
             if change.step.kind == "limit" and change.begun <= time:
-                is_known = change.acknowledged and change.acknowledged + known_after <= time
                 wanted = int(change.step.amount)
+                is_known = self._known_from(change) <= time
                 values = [wanted] if is_known else [*values, wanted]
         return max(values)
+
+    def _known_from(self, change: Change) -> float:
+        """Return from when on every worker knows an operator's change."""
+        if change.acknowledged is None:
+            return math.inf
+        known = change.acknowledged + _KNOWN_AFTER
+        for fault in self._faults.found:  # in the order of their begins
+            is_near = fault.begun <= known and change.begun <= fault.ended
+            if is_near and fault.kind in ("pause", *invariants.LEDGER):
+                known = max(known, fault.ended + _KNOWN_AFTER)
+        return known
 
     async def _lost_changes(self) -> list[str]:
         """Return acknowledged changes that are not in effect, and changes without an answer."""

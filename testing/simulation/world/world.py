@@ -62,7 +62,7 @@ DOCUMENT: Final[Mapping[str, Any]] = {
     "guards": GUARDS,
     "models": {SHARED: {"scope": "shared"}},
     "cache": {"memory_bytes": 32 * 1024},
-    "limits": {"share_lease": 5.0},  # outages of the ledger last longer
+    "limits": {"share_lease": 5.0},  # the shortest one
     "prices": [
         {"model": "*", "since": "2026-01-01", "hit": 1_000, "computed": 10_000},
         {"model": "tiny", "since": "2026-09-22", "hit": 3_000, "computed": 70_000},

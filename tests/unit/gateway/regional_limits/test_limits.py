@@ -88,6 +88,19 @@ def test_without_the_store_a_region_has_no_more_than_before(share: float, alone:
     assert region.capacity() == alone
 
 
+def test_a_region_that_has_lost_its_share_goes_on_as_without_the_store() -> None:
+    region = Region()
+    region.hear(rest=0.5)
+    region.clock.advance(LEASE)
+    alone = region.capacity()
+
+    region.hear(rest=0.0)
+    joining = region.capacity()
+    region.hear(rest=0.5)
+
+    assert (alone, joining, region.capacity()) == (10, 10, 50)
+
+
 def test_a_share_that_is_not_among_all_shares_is_forgotten() -> None:
     region = Region()
     region.hear(b=0.9)
