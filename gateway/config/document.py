@@ -237,9 +237,9 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     key: tuple[Rule, ...] = ()
     """The limits of each key that has no limits of its own."""
     local_share: Share = 0.1
-    """The fraction of each limit that a worker admits while it cannot reach Redis. A region also
-    admits this fraction while it has no share: for about six seconds when it is new, and when it
-    has not reached the ledger for `share_lease` seconds."""
+    """The fraction of each limit that a worker admits while it cannot reach Redis. A region that
+    has not reached the ledger for `share_lease` seconds also admits this fraction, until it has a
+    share again."""
     share_lease: Annotated[float, SECONDS, Meta(ge=5), takes_effect("within a second")] = 30.0
     """Used with several gateway regions. If a region cannot reach the ledger for this many seconds,
     the other regions get its shares of the limits. The region itself then admits the fraction

@@ -116,8 +116,8 @@ class DividedLimits:
 
     Shares are valid until their lease expires. The lease expires if the store of shares stops
     responding. Until the store responds again, the region applies its last shares, but at most the
-    fraction of each limit that the function `alone` returns. A region that has no share yet, or
-    has lost it to other regions, applies this fraction until it has one.
+    fraction of each limit that the function `alone` returns. If other regions have got its shares
+    meanwhile, it applies this fraction until it has shares again.
 
     The store grants units of quotas to the region. Grants do not expire. The region refuses
     requests that exceed its grants.
@@ -145,6 +145,8 @@ class DividedLimits:
         self._quotas: dict[str, _QuotaState] = {}
         self._demand: dict[str, BucketDemand] = {}
         self._until = -inf
+        self._was_alone = False
+        """Whether a lease of the shares has expired."""
         self._sent_at = -inf
         """When the last report was sent whose shares were applied."""
         self._regions = 0
@@ -160,7 +162,8 @@ class DividedLimits:
         share = self._shares.get(bucket, self._rest)
         used, now = share.used, self._monotonic()
         grown = now - share.raised
-        if now >= self._until or not used:  # a region that joins others has no share at first
+        if now >= self._until or (self._was_alone and not used):
+            # Until the store has responded for the first time, `used` is 0.
             used = min(used or 1.0, self._alone())
         start = share.level(used, grown, rule.window or 1.0)
         # The 1e-6 keeps a rounding error from turning a whole number into the next lower one.
@@ -233,6 +236,7 @@ class DividedLimits:
         rest = self._rest
         # Without a lease, a share may have fallen and risen again unnoticed.
         is_gap = shares.are_all or received_at >= self._until
+        self._was_alone |= -inf < self._until <= received_at
         if shares.are_all:
             self._shares.clear()
         for bucket, share in shares.changed.items():

@@ -90,9 +90,11 @@ def decide(
     target = _target(entries, bucket=bucket, own=own, others=others, now=now)
     elsewhere = sum(entry.held for region, entry in entries.items() if region != own)
     room = max(entry.held, min(target, 1.0 - elsewhere))
+    # A region without a share waits until the others have lowered theirs, even if only by a little.
+    step = _STEP if bucket and all(each.used for each in entries.values()) else _MIN_CHANGE
     # While the second step is pending, the share is not lowered again. Otherwise, a target that
     # keeps falling would postpone the second step for ever.
-    if not entry.lowered and target < entry.used - (_STEP if bucket else _MIN_CHANGE):
+    if not entry.lowered and target < entry.used - step:
         return replace(entry, used=target, lowered=now, lowers=0, changed=now)
     if entry.used < entry.held and target > entry.used + _MIN_CHANGE:
         return _raised(entry, used=min(target, entry.held), held=entry.held, now=now)

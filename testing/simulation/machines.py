@@ -204,7 +204,7 @@ class Machine:
         """Seconds after which commits fail that are done, but whose answers are lost; `None` while
         answers arrive."""
         self.database_losses = 0
-        """How often they could not be reached any more: all connections to them broke."""
+        """How often the machine has lost them, and with them all connections."""
         self.last_port = 0
         self.processes: list[Process] = []
         self._pids = 100

@@ -181,6 +181,7 @@ def watched(simulation: Simulation, *, longest: float = _LONGEST_STEP) -> Iterat
     def look(*_: object) -> None:
         nonlocal steps
         if simulation.scheduler.steps == steps:
+            _arm(0.0)  # the end of the run may take as long as a step
             raise NeverWaits(f"a step takes more than {longest:g} s of processor time")
         steps = simulation.scheduler.steps
 

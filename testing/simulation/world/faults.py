@@ -285,9 +285,9 @@ class Faults:
         await self._pause_for(self._world.parts[f"{step.target}/state"], step.lasts)
 
     async def _ledger(self, step: Step) -> None:
-        """Let one gateway or two lose the ledger, until the last statement has failed.
+        """Let one gateway or two lose the ledger, or only the answers to their commits.
 
-        They lose the whole ledger, or only the answers to their commits.
+        The fault ends when the last statement has failed.
         """
         machines = [self._world.machines[each] for each in (step.target, step.other) if each]
         for machine in machines:
@@ -297,7 +297,10 @@ class Faults:
                 machine.commit_timeout = step.amount
         await asyncio.sleep(step.lasts)
         for machine in machines:
-            machine.database_timeout = machine.commit_timeout = None
+            if step.kind == "ledger":
+                machine.database_timeout = None
+            else:
+                machine.commit_timeout = None
         await asyncio.sleep(step.amount)
 
     async def _pause_for(self, part: Part, seconds: float) -> None:

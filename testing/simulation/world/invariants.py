@@ -69,24 +69,27 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
         """
         return self.begun <= attempt.came and attempt.connected <= self.ended + after
 
-    def delays(self, other: "Disturbance") -> bool:
+    def delays_end_of(self, other: "Disturbance") -> bool:
         """Return whether the fault is there while what `other` broke begins to work again."""
         is_near = other.begun <= self.ended and self.begun <= other.ended + _RESTARTED
         return is_near and not self.machines.isdisjoint(other.machines)
 
 
 def noticeable(faults: Sequence[Disturbance]) -> list[Disturbance]:
-    """Return the faults that callers may notice.
+    """Return the faults that callers may notice, in the order of `faults`.
 
-    Without the ledger, running workers go on, but those that died cannot start.
+    Without the ledger, running workers go on, but a worker that died cannot start.
     """
-    deaths = [fault for fault in faults if fault.kind in _DYING - {STOP}]
-    return [
-        fault
-        for fault in faults
-        if fault.kind not in (STOP, *LEDGER)
-        or (fault.kind in LEDGER and any(map(fault.delays, deaths)))
-    ]
+    deaths = [f for f in faults if f.kind == "crash" or (f.kind in _DYING and "worker" in f.target)]
+    broken = [fault for fault in deaths if fault.kind != STOP]
+    found: list[Disturbance] = []
+    for fault in faults:
+        if fault.kind in LEDGER and any(map(fault.delays_end_of, broken)):
+            broken.append(fault)  # the next outage may go on with the delay
+            found.append(fault)
+        elif fault.kind not in (STOP, *LEDGER):
+            found.append(fault)
+    return found
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -296,7 +299,8 @@ def _may_miss(
 ) -> bool:
     """Return whether the worker of an attempt may not know a purge, because of a fault.
 
-    A Redis that lost the heartbeats, or did not answer while they expired, waits for no worker.
+    An operator's change does not wait for workers whose heartbeats Redis has lost, or could not
+    renew.
     """
     region = attempt.worker.split("-")[0]
     gateway, redis = f"{region}-gateway", f"{region}-redis"
@@ -434,7 +438,7 @@ def errors_without_faults(
     """Yield requests that failed although no fault was near. `former` are replaced secrets."""
     noticed = noticeable(faults)
     # Without the ledger, a new key is unknown, and a limit that falls may refuse for a moment.
-    disturbing = [fault for fault in faults if fault.kind != STOP]
+    unplanned = [fault for fault in faults if fault.kind != STOP]
     for attempt in attempts:
         is_limited = attempt.status == 429 and attempt.request.tenant == LIMITED
         is_unread = bool(attempt.unread)
@@ -444,8 +448,8 @@ def errors_without_faults(
         is_fine = attempt.status == OK and not is_unread
         if is_fine or is_limited or is_hasty or is_twin or is_former:
             continue
-        is_short = attempt.status == 429 and attempt.headers.get("retry-after") == "1"
-        excusing = disturbing if attempt.status == 401 or is_short else noticed
+        is_short_wait = attempt.status == 429 and attempt.headers.get("retry-after") == "1"
+        excusing = unplanned if attempt.status == 401 or is_short_wait else noticed
         if not any(fault.meets(attempt, after=_RESTARTED) for fault in excusing):
             code = attempt.code or ", ".join(attempt.unread)
             said = f"{attempt.status} {code} to {attempt.request.tenant}"

@@ -180,7 +180,8 @@ class LimitRule:
     def _most(self, begin: float, end: float, capacity: int) -> float:
         near = [f for f in self._faults if f.begun <= end and begin <= f.ended + WINDOW]
         is_unreached = any(name.endswith("-redis") for fault in near for name in fault.machines)
-        cut_off = {name for fault in near if fault.kind in LEDGER for name in fault.machines}
+        kinds = (*LEDGER, "pause")  # a worker that is paused for long loses its share, too
+        cut_off = {name for fault in near if fault.kind in kinds for name in fault.machines}
         fresh = sum(fault.kind in ("lose", "empty", "crash", "jump") for fault in near)
         refilled = capacity * (1 + (end - begin) / WINDOW)
         local = _LOCAL_SHARE * (len(WORKERS) if is_unreached else len(cut_off))

@@ -35,7 +35,7 @@ _CLAIMED: Final = 25.0
 """Seconds within which all is billed, without and with entries of a consumer that is gone."""
 _KNOWN_AFTER: Final = 1.0
 """Seconds after its acknowledgement in which a changed limit applies (docs/configuration.md). A
-worker that is paused then, or does not reach the ledger, has this time afterwards."""
+worker that is paused or cut off from the ledger knows it so long after the fault."""
 _POLL: Final = 0.5
 _LOOK: Final = 0.1
 """Seconds between two looks whether somebody has written to the ledger."""
@@ -262,7 +262,7 @@ class Run:
             self._monitor.tell(finding)
 
     def _computed_again(self, attempts: list[Attempt]) -> Iterator[str]:
-        kinds = {fault.kind for fault in self._faults.found} - {"model-slow"}
+        kinds = {fault.kind for fault in self._faults.found} - {"model-slow", *invariants.LEDGER}
         if not kinds and {c.step.kind for c in self._operators.changes} <= {"limit", "rotate"}:
             yield from invariants.computed_again(attempts)
 

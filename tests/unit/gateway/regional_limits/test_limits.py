@@ -90,6 +90,8 @@ def test_without_the_store_a_region_has_no_more_than_before(share: float, alone:
 
 def test_a_region_that_has_lost_its_share_goes_on_as_without_the_store() -> None:
     region = Region()
+    region.hear(rest=0.0)
+    new = region.capacity()
     region.hear(rest=0.5)
     region.clock.advance(LEASE)
     alone = region.capacity()
@@ -98,7 +100,7 @@ def test_a_region_that_has_lost_its_share_goes_on_as_without_the_store() -> None
     joining = region.capacity()
     region.hear(rest=0.5)
 
-    assert (alone, joining, region.capacity()) == (10, 10, 50)
+    assert (new, alone, joining, region.capacity()) == (0, 10, 10, 50)
 
 
 def test_a_share_that_is_not_among_all_shares_is_forgotten() -> None:

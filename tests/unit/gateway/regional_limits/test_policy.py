@@ -43,6 +43,15 @@ def test_a_share_grows_only_by_what_no_other_region_holds() -> None:
     assert (grown.used, grown.held) == pytest.approx((0.4, 0.4))
 
 
+@pytest.mark.parametrize(("new", "lowered"), [(0.0, 0.9 + 0.1 / 3), (0.02, 0.95)])
+def test_a_share_falls_a_little_only_for_a_region_that_has_none(new: float, lowered: float) -> None:
+    eu = entry("eu", used=0.95, demand=500.0)
+
+    changed = decided(eu, entry("us", used=0.05), entry("asia", used=new))
+
+    assert changed.used == pytest.approx(lowered)
+
+
 def test_a_share_that_keeps_falling_is_given_up_once_at_a_time() -> None:
     first = decided(entry("eu", used=0.8, demand=2.0), entry("us", used=0.2, demand=2.0))
 

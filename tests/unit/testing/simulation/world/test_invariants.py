@@ -9,6 +9,7 @@ from testing.simulation.world.invariants import (
     STOP,
     Disturbance,
     billing,
+    noticeable,
     purged_hits,
     request_logs,
     slow_stops,
@@ -107,6 +108,20 @@ def test_what_stores_nothing_is_no_newer_result() -> None:
     assert purged(OLD, unstored, AFTER)
     assert purged(OLD, later, AFTER)
     assert not purged(OLD, attempt(status=0, sent=3.5, came=3.6), AFTER)
+
+
+def test_callers_notice_an_outage_of_the_ledger_only_while_a_worker_starts() -> None:
+    first = fault("ledger", "eu-gateway", begun=14.0, ended=20.0)
+    second = fault("ledger-commit", "eu-gateway", begun=19.0, ended=40.0)
+    elsewhere = fault("crash", "us-gateway", begun=15.0, ended=16.0)
+    others = [
+        fault("kill", "eu-gateway/billing", "eu-gateway", begun=15.0, ended=15.0),
+        fault(STOP, "eu-gateway/worker-0", "eu-gateway", begun=15.0, ended=16.0),
+    ]
+    death = fault("kill", "eu-gateway/worker-0", "eu-gateway", begun=15.0, ended=15.0)
+
+    assert noticeable([first, elsewhere, *others, second]) == [elsewhere, others[0]]
+    assert noticeable([first, death, second]) == [first, death, second]
 
 
 def test_a_worker_that_was_cut_off_may_not_know_a_purge() -> None:
