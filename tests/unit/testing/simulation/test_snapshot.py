@@ -11,12 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from testing.simulation.snapshot import Snapshot, fork
+from testing.simulation.snapshot import Snapshot
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 
 
 def _in_child(work: Callable[[], object]) -> None:
-    """Call `work` in a forked process, which must end well."""
-    pid = fork()
+    """Call `work` in a forked process, which must end well.
+
+    `snapshot.fork` is for processes with one thread: earlier tests may have left others. If one of
+    them waits for the interpreter at the fork, the child would wait for it for ever.
+    """
+    pid = os.fork()
     if not pid:
         try:
             work()
