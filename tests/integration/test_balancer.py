@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from signal import SIGTERM
 
@@ -200,10 +200,10 @@ async def test_a_gateway_that_is_live_but_not_ready_answers_calls(
 
 async def test_a_gateway_that_comes_back_elsewhere_is_found_without_a_restart(site: Site) -> None:
     async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-        await writer.drain()
-        writer.close()
+        with closing(writer):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            await writer.drain()
 
     for host in ("127.0.7.1", "127.0.7.11"):
         site.names.names["gateway-1"] = host
@@ -236,13 +236,13 @@ async def test_a_request_that_was_sent_is_not_sent_again(site: Site) -> None:
 
     async def dies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal seen
-        head = await reader.readuntil(b"\r\n\r\n")
-        if head.startswith(b"POST"):
-            seen += 1
-        else:  # a health check
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
-            await writer.drain()
-        writer.close()
+        with closing(writer):
+            head = await reader.readuntil(b"\r\n\r\n")
+            if head.startswith(b"POST"):
+                seen += 1
+            else:  # a health check
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+                await writer.drain()
 
     for number in (1, 2):
         site.names.names[f"gateway-{number}"] = f"127.0.7.{number}"

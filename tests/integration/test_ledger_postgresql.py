@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -107,14 +107,14 @@ class EndingProxy:
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection."""
         self.open += 1
-        from_server, to_server = await asyncio.open_unix_connection(self._path)
-        back = asyncio.create_task(self._pass_back(from_server, writer))
-        while (chunk := await reader.read(65_536)) and b"SELECT 1" not in chunk:
-            to_server.write(chunk)
-        self.ended += 1
-        to_server.close()
-        await back
-        writer.close()
+        with closing(writer):
+            from_server, to_server = await asyncio.open_unix_connection(self._path)
+            with closing(to_server):
+                back = asyncio.create_task(self._pass_back(from_server, writer))
+                while (chunk := await reader.read(65_536)) and b"SELECT 1" not in chunk:
+                    to_server.write(chunk)
+                self.ended += 1
+            await back
         await asyncio.gather(to_server.wait_closed(), writer.wait_closed(), return_exceptions=True)
         self.open -= 1
 

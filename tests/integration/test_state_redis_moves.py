@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -55,12 +55,11 @@ class NamingSentinel:
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer one query."""
-        await reader.read(65_536)
-        port = str(self.named.port)
-        writer.write(f"*2\r\n$9\r\n127.0.0.1\r\n${len(port)}\r\n{port}\r\n".encode())
-        with suppress(ConnectionError):
+        with closing(writer), suppress(ConnectionError):
             await reader.read(65_536)
-        writer.close()
+            port = str(self.named.port)
+            writer.write(f"*2\r\n$9\r\n127.0.0.1\r\n${len(port)}\r\n{port}\r\n".encode())
+            await reader.read(65_536)
 
 
 @pytest.fixture(scope="module")

@@ -295,9 +295,11 @@ async def connected(
     spec: ProcessSpec,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     reader, writer = await asyncio.open_unix_connection(spec.address.removeprefix("unix:"))
-    yield reader, writer
-    writer.close()
-    await writer.wait_closed()
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        await writer.wait_closed()
 
 
 DRIVER = """

@@ -47,12 +47,14 @@ class SteadyLoad:
         if self._sender is not None:
             self._sender.cancel()
             await asyncio.gather(self._sender, return_exceptions=True)
-        await asyncio.gather(*self._tasks)
-        for _, writer in self._kept:
-            writer.transport.abort()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-        self._kept.clear()
+        try:
+            await asyncio.gather(*self._tasks)
+        finally:
+            for _, writer in self._kept:
+                writer.transport.abort()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+            self._kept.clear()
 
     async def _send(self) -> None:
         loop = asyncio.get_running_loop()
@@ -68,16 +70,17 @@ class SteadyLoad:
         is_new = not (is_kept and self._kept)
         try:
             async with self._connection(is_kept=is_kept) as (reader, writer):
+                is_last = True
                 try:
                     async with asyncio.timeout(60):
                         is_last = await self._exchange(reader, writer)
                 except (OSError, EOFError, TimeoutError) as error:
                     self.broken.append(f"{type(error).__name__}, new connection: {is_new}")
-                    is_last = True
-                if is_kept and not is_last:
-                    self._kept.append((reader, writer))
-                else:
-                    writer.close()
+                finally:
+                    if is_kept and not is_last:
+                        self._kept.append((reader, writer))
+                    else:
+                        writer.close()
         except ConnectionRefusedError:
             self.refused += 1
 

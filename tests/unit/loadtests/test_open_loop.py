@@ -1,6 +1,7 @@
 """Requests of the open loop that get no answer are seen."""
 
 import asyncio
+import contextlib
 import itertools
 from collections import Counter
 from selectors import SelectorKey  # noqa: TID251 - a type
@@ -31,12 +32,12 @@ async def ends(ending: str) -> tuple[int, Counter[int]]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         tasks.add(asyncio.current_task())
-        while await reader.read(65_536):
-            if next(received) % 3:
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
-            elif ending == "closes":
-                break
-        writer.close()
+        with contextlib.closing(writer):
+            while await reader.read(65_536):
+                if next(received) % 3:
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+                elif ending == "closes":
+                    break
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:

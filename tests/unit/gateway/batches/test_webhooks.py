@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import hmac
 import socket
@@ -45,16 +46,16 @@ class Receiver:
         await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        self.targets.append(head.split()[1])
-        lines = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:-2])
-        self.requests.append((lines, await reader.readexactly(int(lines["content-length"]))))
-        status = self._statuses.pop(0)
-        writer.write(
-            f"HTTP/1.1 {status} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode()
-        )
-        await writer.drain()
-        writer.close()
+        with contextlib.closing(writer):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            self.targets.append(head.split()[1])
+            lines = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:-2])
+            self.requests.append((lines, await reader.readexactly(int(lines["content-length"]))))
+            status = self._statuses.pop(0)
+            writer.write(
+                f"HTTP/1.1 {status} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".encode()
+            )
+            await writer.drain()
 
 
 @pytest.fixture

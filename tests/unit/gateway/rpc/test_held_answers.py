@@ -38,11 +38,11 @@ def held(rpc: RunningRpc) -> int:
 async def test_a_peer_that_does_not_read_holds_memory_until_it_goes(rpc: RunningRpc) -> None:
     writer = await _ask_and_read_nothing(rpc.port)
 
-    await until(lambda: held(rpc) >= 2 * len(_LONG))  # grpcio has a copy
-    async with rpc.client() as other:  # meanwhile no other has to be read
-        assert (await other.ask("ModelInfer", infer("sentiment", "b"))).code is StatusCode.OK
-    assert held(rpc) >= len(_LONG)
-    writer.close()
+    with contextlib.closing(writer):
+        await until(lambda: held(rpc) >= 2 * len(_LONG))  # grpcio has a copy
+        async with rpc.client() as other:  # meanwhile no other has to be read
+            assert (await other.ask("ModelInfer", infer("sentiment", "b"))).code is StatusCode.OK
+        assert held(rpc) >= len(_LONG)
     with contextlib.suppress(OSError):
         await writer.wait_closed()
 
