@@ -72,13 +72,15 @@ class Load:
 
     async def _send(self) -> None:
         due = time.monotonic()
-        async with asyncio.TaskGroup() as requests:
-            while not self._stop.is_set():
-                due += self._chooser.expovariate(self.rate)
-                await asyncio.sleep(max(0.0, due - time.monotonic()))
-                requests.create_task(self._one(due))
-        for _, writer, _ in self._idle:
-            writer.transport.abort()
+        try:
+            async with asyncio.TaskGroup() as requests:
+                while not self._stop.is_set():
+                    due += self._chooser.expovariate(self.rate)
+                    await asyncio.sleep(max(0.0, due - time.monotonic()))
+                    requests.create_task(self._one(due))
+        finally:
+            for _, writer, _ in self._idle:
+                writer.transport.abort()
 
     async def _one(self, due: float) -> None:
         tenants = list(self._questions)
